@@ -1,0 +1,43 @@
+# The one front door: people and continuous integration type the same words.
+# Every target sets up what it needs first; that takes some milliseconds when there is nothing to do.
+
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+
+# The claims that must hold for an unprivileged user as well; when we are root, `make test` runs them a second time as one.
+UNPRIVILEGED := tests/contract tests/security tests/e2e
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test security bench torture clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup:  ## everything the project needs: .venv, and as root the system packages of the tests
+	@scripts/setup.sh
+
+demo: setup  ## an agent's command on a clone of this machine, what it changed, and the real disk untouched
+	@scripts/demo.sh
+
+check: setup  ## formatting, lint, types, layers (seconds)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy src tests scripts
+	.venv/bin/lint-imports
+
+test: check  ## check and the whole suite; as root, then again as an unprivileged user
+	$(PYTEST)
+	@scripts/unprivileged.sh $(UNPRIVILEGED)
+
+security: setup  ## the attack suite, with a table of what ran
+	@$(PY) scripts/security_table.py
+
+bench: setup  ## benchmarks beside peers (not yet: they arrive with the warm pool)
+	@echo "make bench: there are no benchmarks yet; they arrive with the warm pool" >&2; exit 1
+
+torture: setup  ## the full counts of what make test only samples; long
+	$(PYTEST) -m torture --timeout 3600
+
+clean:  ## forget .venv and caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# The unprivileged half of `make test`: runs pytest on the given directories as a user that owns nothing on this machine.
+#
+# The user needs no entry in /etc/passwd, and gets a home, an environment and capabilities (none) of its own. A checkout that such a user cannot
+# reach, below a home directory with mode 0700 for instance, is copied to where it can. Started by somebody who is not root, there is nothing
+# to add: the suite has just run unprivileged, and it is said that the privileged half is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+loudly() { if [ -t 2 ]; then printf '\033[1;31m%s\033[0m\n' "$*" >&2; else printf '%s\n' "$*" >&2; fi; }
+fail() { loudly "unprivileged: $*"; exit 1; }
+
+if [ "$(id -u)" -ne 0 ]; then
+    loudly "NOT TESTED: the suite ran as uid $(id -u) only. What the sandbox promises to root needs: sudo make test"
+    exit 0
+fi
+
+folders=()
+for folder in "$@"; do
+    if [ -n "$(find "$folder" -name 'test_*.py' -print -quit 2>/dev/null)" ]; then folders+=("$folder"); fi
+done
+[ ${#folders[@]} -gt 0 ] || { loudly "NOT TESTED: none of $* has tests yet, so nothing ran unprivileged"; exit 0; }
+command -v setpriv >/dev/null || fail "setpriv is missing (apt-get install util-linux), so nothing can be run as another user"
+
+owners_of_processes() { stat --format=%u /proc/[0-9]* 2>/dev/null || true; }
+
+# 60706 to 61183 is the range that the distributions and systemd leave alone.
+unused_id() {
+    local candidate taken
+    taken=$(owners_of_processes | sort -u)
+    for candidate in $(shuf --input-range=60706-61183); do
+        if ! grep -qx "$candidate" <<<"$taken" && ! getent passwd "$candidate" >/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    fail "no unused user id between 60706 and 61183"
+}
+
+uid=$(unused_id)
+# Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
+top=$(mktemp --directory /var/tmp/agent-sandbox-unprivileged.XXXXXX)
+# Whatever is still running as this user can only have come from here.
+leftovers() { find /proc -maxdepth 1 -name '[0-9]*' -uid "$uid" -printf '%f\n' 2>/dev/null || true; }
+clean_up() {
+    local pid
+    for pid in $(leftovers); do kill -KILL "$pid" 2>/dev/null || true; done
+    rm -rf --one-file-system "$top"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+chmod 755 "$top"
+install --directory --owner "$uid" --group "$uid" --mode 700 "$top"/home "$top"/home/{state,data,cache,config,run}
+
+as_user() {
+    env --ignore-environment PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 TERM="${TERM:-dumb}" \
+        HOME="$top/home" XDG_STATE_HOME="$top/home/state" XDG_DATA_HOME="$top/home/data" XDG_CACHE_HOME="$top/home/cache" \
+        XDG_CONFIG_HOME="$top/home/config" XDG_RUNTIME_DIR="$top/home/run" TMPDIR="$top/home" PYTEST_DEBUG_TEMPROOT="$top/home" \
+        PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY="$top/home/hypothesis" AGENT_SANDBOX_EVAL_DATA="$data" \
+        setpriv --reuid "$uid" --regid "$uid" --clear-groups --inh-caps=-all --ambient-caps=-all -- "$@"
+}
+
+# Whether the user can run the tests where they are, with the evaluation data they read.
+reachable() {
+    as_user .venv/bin/python -c 'import agent_sandbox, pytest' 2>/dev/null || return 1
+    local needed
+    for needed in "${folders[@]}" "$data" ../shared; do
+        if [ -e "$needed" ] && ! as_user test -r "$needed" -a -x "$needed"; then return 1; fi
+    done
+}
+
+# The checkout's parts that tests use, in the same relative places, with a virtual environment around an interpreter that anybody can execute.
+copy_checkout() {
+    local copy=$top/checkout python='' candidate packages script
+    mkdir "$copy"
+    for candidate in "$(readlink -f .venv/bin/python)" /usr/bin/python3; do
+        if as_user "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; break; fi
+    done
+    [ -n "$python" ] || fail "the unprivileged user can execute no Python 3.11 or later here; make .venv from /usr/bin/python3 (rm -rf .venv first)"
+    cp -a src tests scripts pyproject.toml "$copy"
+    if [ -d ../shared ]; then cp -aL ../shared "$top/shared"; fi
+    if [ -d "$data" ]; then cp -aL "$data" "$top/data" && data=$top/data; fi
+    "$python" -m venv --without-pip "$copy/.venv"
+    packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    cp -a "$packages/." "$("$copy/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    # The editable install names its sources in a .pth file and its interpreter in the scripts' first line.
+    find "$copy/.venv/lib" -maxdepth 3 -name '*entersandbox*.pth' -exec sh -c 'printf "%s\n" "$0/src" >"$1"' "$copy" {} \;
+    for script in agent-sandbox agentbox; do
+        { printf '#!%s\n' "$copy/.venv/bin/python"; sed 1d ".venv/bin/$script"; } >"$copy/.venv/bin/$script"
+        chmod 755 "$copy/.venv/bin/$script"
+    done
+    chown -R --no-dereference 0:0 "$copy"
+    chmod -R go=rX "$copy"
+    for candidate in "$top/shared" "$top/data"; do if [ -e "$candidate" ]; then chmod -R go=rX "$candidate"; fi; done
+    cd "$copy"
+    as_user .venv/bin/python -c 'import agent_sandbox, pytest' || fail "the copy of the checkout in $copy does not work for uid $uid"
+}
+
+data=${AGENT_SANDBOX_EVAL_DATA:-$PWD/../shared/data}
+reachable || { printf 'unprivileged: uid %s cannot reach this checkout; testing a copy\n' "$uid" >&2; copy_checkout; }
+printf 'unprivileged: %s as uid %s, with no capabilities\n' "${folders[*]}" "$uid" >&2
+status=0
+# Tests that need root have just run as root; skipping them here would only hide a skip that matters.
+as_user .venv/bin/python -m pytest -p no:cacheprovider -m "not torture and not needs_root" "${folders[@]}" || status=$?
+if [ -n "$(leftovers)" ]; then
+    loudly "unprivileged: processes were left behind:"
+    for pid in $(leftovers); do printf '  %s %s\n' "$pid" "$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)" >&2; done
+    [ "$status" -ne 0 ] || status=1
+fi
+exit "$status"

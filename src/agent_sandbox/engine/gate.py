@@ -1,0 +1,135 @@
+"""One door for every action: decide, record the intent, do it, record how it ended.
+
+The order is the point. What is refused is recorded and not done; what cannot be recorded is not done; what was done is recorded however
+it ended. The gate knows nothing about how a deed is done: it is a function that the caller hands in, and it is called at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, assert_never
+
+from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
+from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Outcome, Refusal
+from agent_sandbox.policy import canonical
+from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
+from agent_sandbox.policy.model import Policy
+
+T = TypeVar("T")
+
+APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
+
+
+class Recorder(Protocol):
+    """What the gate needs of a ledger."""
+
+    def record(self, event: Event) -> Entry:
+        """Written when it returns, or it raises and the caller does not act."""
+        ...
+
+
+@dataclass(frozen=True)
+class Granted:
+    """Somebody with the right to do so agreed."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Somebody declined."""
+
+    why: str
+
+
+class Approver(Protocol):
+    """Whoever is asked."""
+
+    def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
+        """The answer to exactly this action. What is raised, and what comes after the deadline, counts as a refusal."""
+        ...
+
+
+def _nothing(result: object) -> Facts:
+    return {}
+
+
+class Gate:
+    """The door of one policy. Safe to share between threads when its ledger and approver are."""
+
+    def __init__(
+        self, policy: Policy, ledger: Recorder, *, clock: Callable[[], float], grants: Grants = (), approver: Approver | None = None
+    ) -> None:
+        self.policy = policy
+        self._digest = policy.digest()
+        self._ledger = ledger
+        self._clock = clock
+        self._grants = grants
+        self._approver = approver
+
+    def perform(self, action: Action, deed: Callable[[Allow], T], *, describe: Callable[[T], Facts] = _nothing) -> T:
+        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep.
+
+        Raises `Denied` when it is refused, `LedgerUnavailable` or `LedgerBroken` when that or the intent cannot be recorded (the deed was
+        not called), whatever the deed raises, and `LedgerUnavailable` saying so when the deed was done and only its outcome could not be
+        recorded.
+        """
+        verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()))
+        facts, digest, rule = canonical.plain(action), action.digest(), verdict.because.rule
+        if not isinstance(verdict, Allow):
+            self._ledger.record(Refusal(facts, digest, self._digest, rule, verdict.because.why))
+            raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
+        intent = self._ledger.record(Intent(facts, digest, self._digest, rule)).sequence
+        try:
+            result = deed(verdict)
+        except BaseException as error:  # also an interrupt: what was begun has ended, and the record says how
+            self._record_failure(intent, error)
+            raise
+        self._record_success(intent, result, describe)
+        return result
+
+    def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:
+        match verdict:
+            case Allow() | Deny():
+                return verdict
+            case Ask():
+                return self._answered(action, verdict)
+            case _:
+                assert_never(verdict)
+
+    def _answered(self, action: Action, verdict: Ask) -> Allow | Deny:
+        remedy = verdict.because.remedy or f"ask for {verdict.suggest}"
+        if self._approver is None:
+            return Deny(Reason("approval", f"{verdict.because.why}, and nobody is there to approve it", remedy))
+        deadline = self._clock() + APPROVAL_SECONDS
+        try:
+            answer = self._approver.ask(action, verdict, deadline)
+        except Exception as error:
+            return Deny(Reason("approval", f"asking for approval failed: {type(error).__name__}", remedy))
+        if isinstance(answer, Granted) and self._clock() <= deadline:
+            return Allow(Reason("approval", f"approved by {answer.by}"))
+        why = answer.why if isinstance(answer, Refused) else "no answer came in time"
+        return Deny(Reason("approval", f"not approved: {why}", remedy))
+
+    def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts]) -> None:
+        try:
+            try:
+                self._ledger.record(Outcome(intent, "done", describe(result)))
+            except (LedgerUnavailable, LedgerBroken):
+                raise
+            except Exception as error:  # a poor description must not make a deed that was done look as if it had failed
+                self._ledger.record(Outcome(intent, "done", {"undescribed": type(error).__name__}))
+        except (LedgerUnavailable, LedgerBroken) as error:
+            message = f"the action was performed, but how it ended could not be recorded: {error.message}"
+            raise LedgerUnavailable(message, hint=f"entry {intent} of the ledger has its intent; {error.hint}") from error
+
+    def _record_failure(self, intent: int, error: BaseException) -> None:
+        facts: dict[str, str] = {"error": type(error).__name__}
+        if isinstance(error, SandboxError):  # only our own messages: others' may hold anything
+            facts["message"] = error.message
+        try:
+            self._ledger.record(Outcome(intent, "raised", facts))
+        except (LedgerUnavailable, LedgerBroken) as unrecorded:
+            error.add_note(f"and this could not be recorded: {unrecorded}")

@@ -1,0 +1,145 @@
+"""Languages: which program runs them, and what of the machine it needs when nothing else is shown.
+
+`needs` is the difference between a locked sandbox that can run `print(1)` and an empty room: the interpreter, its standard library and packages, the
+shared libraries of the system. Not home directories, not configuration, not other programs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import sys
+from dataclasses import dataclass
+
+from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.runtime.base import PythonCode, Script
+from agent_sandbox.workspace.view import Needs
+
+_LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/local/lib", "/usr/share/zoneinfo")
+_TOP_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_TOOLS = ("/usr", "/bin", "/sbin", "/etc/alternatives")  # what programs that start programs expect
+_COPIED = ("/etc/ld.so.cache", "/etc/localtime")
+_PASSWD = "root:x:0:0:root:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+_GROUP = "root:x:0:\nnogroup:x:65534:\n"
+_NSSWITCH = b"passwd: files\ngroup: files\nhosts: files dns\n"
+_HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A native interpreter: the names it may have, where its packages are, the package to install when it is missing."""
+
+    commands: tuple[str, ...]
+    trees: tuple[str, ...]
+    file: str
+    package: str
+    flags: tuple[str, ...] = ()
+
+
+NATIVE = {
+    "javascript": Interpreter(("node", "nodejs"), ("/usr/share/nodejs", "/usr/local/share/nodejs"), "main.js", "nodejs"),
+    "ruby": Interpreter(("ruby",), ("/var/lib/gems", "/usr/share/rubygems-integration", "/usr/share/ruby"), "main.rb", "ruby"),
+    "bash": Interpreter(("bash",), (), "main.sh", "bash"),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How to run one piece of code: the program, what it needs to be shown, and the files it must be able to execute."""
+
+    program: PythonCode | Script
+    needs: Needs
+    executables: tuple[str, ...] = ()
+
+
+def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> Prepared:
+    """For a canonical language. Raises RuntimeUnavailable, with the remedy, when its interpreter is not there."""
+    if language == "python":
+        trees = (*_LIBRARIES, *_python_trees(), *(_TOOLS if processes else ()))
+        binary = os.path.realpath(sys.executable)
+        return Prepared(PythonCode(source, arguments), _needs(trees, (binary,)))
+    interpreter = NATIVE[language]
+    found = next((path for name in interpreter.commands if (path := shutil.which(name, path=search_path))), None)
+    if found is None:
+        raise RuntimeUnavailable(
+            f"{language} code needs {interpreter.commands[0]}, which is not in {search_path}",
+            missing=(interpreter.commands[0],),
+            hint=f"install it: apt-get install {interpreter.package}",
+        )
+    binary = os.path.realpath(found)
+    trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary), *(_TOOLS if processes else ()))
+    program = Script((binary, *interpreter.flags), source, interpreter.file, arguments)
+    return Prepared(program, _needs(trees, (binary,)), (binary, *loader_of(binary)))
+
+
+def _python_trees() -> tuple[str, ...]:
+    """The running interpreter's own files and its packages, wherever they are installed."""
+    packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    prefixes = [prefix for prefix in (sys.base_prefix, sys.prefix) if prefix != "/usr"]
+    return (*prefixes, *packages)
+
+
+def _prefix_of(binary: str) -> tuple[str, ...]:
+    """Where an interpreter that is not the system's keeps its files: /opt/node/bin/node belongs to /opt/node."""
+    prefix = os.path.dirname(os.path.dirname(binary))
+    return () if prefix in ("/usr", "/usr/local", "/") else (prefix,)
+
+
+def _needs(trees: tuple[str, ...], binaries: tuple[str, ...]) -> Needs:
+    links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
+    directories = tuple(f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"))
+    linked = {target for target, _ in links}
+    shown = tuple(dict.fromkeys(tree for tree in (*trees, *directories) if tree not in linked))
+    files = (*binaries, *(os.path.realpath(path) for binary in binaries for path in loader_of(binary)))
+    return Needs(
+        shown,
+        tuple(dict.fromkeys(path for path in files if not any(path.startswith(tree + "/") for tree in shown))),
+        links,
+        (
+            ("/etc/passwd", _account(_PASSWD, ":x:{uid}:{gid}:sandbox:/tmp:/bin/sh\n")),
+            ("/etc/group", _account(_GROUP, ":x:{gid}:\n")),
+            ("/etc/nsswitch.conf", _NSSWITCH),
+            ("/etc/hosts", _HOSTS),
+            *((path, content) for path in _COPIED if (content := _read(path)) is not None),
+        ),
+    )
+
+
+def _account(base: str, line: str) -> bytes:
+    """The account file of a locked view: root, nobody, and whoever a rootless guest is. None of the machine's own names."""
+    uid, gid = os.getuid(), os.getgid()
+    return (base + (("sandbox" + line).format(uid=uid, gid=gid) if uid else "")).encode()
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def loader_of(binary: str) -> tuple[str, ...]:
+    """The dynamic loader that an ELF program names (its PT_INTERP): the kernel executes that file too."""
+    try:
+        with open(binary, "rb") as file:
+            head = file.read(64)
+            if head[:5] != b"\x7fELF\x02":
+                return ()
+            table, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
+            for index in range(count):
+                file.seek(table + index * size)
+                kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", file.read(size))
+                if kind == 3:  # PT_INTERP
+                    file.seek(offset)
+                    path = file.read(length).rstrip(b"\0").decode()
+                    return tuple(dict.fromkeys((path, os.path.realpath(path))))
+    except (OSError, struct.error):
+        return ()
+    return ()
+
+
+def tools() -> Needs:
+    """What any command needs where only chosen trees are shown: the programs of the system."""
+    return _needs((*_LIBRARIES, *_TOOLS), ())

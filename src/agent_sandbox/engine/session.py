@@ -1,0 +1,226 @@
+"""Run one action for one holder of a sandbox: through the gate, on a view, and back with what came of it.
+
+This is where the siblings meet: rules become a view, the view becomes a launch, the layers become a change set. Each of them knows nothing of the others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from agent_sandbox.engine import languages
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
+from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import normalise
+from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
+from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
+from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.layers import layer_targets
+from agent_sandbox.workspace.readback import read_layers
+from agent_sandbox.workspace.store import SandboxState
+from agent_sandbox.workspace.view import Host, Needs, plan_view
+
+SCRATCH = "/tmp"  # where work without a directory of its own begins
+DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
+
+
+@dataclass(frozen=True)
+class Code:
+    """Source in a language, by its canonical name."""
+
+    language: str
+    source: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program and its arguments."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to do, with all it is given. `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere."""
+
+    what: Code | Command
+    env: Mapping[str, str]
+    cwd: str | None = None
+    stdin: bytes | int = b""
+    terminal: Terminal | None = None
+    preload: tuple[str, ...] = ()
+    on_output: Callable[[str, bytes], None] | None = None
+    on_start: Callable[[ProcessGuest], None] | None = None
+    collect: bool = True
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which runtime did it, and why that one."""
+
+    runtime: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. `refused` says why the program could not be started inside (not found, not executable), or is empty."""
+
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+    changes: ChangeSet
+    route: Route
+    verdict: Allow
+    seconds: float
+    refused: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+class Session:
+    """A gate, a runtime, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        runtime: ProcessRuntime,
+        *,
+        project: str | None = None,
+        state: SandboxState | None = None,
+        look: Callable[[], Host] = Host.look,
+    ) -> None:
+        self._gate = gate
+        self._runtime = runtime
+        self._project = project
+        self._state = state
+        self._look = look
+
+    @property
+    def policy(self) -> Policy:
+        """What decides here."""
+        return self._gate.policy
+
+    def run(self, work: Work) -> Outcome:
+        """Do it. Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`."""
+        action = action_of(work)
+        return self._gate.perform(action, lambda allow: self._deed(work, allow), describe=_facts)
+
+    def explain(self, work: Work) -> MountPlan:
+        """The plan of what the guest would see. Nothing is run."""
+        return self._plan(work)[2]
+
+    def _plan(self, work: Work) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
+        policy = self.policy
+        if isinstance(work.what, Code):
+            prepared = languages.prepare(
+                work.what.language,
+                work.what.source,
+                arguments=work.what.arguments,
+                search_path=work.env.get("PATH", os.defpath),
+                processes=policy.processes,
+            )
+            program: Argv | PythonCode | Script = prepared.program
+            needs, executables = prepared.needs, prepared.executables
+        else:
+            program, needs, executables = Argv(work.what.argv), languages.tools(), ()
+        disk = policy.limits.disk_bytes or DISK_BYTES
+        layers = OnDisk(self._state.layers) if self._state is not None else ThrowAway(disk)
+        plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=disk)
+        return program, executables, plan
+
+    def _deed(self, work: Work, allow: Allow) -> Outcome:
+        began = time.monotonic()
+        with ExitStack() as stack:
+            repaired: tuple[str, ...] = ()
+            if self._state is not None:
+                stack.enter_context(self._state.lock(command=_title(work)))
+                repaired = self._state.prepare()
+            program, executables, plan = self._plan(work)
+            guest = self._runtime.launch(self._launch(work, program, executables, plan))
+            stack.callback(guest.close)
+            if work.on_start is not None:
+                work.on_start(guest)
+            completed = guest.wait()
+            changes = self._changes(guest) if self._state is None and self.policy.files.write else ChangeSet()
+            return Outcome(
+                exit=completed.exit,
+                stdout=completed.stdout,
+                stderr=completed.stderr,
+                changes=changes,
+                route=Route(self._runtime.name, "the only runtime that runs native programs here"),
+                verdict=allow,
+                seconds=time.monotonic() - began,
+                refused=guest.refused,
+                notes=(*plan.notes, *guest.notes, *repaired),
+            )
+
+    def _launch(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...], plan: MountPlan) -> Launch:
+        policy = self.policy
+        return Launch(
+            program=program,
+            root=plan,
+            cwd=work.cwd or SCRATCH,
+            env=work.env,
+            limits=policy.limits,
+            requires=policy.requires,
+            stdin=work.stdin,
+            processes=policy.processes,
+            writable=policy.files.write,
+            system=policy.system,
+            terminal=work.terminal,
+            executables=executables,
+            preload=work.preload,
+            on_output=work.on_output,
+            collect=work.collect,
+        )
+
+    def _changes(self, guest: ProcessGuest) -> ChangeSet:
+        assert guest.layers is not None
+        return changes_in(guest.layers, self.policy, owner_shift=guest.owner_shift)
+
+
+def changes_in(layers: int, policy: Policy, *, owner_shift: int = 0) -> ChangeSet:
+    """The change set of the layers below a descriptor."""
+    masks = [mask.path for mask in policy.files.masks]
+    return read_layers(layers, layer_targets(layers), userxattr=os.geteuid() != 0, owner_shift=owner_shift, masks=masks)
+
+
+def action_of(work: Work) -> Action:
+    """What is judged and recorded of a piece of work. Raises PolicyError for what cannot be run in any sandbox."""
+    for name, value in work.env.items():
+        if "\0" in value:
+            raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
+    if work.cwd is not None:
+        normalise(work.cwd)
+    if isinstance(work.what, Code):
+        if "\0" in work.what.source:
+            raise PolicyError("the code holds a NUL character", hint="remove it, or spell it as an escape")
+        try:
+            source = work.what.source.encode()
+        except UnicodeEncodeError as error:
+            raise PolicyError("the code holds a lone surrogate, which is not text", hint="spell it as an escape") from error
+        return RunCode.of(work.what.language, source, cwd=work.cwd, environment=work.env)
+    return RunCommand.of(work.what.argv, cwd=work.cwd, environment=work.env)
+
+
+def _title(work: Work) -> str:
+    return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
+
+
+def _facts(outcome: Outcome) -> dict[str, str | int | float]:
+    """What the ledger keeps of an outcome: no output, which may hold anything."""
+    return {
+        "exit_code": outcome.exit.code,
+        "reason": outcome.exit.reason.value,
+        "limits_hit": ",".join(outcome.exit.limits_hit),
+        "seconds": round(outcome.seconds, 6),
+        "changes": len(outcome.changes),
+    }

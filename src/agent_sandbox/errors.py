@@ -1,0 +1,75 @@
+"""Everything that can go wrong on our side, drawn before it is read.
+
+    SandboxError
+    ├── PolicyError          what was asked for cannot be expressed or enforced; found before anything ran
+    ├── Denied               the policy refused an action (carries the verdict)
+    ├── RuntimeUnavailable   this host cannot give a guarantee that was asked for (carries what is missing)
+    ├── LaunchFailed         the sandbox could not be built; nothing of the guest ran
+    ├── WorkspaceError       the stored state of a sandbox cannot be used
+    │   ├── Busy             another run holds it
+    │   └── ForeignStore     another version wrote it
+    ├── LedgerUnavailable    the record cannot be written, so the action was not performed
+    └── LedgerBroken         the record has been changed or damaged
+
+A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SandboxError(Exception):
+    """Base of all errors of this package. `hint` is the remedy, in words for the person who has to act."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class PolicyError(SandboxError):
+    """A policy, limit, path or other input that cannot be enforced as written."""
+
+
+class Denied(SandboxError):
+    """The policy refused. `verdict` is the `policy.decide.Deny` or `Ask` that says which rule and why."""
+
+    def __init__(self, message: str, *, verdict: Any, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.verdict = verdict
+
+
+class RuntimeUnavailable(SandboxError):
+    """This host cannot enforce what is required. `missing` names each guarantee or feature that is lacking."""
+
+    def __init__(self, message: str, *, missing: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
+
+
+class LaunchFailed(SandboxError):
+    """The sandbox could not be built. Nothing of the guest ran, and nothing was left behind."""
+
+
+class WorkspaceError(SandboxError):
+    """The stored state of a sandbox cannot be used as it is."""
+
+
+class Busy(WorkspaceError):
+    """Another run holds this sandbox."""
+
+
+class ForeignStore(WorkspaceError):
+    """The store was written by another version of this program, or by something else."""
+
+
+class LedgerUnavailable(SandboxError):
+    """The ledger could not be written. The action it was to record has not been performed."""
+
+
+class LedgerBroken(SandboxError):
+    """The ledger does not agree with itself: an entry was changed, removed, reordered or torn."""

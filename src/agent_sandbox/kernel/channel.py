@@ -1,0 +1,59 @@
+"""Messages between the supervisor and what it starts: plain values, marshalled, behind a length, over a stream socket.
+
+marshal and not pickle: it makes values only, never objects. It may still be crashed by malformed bytes, so it is used solely between our own
+processes; what a guest could have written is never read through this module, but as bounded raw bytes.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+_MAX_DESCRIPTORS = 16
+
+
+def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send one value, and descriptors along with it."""
+    body = marshal.dumps(value)
+    head = _LENGTH.pack(len(body))
+    if descriptors:
+        socket.send_fds(sock, [head], list(descriptors))
+    else:
+        sock.sendall(head)
+    sock.sendall(body)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """Receive one value and the descriptors that came with it. Raises EOFError when the other side has gone."""
+    head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if len(head) < _LENGTH.size:
+        head += _exactly(sock, _LENGTH.size - len(head)) if head else b""
+    if not head:
+        close_all(descriptors)
+        raise EOFError("the other side has gone")
+    return marshal.loads(_exactly(sock, _LENGTH.unpack(head)[0])), descriptors
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors; those that are closed already are no error."""
+    for fd in descriptors:
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = sock.recv(min(count, 1 << 20))
+        if not part:
+            raise EOFError("the other side has gone in the middle of a message")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

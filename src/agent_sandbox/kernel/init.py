@@ -1,0 +1,163 @@
+"""Pid 1 of a guest's namespaces, after it has given up every power: reap, forward signals, watch the limits, end the run.
+
+It ends, and with it (the kernel sees to that) every process of the namespace, when the guest's main program ends, when a limit is reached, and
+when the supervisor or the keeper goes: it holds a pidfd of the one and the far end of a socket of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+from agent_sandbox.kernel import accounting, channel
+
+GO, SIGNAL = b"g", b"s"
+TICK = 0.05  # seconds between looks at what only can be watched
+FORGOTTEN = 900.0  # a guest that is never told to go ends itself
+
+
+def watch_over(guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]) -> NoReturn:
+    """Watch over the guest's main program until the run is over, say how it ended, and exit."""
+    verdict = _watch(guest, control, keeper, supervisor, layers, request)
+    try:
+        channel.send(control, verdict)
+    except OSError:
+        pass  # nobody is left to be told
+    os._exit(0)
+
+
+def _watch(
+    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]
+) -> dict[str, Any]:
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    poller = select.poll()
+    for fd in (woken, control.fileno(), keeper.fileno(), supervisor):
+        poller.register(fd, select.POLLIN)
+    watch = Watch(request, layers)
+    began = time.monotonic()
+    deadline = began + FORGOTTEN
+    reason, hit = "exited", ""
+    status: int | None = _reap(guest)
+    while status is None and not hit:
+        ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
+        if supervisor in ready or keeper.fileno() in ready:
+            reason, hit = "killed", "supervisor"
+        elif control.fileno() in ready:
+            command = control.recv(2)
+            if command[:1] == GO:
+                began = time.monotonic()
+                deadline = began + (request["wall_seconds"] or float(1 << 32))
+                watch.begin()
+            elif command[:1] == SIGNAL:
+                _signal_group(guest, command[1])
+            else:
+                reason, hit = "killed", "supervisor"
+        if woken in ready:
+            os.read(woken, 4096)
+        status = _reap(guest)
+        if status is None and not hit:
+            if time.monotonic() >= deadline:
+                reason, hit = "timed-out", "wall"
+            else:
+                reason, hit = watch.look()
+    wall = time.monotonic() - began
+    if status is None:
+        status = _end_everything(guest)
+    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        reason, hit = "cpu-limit", "cpu"
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "kind": "exit",
+        "status": status,
+        "reason": reason,
+        "hit": [name for name in (hit, watch.full()) if name and name != "supervisor"],
+        "wall": wall,
+        "cpu": used.ru_utime + used.ru_stime,
+        "memory": used.ru_maxrss * 1024,
+    }
+
+
+class Watch:
+    """Limits that no kernel object enforces here, looked at every tick."""
+
+    def __init__(self, request: dict[str, Any], layers: int) -> None:
+        self.layers = layers
+        self.cpu = request["cpu_seconds"]
+        self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
+        self.disk = request["disk_bytes"]  # None where the layers are on a sized filesystem
+        self.interval = float(1 << 20)
+        self._meter = accounting.CpuMeter()
+        self._disk_due = 0.0
+
+    def begin(self) -> None:
+        """The guest has its program: look from now on, if there is anything to look at."""
+        if self.cpu is not None or self.memory is not None or self.disk is not None:
+            self.interval = TICK
+
+    def look(self) -> tuple[str, str]:
+        """The reason to end the run and the limit that was reached, or two empty words."""
+        if self.interval > TICK:
+            return "exited", ""
+        if self.cpu is not None and self._meter.seconds() > self.cpu:
+            return "cpu-limit", "cpu"
+        if self.memory is not None and accounting.memory_bytes() > self.memory:
+            return "out-of-memory", "memory"
+        if self.disk is not None and time.monotonic() >= self._disk_due:
+            began = time.monotonic()
+            used = accounting.disk_bytes(self.layers)
+            if used.allocated_bytes > self.disk or not used.complete:
+                return "disk-limit", "disk"
+            # A large layer takes long to measure: never spend more than a tenth of the time on it.
+            self._disk_due = time.monotonic() + 10 * (time.monotonic() - began)
+        return "exited", ""
+
+    def full(self) -> str:
+        """Whether the run filled its sized layers: it saw ENOSPC, and the caller should know why."""
+        if self.disk is not None:
+            return ""
+        space = os.fstatvfs(self.layers)
+        return "disk" if space.f_bfree * space.f_frsize < 65536 or space.f_ffree == 0 else ""
+
+
+def _reap(guest: int) -> int | None:
+    """Collect whatever has ended; the main program's status when it is among them."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == guest:
+            found = status
+
+
+def _end_everything(guest: int) -> int:
+    """Kill every process of the namespace but ourselves, and wait until they are gone."""
+    status = signal.SIGKILL
+    while True:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            pid, ended = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return int(status)
+        if pid == guest:
+            status = ended
+
+
+def _signal_group(guest: int, number: int) -> None:
+    try:
+        os.killpg(guest, number)
+    except (ProcessLookupError, PermissionError, OSError):
+        return

@@ -1,0 +1,101 @@
+"""Namespaces, composed: identities, the private mount namespace with its new root, a loopback device.
+
+Who owns what is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made (the machine's own as
+root, an outer one of ours rootless). The guest then enters a user namespace of its own *inside* that one, so that even a guest with every
+capability of its namespace has none over its mounts, its network or its init.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+
+from agent_sandbox.kernel import syscalls as sc
+
+IDS = 65536  # how many ids a guest started by root has
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+
+
+def shift_for(pid: int) -> int:
+    """Where the ids of the guests of one zygote begin: above what distributions hand out, below what overflows a signed 32-bit id.
+
+    Two zygotes may share a range; that is harmless, since their guests cannot see one another's processes or files.
+    """
+    return 0x20000000 + pid % 8192 * IDS
+
+
+def write_maps(pid: int | str, *, uid_map: str, gid_map: str, deny_setgroups: bool) -> None:
+    """Write the id maps of a new user namespace."""
+    if deny_setgroups:
+        # The kernel accepts gid_map from an unprivileged writer only after setgroups is denied (user_namespaces(7)).
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", uid_map)
+    _write(f"/proc/{pid}/gid_map", gid_map)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def enter_own_user_namespace() -> None:
+    """Rootless: enter a user namespace in which we stay who we are. Gives us the right to make the other namespaces."""
+    uid, gid = os.geteuid(), os.getegid()
+    sc.unshare(sc.CLONE_NEWUSER)
+    write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+
+
+def make_id_mapping(shift: int) -> int:
+    """As root: a descriptor of a user namespace that maps the machine's ids 0… to shift…, for idmapped mounts. Nothing runs in it."""
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            sc.unshare(sc.CLONE_NEWUSER)
+            os.write(tell, b"1")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        os.close(tell)
+        if not os.read(ready, 1):
+            raise OSError(1, "cannot make a user namespace")
+        whole = f"0 {shift} {IDS}"
+        write_maps(child, uid_map=whole, gid_map=whole, deny_setgroups=False)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def enter_private_mounts() -> None:
+    """A mount namespace of our own, from which nothing propagates back, with an empty tmpfs as current directory to build in."""
+    sc.unshare(sc.CLONE_NEWNS)
+    sc.mount("", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+    # /sys is never part of a view, so covering it hides nothing that a plan needs.
+    sc.mount("staging", "/sys", "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, "size=256m,mode=700")
+    os.chdir("/sys")
+
+
+def enter_root() -> None:
+    """Make `r`, below the current directory, the root of this mount namespace, and let go of everything else."""
+    # pivot_root(".", ".") stacks the old root on the new one, so that no directory for it is needed (pivot_root(2)).
+    os.chdir("r")
+    sc.pivot_root(".", ".")
+    sc.umount2(".", sc.MNT_DETACH)
+    os.chdir("/")
+
+
+def raise_loopback() -> None:
+    """Bring up `lo`: programs expect to reach themselves at 127.0.0.1. It is the only interface of the namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sh22x", b"lo", 0)
+        flags = struct.unpack("16sh22x", fcntl.ioctl(sock, SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | IFF_UP))

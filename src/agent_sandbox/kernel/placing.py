@@ -1,0 +1,195 @@
+"""How the steps of a mount plan are carried out: places in the view, private copies of mounts, overlays, mask layers.
+
+The current directory is the staging tmpfs (see `mounts`). Everything here runs with the power to mount, before there is a guest.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from agent_sandbox.kernel import syscalls as sc
+
+QUIET = sc.MS_NOSUID | sc.MS_NODEV
+
+
+@dataclass
+class Site:
+    """Where a plan is carried out: the current directory is the staging tmpfs; `shift` is what ids are moved by (0: not at all)."""
+
+    userns: int | None  # maps the machine's ids to the guest's, for idmapped mounts; None when ids stay
+    shift: int
+    userxattr: bool  # the mounts belong to a user namespace: overlay keeps its marks in user.* attributes
+    notes: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def number(self) -> int:
+        """A fresh number for a layer directory."""
+        self.count += 1
+        return self.count
+
+    @property
+    def opaque_attribute(self) -> str:
+        """The attribute that makes a directory hide the layers below it."""
+        return "user.overlay.opaque" if self.userxattr else "trusted.overlay.opaque"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Hide a name of an overlay's lower layer, now and if it appears later. `keep` leaves the directory itself, empty."""
+
+    path: str  # relative to the overlay
+    keep: bool = False
+
+
+@contextmanager
+def directory_for(target: str) -> Iterator[str]:
+    """A path at which to mount on a directory of the view, made when missing.
+
+    Walked one component at a time and never through a link: an earlier run may have left links in its layers, and followed from here they would lead
+    to the real machine, with our power. The path names an open descriptor, so nothing can be swapped under it.
+    """
+    fd = _walk(target)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def file_for(target: str) -> Iterator[str]:
+    """The same for a file: made empty when missing, a regular file or it is refused."""
+    parent = _walk(os.path.dirname(target))
+    try:
+        name = os.path.basename(target)
+        with suppress(FileExistsError):
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755, dir_fd=parent))
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file in the view", target)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _walk(target: str) -> int:
+    fd = os.open("r", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in target.split("/"):
+        if not part:
+            continue
+        outer = fd
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=outer)
+            fd = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=outer)
+        except OSError as error:
+            raise OSError(error.errno, f"{part} is not a directory in the view", target) from error
+        finally:
+            os.close(outer)
+    return fd
+
+
+def attach_clone(source: str, place: str, site: Site, *, writable: bool) -> None:
+    """Attach a private copy of one mount, without what is mounted below it; as root with the machine's ids moved to the guest's."""
+    fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
+    try:
+        flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
+        if site.userns is not None:
+            sc.mount_setattr(fd, set_flags=flags | sc.MOUNT_ATTR_IDMAP, userns=site.userns)
+        else:
+            sc.mount_setattr(fd, set_flags=flags)
+        sc.move_mount(fd, place)
+    finally:
+        os.close(fd)
+
+
+def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:
+    """Mount an overlay at a target of the guest's root."""
+    options = f"lowerdir={':'.join(lowers)}"
+    if writable:
+        upper, work = f"u/{key}/upper", f"u/{key}/work"
+        if not os.path.isdir(upper):
+            os.makedirs(f"u/{key}", mode=0o700, exist_ok=True)
+            make_layer(upper, lowers[0])
+            with open(f"u/{key}/target", "wb") as file:  # keys of long targets are digests
+                file.write(os.fsencode(target))
+        os.makedirs(work, mode=0o700, exist_ok=True)
+        options += f",upperdir={upper},workdir={work}"
+    # Nothing a layer says about other layers is followed: a guest may have written it.
+    options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
+    with directory_for(target) as place:
+        sc.mount("overlay", place, "overlay", QUIET | (0 if writable else sc.MS_RDONLY), options)
+
+
+def make_layer(path: str, like: str, shift: int = 0) -> None:
+    """An empty layer whose top directory looks like another: overlay shows the mode and owner of the uppermost one."""
+    os.mkdir(path, 0o700)
+    _look_like(path, os.stat(like), shift)
+
+
+def hide(layer: str, lower: str, mask: Mask, site: Site) -> None:
+    """Put a whiteout (or an empty, opaque directory) for `mask` into a mask layer, with parents that look like the real ones.
+
+    Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear.
+    """
+    parts = mask.path.split("/")
+    for depth, part in enumerate(parts):
+        path = "/".join(parts[: depth + 1])
+        place = f"{layer}/{path}"
+        try:
+            real = os.lstat(f"{lower}/{path}")
+        except FileNotFoundError:
+            real = None
+        last = depth == len(parts) - 1
+        if os.path.lexists(place):
+            if not os.path.isdir(place) or site.opaque_attribute in os.listxattr(place):
+                return  # a wider mask covers this one already
+            if not last:
+                continue
+            os.rmdir(place)  # raises when narrower masks are in it: plans list wider masks first
+        if last and mask.keep and real is not None and stat.S_ISDIR(real.st_mode):
+            os.mkdir(place)
+            _look_like(place, real, 0)
+            os.setxattr(place, site.opaque_attribute, b"y")
+        elif last or real is None:
+            os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
+            return
+        elif stat.S_ISDIR(real.st_mode):
+            os.mkdir(place, 0o700)
+            _look_like(place, real, 0)
+        else:
+            raise OSError(errno.ENOTDIR, f"cannot hide {mask.path}: {part} is not a directory")
+
+
+def copy_entry(source: str, place: str, shift: int) -> None:
+    """Copy one directory (empty), regular file or symlink, never following a link."""
+    real = os.lstat(source)
+    if stat.S_ISDIR(real.st_mode):
+        os.mkdir(place)
+    elif stat.S_ISLNK(real.st_mode):
+        os.symlink(os.readlink(source), place)
+        return
+    elif stat.S_ISREG(real.st_mode):
+        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as old, open(place, "xb") as new:
+            while chunk := old.read(1 << 20):
+                new.write(chunk)
+    else:
+        return  # sockets, pipes and devices are not copied
+    _look_like(place, real, shift)
+
+
+def _look_like(path: str, real: os.stat_result, shift: int) -> None:
+    mode = stat.S_IMODE(real.st_mode) & 0o1777
+    try:
+        os.chown(path, real.st_uid + shift, real.st_gid + shift)
+    except OSError:
+        # Rootless, another's directory cannot be given to its owner: we own this copy, so its owner may what others may with the real one.
+        mode = mode & 0o1077 | (mode & 0o7) << 6
+    os.chmod(path, mode)

@@ -1,0 +1,159 @@
+"""Which system calls a guest may make, and with which arguments. Data only; `seccomp` turns it into a filter.
+
+Default deny: what is not named here is refused. The plain list is a subset of what container engines permit by default, and every
+conditional entry is at least as tight as theirs; a test holds both against their list. Left out on purpose, although containers have
+them:
+
+- ptrace, process_vm_readv, process_vm_writev: a guest has no business in another process's memory; debuggers do not work here.
+- name_to_handle_at: the first half of going around a view by file handle. fanotify_mark: useless without its other half.
+- statmount, listmount: the mount API is refused as a whole, questions included.
+- vmsplice, remap_file_pages, memfd_secret, modify_ldt, process_mrelease, uretprobe: bugs in the past, and no ordinary user today.
+- adjtimex, clock_adjtime: the clock is the host's. get_thread_area, set_thread_area, epoll_*_old: not implemented by these machines'
+  kernels.
+
+Calls that change ids stay: without capabilities they grant nothing, and package managers, `su` and `sshd` make them as a matter of
+course.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_sandbox.kernel.syscalls import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+)
+
+WHOLE = 0xFFFFFFFF_FFFFFFFF  # the register as it is: what the kernel declares as long
+INT = 0xFFFFFFFF  # what it declares as int: it ignores the upper half, so a check must ignore it too, or garbage there goes around it
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Holds when `argument & mask` is one of `values`, or with `holds=False` when it is none of them. Values fit in 32 bits."""
+
+    argument: int
+    mask: int
+    values: tuple[int, ...]
+    holds: bool = True
+
+    def describe(self) -> str:
+        mask = "" if self.mask == WHOLE else f" & {self.mask:#x}"
+        return f"argument {self.argument}{mask} {'in' if self.holds else 'not in'} {{{', '.join(hex(value) for value in self.values)}}}"
+
+
+Rule = tuple[tuple[Condition, ...], ...]  # allowed when every condition of any one group holds
+
+
+_PLAIN = {
+    "files and directories": """
+        access cachestat chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
+        fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat fstatfs
+        fsync ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat lchown lgetxattr link linkat listxattr listxattrat
+        llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev
+        pwritev2 read readahead readlink readlinkat readv removexattr removexattrat rename renameat rmdir sendfile setxattr setxattrat
+        splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes
+        write writev
+    """,
+    "waiting and events; asynchronous input and output of the old kind, which databases use": """
+        epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 inotify_add_watch inotify_init
+        inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit pause poll ppoll pselect6 select
+        signalfd signalfd4 timerfd_create timerfd_gettime timerfd_settime
+    """,
+    "memory": """
+        brk madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap mseal msync munlock
+        munlockall munmap pkey_alloc pkey_free pkey_mprotect
+    """,
+    "pipes, sockets once made, and the messages and shared memory of the guest's own ipc namespace": """
+        accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend
+        mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 recvfrom recvmmsg recvmsg semctl semget semop semtimedop sendmmsg sendmsg sendto
+        setsockopt shmat shmctl shmdt shmget shutdown
+    """,
+    "processes, threads and signals; starting them is conditional, below": """
+        exit exit_group futex futex_requeue futex_wait futex_waitv futex_wake get_robust_list getpgid getpgrp getpid getppid getsid gettid
+        kill pidfd_open pidfd_send_signal restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn
+        rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo set_robust_list set_tid_address setpgid setsid sigaltstack tgkill tkill wait4
+        waitid
+    """,
+    "identity, limits and scheduling": """
+        capget capset getcpu getegid geteuid getgid getgroups getpriority getresgid getresuid getrlimit getrusage getuid ioprio_get
+        ioprio_set prlimit64 sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
+        sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield setfsgid
+        setfsuid setgid setgroups setpriority setregid setresgid setresuid setreuid setrlimit setuid sysinfo times uname
+    """,
+    "time and randomness": """
+        alarm clock_getres clock_gettime clock_nanosleep getitimer getrandom gettimeofday nanosleep setitimer time timer_create
+        timer_delete timer_getoverrun timer_gettime timer_settime
+    """,
+    "a guest may confine itself further: both can only take away": """
+        landlock_add_rule landlock_create_ruleset landlock_restrict_self seccomp
+    """,
+}
+ALLOWED = frozenset(" ".join(_PLAIN.values()).split())
+
+# Answered with ENOSYS: their callers know an older way and take it. The filter cannot see clone3's flags, which lie behind a pointer.
+ABSENT = frozenset({"clone3", "file_getattr", "file_setattr", "listmount", "statmount"})
+
+_CLONE_THREAD = 0x00010000
+# The kernel looks at the lower half of the register only; the upper half must be clear all the same, so nothing rests on that.
+_NEW_NAMESPACES = (
+    WHOLE & ~INT | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+)  # CLONE_NEWTIME is no flag of clone: its bit belongs to the exit signal there
+_NO_NEW_NAMESPACE = Condition(0, _NEW_NAMESPACES, (0,))
+
+_TIOCSETD, _TIOCSTI, _TIOCLINUX = 0x5423, 0x5412, 0x541C
+_PR_SET_MM = 35
+_RENAME_WHITEOUT = 4
+
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
+_SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW, _SOCK_SEQPACKET = 1, 2, 3, 5
+_SOCK_KIND = 0xF  # the bits above it in the same argument are SOCK_NONBLOCK and SOCK_CLOEXEC
+_IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
+
+_FILE_TYPE = 0o170000
+_HARMLESS_TYPES = (0, 0o010000, 0o100000, 0o140000)  # unspecified (regular), fifo, regular, socket
+
+# arch_prctl: the thread pointer, permission to use wide registers (AMX), the shadow stack. Not ARCH_MAP_VDSO_* nor faulting cpuid.
+_ARCH_CODES = (0x1001, 0x1002, 0x1003, 0x1004, *range(0x1021, 0x1026), *range(0x5001, 0x5006))
+
+CONDITIONAL: dict[str, Rule] = {
+    "arch_prctl": ((Condition(0, INT, _ARCH_CODES),),),
+    "clone": ((_NO_NEW_NAMESPACE,),),
+    # TIOCSTI and TIOCLINUX type into the terminal for its other users; TIOCSETD makes the kernel load line disciplines, often buggy.
+    "ioctl": ((Condition(1, INT, (_TIOCSTI, _TIOCLINUX, _TIOCSETD), holds=False),),),
+    # Devices are refused, the 0:0 character device too, which needs no privilege and is how an overlay says "deleted".
+    "mknod": ((Condition(1, _FILE_TYPE, _HARMLESS_TYPES),),),
+    "mknodat": ((Condition(2, _FILE_TYPE, _HARMLESS_TYPES),),),
+    # PER_LINUX, PER_LINUX32 (`linux32`), each also with UNAME26; and the question which one is set.
+    "personality": ((Condition(0, WHOLE, (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)),),),
+    # PR_SET_MM moves what /proc shows as a program's command line, environment and executable.
+    "prctl": ((Condition(0, INT, (_PR_SET_MM,), holds=False),),),
+    # RENAME_WHITEOUT makes the same 0:0 device as mknod.
+    "renameat2": ((Condition(4, _RENAME_WHITEOUT, (0,)),),),
+    # Families and, for the internet, protocols are named one by one: each other one is kernel code that a mere socket() loads and reaches.
+    "socket": (
+        (Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),
+        (
+            Condition(0, INT, (_AF_INET, _AF_INET6)),
+            Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM)),
+            Condition(2, INT, (_IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP)),
+        ),
+        # getaddrinfo(3) asks for the machine's addresses through it. A raw socket is the usual kind here and means nothing more.
+        (
+            Condition(0, INT, (_AF_NETLINK,)),
+            Condition(1, _SOCK_KIND, (_SOCK_RAW, _SOCK_DGRAM)),
+            Condition(2, INT, (_NETLINK_ROUTE,)),
+        ),
+    ),
+    "socketpair": ((Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),),
+}
+
+# Where processes are not permitted, threads still are: clone with CLONE_THREAD makes nothing else.
+THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_THREAD, (_CLONE_THREAD,))),)
+STARTS_PROCESSES = frozenset({"fork", "vfork"})
+EXECUTES = frozenset({"execve", "execveat"})

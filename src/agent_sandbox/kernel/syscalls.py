@@ -1,0 +1,195 @@
+"""System calls, one function each, named as in section 2 of the manual.
+
+Plain on purpose: no cleverness between the caller and the kernel, errno checked in one place, constants named as in the headers. Only what
+Python's own `os`, `signal` and `socket` lack is here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+# Numbers above 423 are the same on every architecture; the older ones are not.
+MACHINE = platform.machine()
+_OLD_NUMBERS = {
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+}
+_NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
+SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
+SYS_close_range, SYS_openat2, SYS_mount_setattr = 436, 437, 442
+SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self = 444, 445, 446
+
+# unshare(2), setns(2)
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+# mount(2), umount2(2)
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE, MS_SLAVE = 4096, 8192, 16384, 1 << 18, 1 << 19
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+
+# open_tree(2), move_mount(2), mount_setattr(2)
+AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE, AT_SYMLINK_NOFOLLOW = -100, 0x1000, 0x8000, 0x100
+OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, os.O_CLOEXEC, 4, 0x10
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_IDMAP = 1, 2, 4, 8, 0x00100000
+
+# openat2(2)
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+# prctl(2)
+PR_SET_PDEATHSIG, PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_NAME = 1, 3, 4, 15
+PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS = 23, 24, 28, 38, 39
+PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+
+# seccomp(2)
+SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+
+
+def check(result: int, what: str) -> int:
+    """Turn a -1 from libc into an OSError that names the call."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _number(name: str) -> int:
+    if name not in _NUMBERS:
+        raise OSError(38, f"{name}: no system call number known for {MACHINE}")
+    return _NUMBERS[name]
+
+
+class _MountAttr(ctypes.Structure):
+    """struct mount_attr."""
+
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+class _OpenHow(ctypes.Structure):
+    """struct open_how."""
+
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _CapHeader(ctypes.Structure):
+    """struct __user_cap_header_struct."""
+
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapData(ctypes.Structure):
+    """struct __user_cap_data_struct; version 3 takes two."""
+
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    check(libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    """setns(2)."""
+    check(libc.setns(fd, kind), "setns")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    result = libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        os.fsencode(options) if options else None,
+    )
+    check(result, f"mount {kind or ''} {source} on {target} [{options}]")
+
+
+def umount2(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    check(libc.umount2(os.fsencode(target), flags), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    check(libc.syscall(_number("pivot_root"), os.fsencode(new), os.fsencode(old)), "pivot_root")
+
+
+def open_tree(path: str, flags: int, *, directory: int = AT_FDCWD) -> int:
+    """open_tree(2): a descriptor; with OPEN_TREE_CLONE, of a detached copy of the mount."""
+    return check(libc.syscall(SYS_open_tree, directory, os.fsencode(path), flags | OPEN_TREE_CLOEXEC), f"open_tree {path}")
+
+
+def move_mount(fd: int, target: str) -> None:
+    """move_mount(2) of a detached mount onto a path, following links as mount(2) does."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS
+    check(libc.syscall(SYS_move_mount, fd, b"", AT_FDCWD, os.fsencode(target), flags), f"move_mount {target}")
+
+
+def mount_setattr(fd: int, *, set_flags: int = 0, clear_flags: int = 0, userns: int = 0, recursive: bool = False) -> None:
+    """mount_setattr(2) on a mount descriptor; `userns` is used with MOUNT_ATTR_IDMAP."""
+    attr = _MountAttr(set_flags, clear_flags, 0, userns)
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    check(libc.syscall(SYS_mount_setattr, fd, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr)), "mount_setattr")
+
+
+def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
+    """openat2(2)."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    return check(libc.syscall(SYS_openat2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), f"openat2 {path}")
+
+
+def close_range(first: int, last: int) -> None:
+    """close_range(2), or a loop where the kernel is older than 5.9."""
+    if libc.syscall(SYS_close_range, ctypes.c_uint(first), ctypes.c_uint(last), 0) < 0:
+        os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")))
+
+
+def prctl(option: int, value: int = 0, third: int = 0) -> int:
+    """prctl(2) for the options that take numbers."""
+    return check(
+        libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}"
+    )
+
+
+def capset(permitted: int, *, inheritable: int = 0) -> None:
+    """capset(2) for the calling thread: `permitted` becomes effective too."""
+    header = _CapHeader(0x20080522, 0)
+    data = (_CapData * 2)(
+        *(
+            _CapData(permitted >> shift & 0xFFFFFFFF, permitted >> shift & 0xFFFFFFFF, inheritable >> shift & 0xFFFFFFFF)
+            for shift in (0, 32)
+        )
+    )
+    check(libc.syscall(_number("capset"), ctypes.byref(header), ctypes.byref(data)), "capset")
+
+
+def seccomp(operation: int, flags: int, argument: int) -> int:
+    """seccomp(2); `argument` is the address of what the operation takes."""
+    return check(libc.syscall(_number("seccomp"), operation, flags, ctypes.c_void_p(argument)), "seccomp")
+
+
+def landlock_create_ruleset(attributes: int, size: int, flags: int) -> int:
+    """landlock_create_ruleset(2); `attributes` is an address, or 0 to ask for the ABI."""
+    return check(
+        libc.syscall(SYS_landlock_create_ruleset, ctypes.c_void_p(attributes), ctypes.c_size_t(size), flags), "landlock_create_ruleset"
+    )
+
+
+def landlock_add_rule(ruleset: int, kind: int, rule: int) -> None:
+    """landlock_add_rule(2); `rule` is an address."""
+    check(libc.syscall(SYS_landlock_add_rule, ruleset, kind, ctypes.c_void_p(rule), 0), "landlock_add_rule")
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    """landlock_restrict_self(2)."""
+    check(libc.syscall(SYS_landlock_restrict_self, ruleset, 0), "landlock_restrict_self")

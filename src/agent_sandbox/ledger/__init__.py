@@ -1,0 +1,1 @@
+"""WHAT HAPPENED?  An append-only record: the intent before the deed, and how it ended."""

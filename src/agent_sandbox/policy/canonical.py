@@ -1,0 +1,40 @@
+"""One spelling for each value, so that equal values have equal digests.
+
+Approvals, the ledger and caches name a policy or an action by its digest: it must not depend on the order of a set, on `30` against `30.0`,
+or on the Python version. What has no canonical form is a programming error and raises `TypeError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON types. Each dataclass carries its name, so that two kinds with the same fields stay apart."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, int | float):
+        return int(value) if value == int(value) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, frozenset):
+        return sorted((plain(item) for item in value), key=_text)
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no canonical form")
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical bytes, in hexadecimal."""
+    return hashlib.sha256(_text(plain(value)).encode("ascii")).hexdigest()
+
+
+def _text(value: Any) -> str:
+    # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable.
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,138 @@
+"""A policy: what a run may see, do and use. Frozen, checked when it is made, and named by its digest.
+
+Two presets share the model: `locked` (the SDK: nothing of the machine but the interpreter and its packages) and `cloned` (the command
+line: the whole machine but for its secrets, every write captured). A field that no runtime could honour is refused here, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy import canonical
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
+from agent_sandbox.policy.secrets import Mask
+
+SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
+EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
+
+# Generous, not absent: a runaway build ends before the machine does. Output is not limited because it streams.
+CLONED_LIMITS = Limits(
+    wall_seconds=None, memory_bytes=8192 * MIB, processes=4096, open_files=4096, output_bytes=None, disk_bytes=8192 * MIB
+)
+
+
+@dataclass(frozen=True)
+class FileRules:
+    """Which of the machine's files are there, and whether they can be changed.
+
+    What is `denied` or masked is not there, whatever `allowed` says. Hidden names (`.git`) are there only with `allow_hidden`, or where
+    the fixed part of an allowed pattern spells them. With `write` and without `read`, allowed directories are there, but empty. The
+    interpreter's own files and the scratch directories are no matter of these rules. Writes are always captured: `write` never reaches
+    the real disk.
+    """
+
+    read: bool = False
+    write: bool = False
+    allowed: tuple[PathPattern, ...] = ()
+    denied: tuple[PathPattern, ...] = ()
+    allow_hidden: bool = False
+    masks: tuple[Mask, ...] = ()
+
+    def reaches(self, path: str) -> bool:
+        """Whether a normalised path lies where the rules let the guest be."""
+        return self._unbarred(path) and any(
+            matches(pattern, path) and (self.allow_hidden or not _hidden(path, pattern)) for pattern in self.allowed
+        )
+
+    def leads_to(self, path: str) -> bool:
+        """Whether a normalised path is the directory that an allowed pattern starts from: there, as the way to what is allowed."""
+        return self._unbarred(path) and any(not isinstance(pattern, Tree) and anchor(pattern) == path for pattern in self.allowed)
+
+    def _unbarred(self, path: str) -> bool:
+        return (
+            (self.read or self.write)
+            and not any(above in self._masked for above in ancestors(path))
+            and not any(matches(pattern, path) for pattern in self.denied)
+        )
+
+    @cached_property
+    def _masked(self) -> frozenset[str]:
+        return frozenset(mask.path for mask in self.masks)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a run may see, do and use, and the guarantees without which it must not start."""
+
+    name: str
+    files: FileRules
+    processes: bool
+    limits: Limits
+    requires: frozenset[Guarantee]
+    network: bool = False
+    system: bool = False  # namespaced capabilities for package managers
+
+    def __post_init__(self) -> None:
+        if self.network:
+            raise PolicyError("network access arrives with the egress; until then allow_network=True is refused", hint="run without it")
+        if self.system and not self.processes:
+            raise PolicyError("system=True is for package managers, which start processes", hint="allow processes too")
+        if missing := implied(self.processes, self.limits) - self.requires:
+            names = ", ".join(sorted(guarantee.value for guarantee in missing))
+            raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
+
+    def digest(self) -> str:
+        """Names this very policy: equal policies have equal digests, on every machine."""
+        return canonical.digest(self)
+
+
+def implied(processes: bool, limits: Limits) -> frozenset[Guarantee]:
+    """The guarantees that the other fields of a policy are empty words without."""
+    conditional = {
+        Guarantee.NO_NEW_PROCESSES: not processes,
+        Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
+        Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
+        Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
+    }
+    return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
+
+
+def required(processes: bool, limits: Limits) -> frozenset[Guarantee]:
+    """What the presets require: what is implied, and that the guest sees no other process, meets a filter and is never the host's root."""
+    return implied(processes, limits) | {Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
+
+
+def locked(
+    *,
+    read: bool = False,
+    write: bool = False,
+    allowed: Iterable[PathPattern] = (),
+    denied: Iterable[PathPattern] = (),
+    allow_hidden: bool = False,
+    masks: Iterable[Mask] = (),
+    processes: bool = False,
+    network: bool = False,
+    limits: Limits | None = None,
+) -> Policy:
+    """The SDK's preset: everything is off until it is named. `allowed=EVERYWHERE` is the whole machine, less masks and `denied`."""
+    limits = limits or Limits()
+    files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
+    return Policy("locked", files, processes, limits, required(processes, limits), network)
+
+
+def cloned(
+    *, masks: Iterable[Mask], denied: Iterable[PathPattern] = (), network: bool = False, limits: Limits | None = None, system: bool = False
+) -> Policy:
+    """The command line's preset: the whole machine but for the masks, every write captured, no network."""
+    limits = limits or CLONED_LIMITS
+    files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
+    return Policy("cloned", files, True, limits, required(True, limits), network, system)
+
+
+def _hidden(path: str, pattern: PathPattern) -> bool:
+    return "/." in path[len(anchor(pattern).rstrip("/")) :]

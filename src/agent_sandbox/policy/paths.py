@@ -1,0 +1,167 @@
+"""Path patterns, parsed once into typed values. Pure: nothing here looks at the disk.
+
+    /data            the file, or the directory and all beneath it     Tree("/data")
+    /data/*          all beneath it; so do /data/** and /data/**/*     Beneath("/data")
+    /config/*.json   anything else with a wildcard                     Glob("/config", "*.json")
+
+`*` crosses `/`, as in `fnmatch`; `**` as a whole component stands for any number of directories, also none; `?` and `[a-z]` are one
+character but not `/`; `[*]` is a literal star. What matches a directory covers all beneath it. A leading `~` is the home that the caller
+gives, and a leading `**/` is anywhere. Whatever cannot be understood raises `PolicyError`; nothing is dropped or guessed.
+
+Symbolic links are not followed here: a pattern is about names, and the view that is built from it decides what a name leads to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.wildcards import Token, Wild, literal, scan, spans
+
+
+@dataclass(frozen=True)
+class Tree:
+    """This path, and everything beneath it."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Beneath:
+    """Everything beneath this directory; the directory itself exists only as the way there."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Glob:
+    """Names beneath `directory` that match `pattern`. A view may list them or refuse them, but cannot cover names that appear later."""
+
+    directory: str
+    pattern: str
+
+
+PathPattern = Tree | Beneath | Glob
+
+
+def is_tree_shaped(pattern: PathPattern) -> bool:
+    """Whether it covers one whole tree, so that a view can enforce it also for files that appear later."""
+    return not isinstance(pattern, Glob)
+
+
+def anchor(pattern: PathPattern) -> str:
+    """The longest path without wildcards that the pattern starts from."""
+    return pattern.directory if isinstance(pattern, Glob) else pattern.path
+
+
+def normalise(path: str | bytes) -> str:
+    """An absolute path without `//`, `.` and a trailing slash. Raises `PolicyError` for a relative one, `..`, NUL and the empty one.
+
+    Names that are not UTF-8 come as bytes or as Python spells them (surrogateescape), and leave as one and the same `str`.
+    """
+    text = _text(path)
+    if not text.startswith("/"):
+        raise _refused(text, "is not absolute", "write the whole path, from /")
+    return _joined(_components(text))
+
+
+def parse(pattern: str | bytes, *, home: str | None = None) -> PathPattern:
+    """The pattern as a value. Raises `PolicyError` naming the pattern, the reason and the remedy."""
+    text = _text(pattern)
+    rest, start = text, "/"
+    if text == "~" or text.startswith("~/"):
+        if home is None:
+            raise _refused(text, "starts with ~ and no home is known", "write the whole path, from /")
+        rest, start = text[1:], normalise(home)
+    elif not text.startswith(("/", "**/")):
+        remedy = "write ~/… or the whole path" if text.startswith("~") else "write the whole path, from /, or **/NAME for anywhere"
+        raise _refused(text, "is not absolute", remedy)
+    parts = _components(rest, text)
+    names = [literal(_scanned(part, text)) for part in parts]
+    if "." in names or ".." in names:  # spelt [.][.]
+        raise _refused(text, "holds an escaped '.' or '..'", "write the path without it")
+    return _shaped(start, parts, names)
+
+
+def matches(pattern: PathPattern, path: str) -> bool:
+    """Whether the pattern covers a normalised path."""
+    match pattern:
+        case Tree(path=top):
+            return path == top or path.startswith(_slashed(top))
+        case Beneath(path=top):
+            return path != top and path.startswith(_slashed(top))
+        case Glob(directory=top):
+            prefix = _slashed(top)
+            return path != top and path.startswith(prefix) and spans(_compiled(pattern), "/" + path[len(prefix) :])
+
+
+def ancestors(path: str) -> tuple[str, ...]:
+    """A normalised path and the directories above it, up to /."""
+    parts = [] if path == "/" else path[1:].split("/")
+    return tuple("/" + "/".join(parts[:depth]) for depth in range(len(parts), -1, -1))
+
+
+def beneath(directory: str, relative: str) -> str:
+    """The normalised path of a relative name under a normalised directory."""
+    return normalise(_slashed(directory) + relative)
+
+
+def _shaped(start: str, parts: list[str], names: list[str | None]) -> PathPattern:
+    depth = names.index(None) if None in names else len(names)
+    directory = _joined([*_components(start), *(name for name in names[:depth] if name is not None)])
+    rest = parts[depth:]
+    if not rest:
+        return Tree(directory)
+    if all(part == "**" for part in rest[:-1]) and rest[-1] in ("*", "**"):
+        return Beneath(directory)
+    return Glob(directory, "/".join(rest))
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: Glob) -> tuple[Token, ...]:
+    tokens: list[Token] = []
+    for part in pattern.pattern.split("/"):
+        tokens += [Wild.MAYBE_DIRECTORIES, Wild.ANY] if part == "**" else ["/", *_scanned(part, pattern.pattern)]
+    return tuple(tokens)
+
+
+def _scanned(part: str, whole: str) -> list[Token]:
+    try:
+        return scan(part)
+    except ValueError as error:
+        reason, remedy = error.args
+        raise _refused(whole, reason, remedy) from None
+
+
+def _components(text: str, whole: str = "") -> list[str]:
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise _refused(whole or text, "holds '..', which means another place once a link is in the way", "write the path without it")
+    return parts
+
+
+def _text(path: str | bytes) -> str:
+    try:
+        # There and back, because two surrogates may spell bytes that are valid UTF-8: one name, one spelling.
+        raw = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise _refused(path, "holds a lone surrogate, which no file name can", "pass the name as bytes") from None
+    text = raw.decode("utf-8", "surrogateescape")
+    if not text:
+        raise _refused(text, "is empty", "write the whole path, from /")
+    if "\0" in text:
+        raise _refused(text, "holds a NUL character, which no file name can", "remove it")
+    return text
+
+
+def _joined(parts: list[str]) -> str:
+    return "/" + "/".join(parts)
+
+
+def _slashed(path: str) -> str:
+    return path if path == "/" else path + "/"
+
+
+def _refused(path: str | bytes, reason: str, remedy: str) -> PolicyError:
+    return PolicyError(f"the path {path!r} {reason}", hint=remedy)

@@ -1,0 +1,128 @@
+"""What a view hides unless it is asked to show it: credentials, histories, other people's and our own state. Data, and one pure function.
+
+A view can hide names, not contents: a key under a name that is not listed here is not hidden, nor is a `.env` deeper in the project than
+its top. Deliberately not listed: `/etc/machine-id` (an identifier that systemd and D-Bus need, no secret), `/var/log` as a whole (package
+managers write there; the logs that hold passwords or sessions are listed), `pip.conf` (it configures far more often than it
+authenticates), `/etc/passwd` (names are looked up in it), and `/var/run` (a link to `/run`, which is private to each run anyway).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.paths import beneath, normalise
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A path that is hidden, with all beneath it, and the reason in words for the person who misses it."""
+
+    path: str
+    why: str
+
+
+# Relative to a home. The key says why.
+IN_HOME: dict[str, tuple[str, ...]] = {
+    "private keys": (".ssh", ".gnupg", ".pki", ".config/age", ".config/sops", ".minikube"),
+    "cloud credentials": (
+        *(".aws", ".azure", ".config/gcloud", ".boto", ".s3cfg", ".config/rclone", ".oci", ".aliyun", ".config/doctl", ".config/hcloud"),
+        *(".fly", ".kube", ".config/helm/registry", ".databrickscfg", ".snowflake", ".terraform.d", ".terraformrc", ".vault-token"),
+    ),
+    "registry and forge credentials": (
+        *(".docker/config.json", ".config/containers/auth.json", ".netrc", ".npmrc", ".yarnrc.yml", ".pypirc", ".git-credentials"),
+        *(".config/git/credentials", ".config/gh", ".config/hub", ".config/glab-cli", ".cargo/credentials", ".cargo/credentials.toml"),
+        *(".gem/credentials", ".local/share/gem/credentials", ".bundle/config", ".m2/settings.xml", ".m2/settings-security.xml"),
+        *(".gradle/gradle.properties", ".composer/auth.json", ".config/composer/auth.json", ".nuget/NuGet/NuGet.Config"),
+        *(".huggingface", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".kaggle"),
+    ),
+    "database passwords": (".pgpass", ".my.cnf", ".mylogin.cnf"),
+    "password stores": (
+        *(".password-store", ".local/share/keyrings", ".gnome2/keyrings", ".local/share/kwalletd", ".config/op", ".config/1Password"),
+        *(".config/Bitwarden", ".config/Bitwarden CLI", ".config/keepassxc"),
+    ),
+    "browser and messenger profiles": (
+        *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".config/microsoft-edge"),
+        *(".config/vivaldi", ".config/opera", ".config/Slack", ".config/discord", ".config/Signal", "snap/firefox", "snap/chromium"),
+    ),
+    "agents' own credentials": (
+        *(".claude", ".claude.json", ".config/claude", ".codex", ".gemini", ".qwen", ".cursor", ".continue", ".config/github-copilot"),
+        *(".config/goose", ".config/opencode", ".local/share/opencode", ".aider.conf.yml"),
+    ),
+    "shell and tool histories": (
+        *(".bash_history", ".zsh_history", ".zhistory", ".sh_history", ".ash_history", ".ksh_history", ".history", ".local/share/fish"),
+        *(".python_history", ".ipython/profile_default/history.sqlite", ".node_repl_history", ".irb_history", ".psql_history"),
+        *(".mysql_history", ".sqlite_history", ".rediscli_history", ".dbshell", ".mongodb", ".lesshst", ".viminfo", ".wget-hsts"),
+        *(".local/state/less/history", ".local/share/mc/history"),
+    ),
+    "access to the desktop": (".Xauthority", ".ICEauthority"),
+}
+
+ABSOLUTE: dict[str, tuple[str, ...]] = {
+    "password hashes": (
+        *("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/security/opasswd"),
+        *("/var/backups/shadow.bak", "/var/backups/gshadow.bak"),
+    ),
+    "who may become root": ("/etc/sudoers", "/etc/sudoers.d"),
+    "private keys of this machine": (
+        *("/etc/ssh/ssh_host_rsa_key", "/etc/ssh/ssh_host_ecdsa_key", "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_dsa_key"),
+        *("/etc/ssl/private", "/etc/pki/tls/private", "/etc/letsencrypt", "/etc/krb5.keytab", "/etc/wireguard", "/etc/ipsec.secrets"),
+    ),
+    "network and service passwords": (
+        *("/etc/NetworkManager/system-connections", "/etc/netplan", "/etc/wpa_supplicant", "/etc/ppp/chap-secrets", "/etc/ppp/pap-secrets"),
+        *("/etc/apt/auth.conf", "/etc/apt/auth.conf.d", "/etc/mysql/debian.cnf", "/etc/postfix/sasl_passwd", "/etc/exim4/passwd.client"),
+        *("/var/lib/sss", "/var/lib/samba/private", "/var/lib/cloud", "/var/spool/cron"),
+    ),
+    "container engines and clusters": (
+        *("/run/docker.sock", "/run/podman", "/run/containerd", "/run/crio", "/var/lib/docker", "/var/lib/containers"),
+        *("/var/lib/containerd", "/var/lib/kubelet", "/var/lib/rancher", "/etc/kubernetes", "/etc/rancher", "/run/secrets"),
+    ),
+    # btmp holds passwords that were typed where the user name belongs.
+    "records of sessions": ("/var/log/auth.log", "/var/log/secure", "/var/log/btmp", "/var/log/audit", "/var/log/journal", "/var/mail"),
+    "memory on disk": ("/swapfile", "/swap.img", "/var/lib/systemd/coredump", "/var/crash"),
+}
+
+# At the top of the project. Templates such as .env.example hold no secrets and stay.
+IN_PROJECT: dict[str, tuple[str, ...]] = {
+    "environment files": (
+        *(".env", ".env.local", ".env.development", ".env.development.local", ".env.dev", ".env.test", ".env.test.local"),
+        *(".env.staging", ".env.production", ".env.production.local", ".env.prod", ".envrc", ".dev.vars", ".streamlit/secrets.toml"),
+    ),
+}
+
+
+def default_masks(
+    *, home: str, homes_of_others: Iterable[str] = (), project: str | None = None, state_dir: str | None = None
+) -> tuple[Mask, ...]:
+    """Everything hidden by default, sorted by path, each path once.
+
+    In the homes of others the same names are hidden as in one's own, not the homes as a whole: service accounts live in places such as
+    `/` and `/bin`, and a project may lie in somebody else's home. `state_dir` is the product's own: other runs, layers and the ledger.
+    """
+    masks: dict[str, str] = {}
+    for directory in (home, *homes_of_others):
+        _add(masks, IN_HOME, normalise(directory))
+    _add(masks, ABSOLUTE, "/")
+    if project is not None:
+        _add(masks, IN_PROJECT, normalise(project))
+    if state_dir is not None:
+        masks[normalise(state_dir)] = "the sandbox's own state and other runs"
+    return tuple(Mask(path, masks[path]) for path in sorted(masks))
+
+
+def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
+    """Without the mask on exactly this path. Raises `PolicyError` when there is none, naming the mask that hides it, if one does."""
+    wanted = normalise(path)
+    kept = tuple(mask for mask in masks if mask.path != wanted)
+    if len(kept) == len(masks):
+        above = next((mask.path for mask in masks if wanted.startswith(mask.path + "/")), None)
+        hint = f"it lies beneath {above}; reveal that" if above else "reveal a path exactly as the list of masks spells it"
+        raise PolicyError(f"nothing is masked at {wanted!r}", hint=hint)
+    return kept
+
+
+def _add(masks: dict[str, str], names: dict[str, tuple[str, ...]], directory: str) -> None:
+    for why, paths in names.items():
+        for path in paths:
+            masks[beneath(directory, path)] = why

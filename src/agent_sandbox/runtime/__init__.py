@@ -1,0 +1,1 @@
+"""WHERE DOES IT RUN?  Families of isolation behind one small interface: a launch goes in, a process comes out."""

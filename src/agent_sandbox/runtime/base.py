@@ -1,0 +1,169 @@
+"""What every runtime takes and gives: `Launch` in, `Process` out, `Exit` at the end. Values only.
+
+The interface is small because its arguments are values: a new option is a field of `Launch`, not another parameter everywhere.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+from agent_sandbox.kernel.mounts import MountPlan
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.limits import Limits
+
+DEVNULL = subprocess.DEVNULL
+
+
+class Reason(Enum):
+    """Why a run ended."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed-out"
+    CPU_LIMIT = "cpu-limit"
+    OUT_OF_MEMORY = "out-of-memory"
+    OUTPUT_LIMIT = "output-limit"
+    DISK_LIMIT = "disk-limit"
+    KILLED = "killed"  # by us: cancelled, or its supervisor went away
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's."""
+
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a run ended. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it."""
+
+    code: int
+    reason: Reason = Reason.EXITED
+    signal: int | None = None
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "open-files", "output", "disk"
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True)
+class Argv:
+    """A native program. The first word is looked up in the guest's PATH, inside the view."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PythonCode:
+    """Python source, run as a script in a guest forked from a zygote that never sees it."""
+
+    source: str
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Script:
+    """Source for a native interpreter, run as a file: `words` and then the file's path are its command line."""
+
+    words: tuple[str, ...]
+    source: str
+    name: str  # of the file, such as main.js
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal of the guest's own, for interactive use. Output arrives on stdout; stderr is the same terminal."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything a runtime needs to run something once.
+
+    `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the thread that
+    waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept.
+    """
+
+    program: Argv | PythonCode | Script
+    root: MountPlan
+    cwd: str
+    env: Mapping[str, str]
+    limits: Limits
+    requires: frozenset[Guarantee]
+    stdin: bytes | int = b""  # bytes, a descriptor to read from, or DEVNULL
+    processes: bool = True  # may it start processes? (threads it may, always)
+    writable: bool = True  # may it write outside its scratch directories?
+    system: bool = False  # namespaced capabilities for package managers; as root only
+    terminal: Terminal | None = None
+    executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
+    preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
+    on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
+    collect: bool = True
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so."""
+
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a runtime would truly enforce here, proved by a live try. `missing` maps what it cannot to the reason and remedy."""
+
+    runtime: str
+    guarantees: frozenset[Guarantee]
+    missing: Mapping[str, str]
+
+    @property
+    def available(self) -> bool:
+        """Whether it can run anything at all."""
+        return Guarantee.FILES_CONFINED in self.guarantees
+
+
+class Process(Protocol):
+    """A running guest. Its end, and everything it started, is when `wait` returns."""
+
+    def wait(self) -> Completed:
+        """Pump stdin and output until everything of this run is gone, then say how it ended. Raises nothing for a failing program."""
+        ...
+
+    def kill(self) -> None:
+        """End it and everything it started, at once, from any thread. Harmless when it has already ended."""
+        ...
+
+    def interrupt(self, number: int) -> None:
+        """Forward a signal (SIGINT, SIGTERM, SIGWINCH, …) to the guest's main program. Harmless when it has already ended."""
+        ...
+
+    def close(self) -> None:
+        """Kill it if it runs, and free what it holds. Idempotent."""
+        ...
+
+
+class Runtime(Protocol):
+    """A kind of isolation."""
+
+    name: str
+
+    def probe(self) -> Support:
+        """Say what would be enforced on this host. Never raises."""
+        ...
+
+    def launch(self, launch: Launch) -> Process:
+        """Start a run. Every required guarantee is in force when this returns, or nothing has run.
+
+        Raises `RuntimeUnavailable` when a required guarantee cannot be given here, `LaunchFailed` when building the sandbox failed.
+        """
+        ...

@@ -1,0 +1,123 @@
+"""What runs inside, once everything is in force: take the payload, then become the program.
+
+This is our last code in the guest. It holds no secret and no power; a guest that tampers with it tampers with itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import random
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any, NoReturn
+
+from agent_sandbox.kernel import channel
+
+SCRIPTS = "/run/sandbox"
+SCRIPT = f"{SCRIPTS}/main.py"
+
+
+def run(payload: socket.socket) -> NoReturn:
+    """Receive what to run and run it. The socket closes as the program starts; before that, bytes on it say why it could not."""
+    try:
+        message, _ = channel.receive(payload)
+        os.chdir(message["cwd"])
+        if "file" in message:
+            _write_script(f"{SCRIPTS}/{message['file']}", message["source"])
+        if "argv" in message:
+            os.execvpe(message["argv"][0], message["argv"], message["env"])
+        _prepare_interpreter(message)
+        payload.close()
+    except BaseException as error:
+        _refuse(payload, error)
+    _run_script(message["source"])
+
+
+def _refuse(payload: socket.socket, error: BaseException) -> NoReturn:
+    code = 127 if isinstance(error, FileNotFoundError) else 126 if isinstance(error, PermissionError | OSError) else 125
+    try:
+        payload.sendall(f"{code} {getattr(error, 'strerror', None) or error}".encode(errors="replace"))
+    finally:
+        os._exit(code)
+
+
+def _prepare_interpreter(message: dict[str, Any]) -> None:
+    """Give this process what a fresh interpreter would have had: its own environment, streams, arguments, search path and randomness."""
+    os.environ.clear()
+    os.environ.update(message["env"])
+    time.tzset()
+    # Line by line even into a pipe: what was printed before a timeout or a kill must not be lost in a buffer.
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="surrogateescape")
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8", errors="surrogateescape", line_buffering=True)
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    sys.argv[:] = [SCRIPT, *message["arguments"]]
+    sys.path.insert(0, message["cwd"])
+    _reseed()
+
+
+def _write_script(path: str, source: str) -> None:
+    # A real file, so that tracebacks show its lines and multiprocessing can import it again.
+    os.makedirs(SCRIPTS, exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(source)
+
+
+def _reseed() -> None:
+    # Guests of one zygote are forks: without this they would all draw the same numbers.
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def _run_script(source: str) -> NoReturn:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=SCRIPT, __cached__=None, __builtins__=__builtins__)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "agent_sandbox"]:
+        del sys.modules[name]  # the script's own import of anything starts afresh
+    sys.modules["__main__"] = main
+    code = 0
+    try:
+        exec(compile(source, SCRIPT, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    except BaseException as error:
+        code = _show(error)
+    os._exit(_finish(main, code))
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> int:
+    """Print the traceback as the interpreter would, without the frame of ours it began in."""
+    trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _finish(main: types.ModuleType, code: int) -> int:
+    """End as an interpreter ends: threads, exit functions, the script's own objects, streams.
+
+    The rest of an interpreter's teardown is left out: it would touch, and so copy, the memory shared with the zygote, and no one could tell.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    main.__dict__.clear()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120  # as the interpreter reports output that could not be written
+    return code

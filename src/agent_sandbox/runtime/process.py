@@ -1,0 +1,369 @@
+"""The `process` runtime: a native program or Python code on a copy-on-write view of this machine, as root and rootless.
+
+Here is the supervisor's side: ask for a guest, wait until everything is in force, hand it its program, pump its streams, say how it ended. What
+confines the guest is in `kernel.stage`. Nothing here forks the caller's process, which may have threads, unless the caller says that it has none.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
+from agent_sandbox.kernel import channel, mounts, stage
+from agent_sandbox.kernel.init import GO, SIGNAL
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.runtime import guest
+from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Support, Usage
+from agent_sandbox.runtime.pump import Sink, Source
+from agent_sandbox.runtime.zygote import Zygote, keep_from_descriptors
+
+READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
+GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
+SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
+
+
+class ProcessRuntime:
+    """Guests forked from zygotes, one zygote per set of preloaded modules. Safe to use from many threads."""
+
+    name = "process"
+
+    def __init__(self, *, mapped: bool = True, single_threaded: bool = False) -> None:
+        """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
+
+        `mapped=False` gives up `Guarantee.NOT_HOST_ROOT`, for root on machines whose root filesystem cannot be idmapped.
+        """
+        self._mapped = mapped
+        self._here = single_threaded
+        self._identity: stage.Identity | None = None
+        self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def probe(self) -> Support:
+        """What a launch would enforce here, as a live one shows."""
+        from agent_sandbox.runtime.probe import probe
+
+        return probe(self)
+
+    @property
+    def guarantees(self) -> frozenset[Guarantee]:
+        """What every launch of this runtime enforces by construction; a host that cannot makes the launch fail."""
+        given = {
+            Guarantee.FILES_CONFINED,
+            Guarantee.NO_NETWORK,
+            Guarantee.NO_NEW_PROCESSES,
+            Guarantee.PROCESSES_INVISIBLE,
+            Guarantee.SYSCALLS_FILTERED,
+            Guarantee.MEMORY_WATCHED,
+            Guarantee.CPU_LIMITED,
+            Guarantee.DISK_LIMITED,
+        }
+        if self._mapped or os.geteuid() != 0:
+            given.add(Guarantee.NOT_HOST_ROOT)
+        return frozenset(given)
+
+    def launch(self, launch: Launch) -> ProcessGuest:
+        """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
+        hard = Guarantee.MEMORY_HARD  # known only once the cgroup is made: init refuses when it was asked for and is not there
+        missing = launch.requires - self.guarantees - {hard}
+        if missing:
+            names = tuple(sorted(guarantee.value for guarantee in missing))
+            raise RuntimeUnavailable(
+                f"the process runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
+            )
+        if launch.system and os.geteuid() != 0:
+            raise RuntimeUnavailable("the system profile needs root", missing=("system-profile",), hint="run it as root, or without --system")
+        started = ProcessGuest(launch)
+        try:
+            started.start(self._spawn)
+        except BaseException:
+            started.close()
+            raise
+        return started
+
+    def close(self) -> None:
+        """End the zygotes. Running guests go on."""
+        with self._lock:
+            zygotes, self._zygotes = list(self._zygotes.values()), {}
+        if self._owner == os.getpid():
+            for zygote in zygotes:
+                zygote.close()
+
+    def _spawn(self, launch: Launch, descriptors: Sequence[int]) -> int | None:
+        """Fork a keeper for these descriptors; its pid when it is our own child."""
+        if self._here and not isinstance(launch.program, PythonCode):
+            if self._identity is None:
+                self._identity = stage.identify(mapped=self._mapped)
+            pid = os.fork()
+            if pid == 0:
+                keep_from_descriptors(descriptors, self._identity)
+            return pid
+        self._zygote(launch.preload).spawn(descriptors)
+        return None
+
+    def _zygote(self, preload: tuple[str, ...]) -> Zygote:
+        with self._lock:
+            if self._owner != os.getpid():  # we are a fork of the application: the zygotes are our parent's
+                self._zygotes, self._owner = {}, os.getpid()
+            zygote = self._zygotes.get(preload)
+            if zygote is None or not zygote.alive:
+                zygote = self._zygotes[preload] = Zygote(preload, mapped=self._mapped)
+            return zygote
+
+
+class ProcessGuest:
+    """One run. `layers` is a descriptor of its upper layers, readable until `close`."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.notes: tuple[str, ...] = ()
+        self.layers: int | None = None
+        self.owner_shift = 0  # what the owners of files in these layers are moved by
+        self._control, self._control_end = socket.socketpair()
+        self._payload, self._payload_end = socket.socketpair()
+        self._child: int | None = None
+        self._refused: Exit | None = None
+        self._messages: dict[str, dict[str, Any]] = {}
+        self._terminal: int | None = None
+        self._killed = ""
+        self._ends: list[int] = []
+        self._stdin: int | None = None
+        self._outputs: dict[str, int] = {}
+        self._began = time.monotonic()
+
+    def start(self, spawn: Callable[[Launch, Sequence[int]], int | None]) -> None:
+        """Have the guest made, wait until it is confined, hand it its program."""
+        theirs = [] if self.launch.terminal else self._make_pipes()
+        me = os.pidfd_open(os.getpid())
+        try:
+            self._child = spawn(self.launch, [self._control_end.fileno(), self._payload_end.fileno(), me, *theirs])
+        finally:
+            channel.close_all([me, *theirs])
+            self._control_end.close()
+            self._payload_end.close()
+        self._await_readiness()
+        self._control.sendall(GO)
+        self._began = time.monotonic()
+        self._hand_over()
+
+    def _make_pipes(self) -> list[int]:
+        theirs = []
+        if self.launch.stdin == DEVNULL:
+            theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        else:
+            reading, self._stdin = os.pipe2(os.O_CLOEXEC)
+            theirs.append(reading)
+        for name in ("stdout", "stderr"):
+            self._outputs[name], writing = os.pipe2(os.O_CLOEXEC)
+            theirs.append(writing)
+        return theirs
+
+    def _await_readiness(self) -> None:
+        self._control.settimeout(READY_SECONDS)
+        self._payload.settimeout(READY_SECONDS)
+        try:
+            channel.send(self._control, request_for(self.launch))
+            message, descriptors = channel.receive(self._control)
+            if message["kind"] == "failed":
+                raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
+            self.layers, *terminal = descriptors
+            self._terminal = terminal[0] if terminal else None
+            self.notes = tuple(message["notes"])
+            self.owner_shift = message["shift"]
+            answer = self._payload.recv(4096)
+            if answer != stage.READY:
+                why = answer.decode(errors="replace") or "it ended before it was ready"
+                raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            raise LaunchFailed(f"the sandbox could not be built: {error or 'it took too long'}", hint="run: agent-sandbox doctor") from error
+        self._control.settimeout(None)
+
+    def _hand_over(self) -> None:
+        """Send the program; an empty answer says that it has started, anything else why it could not."""
+        program = self.launch.program
+        message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
+        match program:
+            case Argv(words=words):
+                message["argv"] = list(words)
+            case Script(words=words, source=source, name=name, argv=arguments):
+                message.update(argv=[*words, f"{guest.SCRIPTS}/{name}", *arguments], file=name, source=source)
+            case PythonCode(source=source, argv=arguments):
+                message.update(file=os.path.basename(guest.SCRIPT), source=source, arguments=list(arguments))
+            case _:
+                assert_never(program)
+        try:
+            channel.send(self._payload, message)
+            answer = self._payload.recv(4096)
+        except (OSError, TimeoutError):
+            answer = b""  # it was ended meanwhile: by a limit, or by us; the exit says which
+        if answer:
+            code, _, why = answer.decode(errors="replace").partition(" ")
+            self._refused = Exit(int(code) if code.isdigit() else 126)
+            self.notes += (why,)
+        self._payload.close()
+
+    @property
+    def refused(self) -> str:
+        """Why the program could not be started inside the view (not found, not executable, no such directory), or an empty string."""
+        return self.notes[-1] if self._refused else ""
+
+    @property
+    def terminal(self) -> int | None:
+        """The master side of the guest's terminal, to resize it."""
+        return self._terminal
+
+    def kill(self) -> None:
+        """End the run at once, from any thread."""
+        self._end("killed")
+
+    def _end(self, why: str) -> None:
+        self._killed = self._killed or why
+        try:
+            self._control.shutdown(socket.SHUT_WR)  # init sees the end of its orders, and ends everything; its report still reaches us
+        except OSError:
+            return
+
+    def interrupt(self, number: int) -> None:
+        """Forward a signal to the guest's main program and its process group."""
+        try:
+            self._control.send(SIGNAL + bytes([number]))
+        except OSError:
+            return
+
+    def wait(self) -> Completed:
+        """Pump until everything of this run is gone, then say how it ended."""
+        limit = self.launch.limits.output_bytes
+        if self._terminal is not None:
+            sinks = {"stdout": Sink("stdout", self._terminal, limit, self.launch)}
+            source = Source(self.launch.stdin, os.dup(self._terminal))
+        else:
+            sinks = {name: Sink(name, fd, limit, self.launch) for name, fd in self._outputs.items()}
+            source = Source(self.launch.stdin, self._stdin) if self._stdin is not None else None
+        self._outputs, self._stdin, self._terminal = {}, None, None
+        try:
+            self._pump(sinks, source)
+        finally:
+            if source is not None:
+                source.close()
+            for sink in sinks.values():
+                sink.close()
+        if self._child is not None:
+            os.waitpid(self._child, 0)
+            self._child = None
+        stdout = sinks["stdout"]
+        stderr = sinks.get("stderr")
+        return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
+
+    def _pump(self, sinks: dict[str, Sink], source: Source | None) -> None:
+        wall = self.launch.limits.wall_seconds
+        deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ, self._take_message)
+            for sink in sinks.values():
+                selector.register(sink.fd, selectors.EVENT_READ, sink.take)
+            if source is not None:
+                source.register(selector)
+            while self._control.fileno() in selector.get_map():
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                events = selector.select(timeout)
+                if not events and deadline is not None and time.monotonic() >= deadline:
+                    self._end("timed-out")
+                    deadline = None
+                for key, _ in events:
+                    if key.fileobj in selector.get_map() and not key.data():
+                        selector.unregister(key.fileobj)
+                if any(sink.overflowing for sink in sinks.values()):
+                    self._end("output-limit")
+        for sink in sinks.values():
+            sink.drain()  # every writer has ended: what is in the pipe is all there will be
+
+    def _take_message(self) -> bool:
+        try:
+            message, descriptors = channel.receive(self._control)
+        except (EOFError, OSError):
+            return False
+        channel.close_all(descriptors)
+        self._messages[message["kind"]] = message
+        return True
+
+    def _exit(self, sinks: dict[str, Sink]) -> Exit:
+        ended, cgroup = self._messages.get("exit"), self._messages.get("end", {})
+        hit = list(ended["hit"]) if ended else []
+        hit += [name for name in cgroup.get("hit", ()) if name not in hit]
+        if any(sink.cut for sink in sinks.values()):
+            hit.append("output")
+        status = ended["status"] if ended else 9
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = 128 + number if number is not None else os.WEXITSTATUS(status)
+        reason = Reason(ended["reason"]) if ended else Reason.KILLED
+        if reason is Reason.EXITED and number is not None:
+            reason = Reason.SIGNALLED
+        if cgroup.get("oom") and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
+            reason = Reason.OUT_OF_MEMORY
+        if reason is Reason.KILLED and self._killed and self._killed != "killed":
+            reason = Reason(self._killed)
+        if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
+            hit.append("memory")
+        usage = Usage(
+            wall_seconds=ended["wall"] if ended else time.monotonic() - self._began,
+            cpu_seconds=cgroup.get("cpu") or (ended["cpu"] if ended else 0.0),
+            peak_memory_bytes=cgroup.get("memory") or (ended["memory"] if ended else 0),
+        )
+        if self._refused is not None and reason is Reason.EXITED:
+            code = self._refused.code
+        return Exit(code, reason, number, tuple(hit), usage)
+
+    def close(self) -> None:
+        """Kill it if it runs, wait until it is gone, and free what it holds."""
+        if self.layers is not None or self._child is not None:
+            self._end("killed")
+        self._control.settimeout(GRACE_SECONDS)
+        try:
+            while self._control.fileno() >= 0 and self._take_message():
+                continue
+        except (TimeoutError, ValueError):
+            pass
+        if self._child is not None:
+            self._control.close()
+            os.waitpid(self._child, 0)
+            self._child = None
+        for sock in (self._control, self._payload, self._control_end, self._payload_end):
+            sock.close()
+        left = [fd for fd in (self.layers, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
+        self.layers, self._terminal, self._stdin, self._outputs = None, None, None, {}
+        channel.close_all(left)
+
+    def __enter__(self) -> ProcessGuest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def request_for(launch: Launch) -> dict[str, Any]:
+    """What keeper and init are told: paths, limits and permissions, never code, environment or input."""
+    limits = launch.limits
+    native = not isinstance(launch.program, PythonCode)
+    on_disk = isinstance(launch.root.layers, mounts.OnDisk)
+    return {
+        "plan": mounts.encode(launch.root),
+        "wall_seconds": limits.wall_seconds,
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_bytes,
+        "memory_hard": Guarantee.MEMORY_HARD in launch.requires,
+        "processes": limits.processes,
+        "open_files": limits.open_files,
+        "disk_bytes": limits.disk_bytes if on_disk else None,
+        "may_fork": launch.processes,
+        "may_exec": launch.processes or native,
+        "system": launch.system,
+        "scratch": None if launch.writable else list(SCRATCH),
+        "executables": None if launch.processes or not native else list(launch.executables),
+        "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
+    }

@@ -1,0 +1,250 @@
+"""The one module that opens what a guest made; `removal` removes it with the same steps.
+
+Names, types, modes and links in a layer are chosen by a hostile program that may still be running, so every step starts from a
+descriptor, follows no link of any kind, stays on one filesystem, and never opens anything but a directory or a regular file.
+
+`os.fwalk` and `shutil.rmtree` are not used: they keep one descriptor for each level or recurse, so a tree 10,000 levels deep ends them;
+they cross into other mounts; and they give up on directories of mode 000. Here one descriptor goes down and, through "..", up again.
+Going up is believed only if it arrives at the very directory it came from (device and inode), so that moving a directory cannot lead
+anyone elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.kernel import syscalls
+
+ENTRY_LIMIT = 1_000_000
+_NO_LINKS = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+_ONE_FILESYSTEM = syscalls.RESOLVE_NO_XDEV
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
+_LONGEST_PATH = 4000  # bytes for one call; PATH_MAX is 4096
+SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)  # it was a directory a moment ago
+
+
+class TooMany(WorkspaceError):
+    """There is more than the caller was willing to look at."""
+
+
+class Moved(WorkspaceError):
+    """The tree is being rearranged while we are in it."""
+
+
+def open_beneath(directory: int, path: str, flags: int, *, one_filesystem: bool = True) -> int:
+    """Open `path` below `directory` without following links. Raises OSError; EINVAL for a path with `..`, `.`, NUL or empty components.
+
+    Works for paths longer than PATH_MAX. The caller names the flags; for what a guest made use `open_file` or `open_directory`.
+    """
+    resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | (_ONE_FILESYSTEM if one_filesystem else 0)
+    *leading, last = _pieces(path)
+    current = directory
+    try:
+        for piece in leading:
+            deeper = syscalls.openat2(current, piece, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
+            if current != directory:
+                os.close(current)
+            current = deeper
+        return syscalls.openat2(current, last, flags, resolve=resolve)
+    finally:
+        if current != directory:
+            os.close(current)
+
+
+def _pieces(path: str) -> list[str]:
+    """The path in pieces that one system call takes. Without ".." in them, beneath each is beneath the whole."""
+    pieces: list[str] = []
+    length = 0
+    for part in path.split("/"):
+        if part in ("", ".", "..") or "\0" in part:
+            raise OSError(errno.EINVAL, "not a plain relative path", path)
+        size = len(os.fsencode(part)) + 1
+        if pieces and length + size <= _LONGEST_PATH:
+            pieces[-1] += "/" + part
+            length += size
+        else:
+            pieces.append(part)
+            length = size
+    return pieces
+
+
+def open_file(directory: int, path: str, *, one_filesystem: bool = True) -> int:
+    """A descriptor to read a regular file. Anything else is an OSError, and has not been opened: no FIFO is joined, no device started."""
+    handle = open_beneath(directory, path, os.O_PATH, one_filesystem=one_filesystem)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        # The handle is opened again, not the name: it is the object that was just judged.
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(handle)
+
+
+def open_directory(directory: int, path: str, *, one_filesystem: bool = True) -> int:
+    """A descriptor to list a directory and to start from."""
+    return open_beneath(directory, path, _DIRECTORY, one_filesystem=one_filesystem)
+
+
+def xattrs(directory: int, name: str) -> dict[str, bytes]:
+    """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
+    handle = open_beneath(directory, name, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        here = f"/proc/self/fd/{handle}"
+        found: dict[str, bytes] = {}
+        try:
+            for attribute in os.listxattr(here):
+                found[attribute] = b""
+                found[attribute] = os.getxattr(here, attribute)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.ENODATA):
+                raise
+        return found
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing found by `walk`. `directory` holds it; `own` is the directory itself, or None if it is none or cannot be entered.
+
+    Both descriptors are good until the next entry is taken.
+    """
+
+    parent: Entry | None
+    name: str
+    depth: int
+    status: os.stat_result
+    directory: int
+    own: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Relative to where the walk began. Made on demand: kept for each of 10,000 nested directories it would be quadratic."""
+        names: list[str] = []
+        entry: Entry | None = self
+        while entry is not None:
+            names.append(entry.name)
+            entry = entry.parent
+        return "/".join(reversed(names))
+
+
+@dataclass(slots=True)
+class _Level:
+    identity: tuple[int, int]
+    entry: Entry | None = None
+    names: list[str] = field(default_factory=list)
+    mode: int | None = None  # to be put back
+
+
+def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Generator[Entry, None, None]:
+    """Everything below `directory`, each directory before what is in it, in the order of names.
+
+    With `unlock`, a directory that the caller owns but may not read is made readable while the walk is in it; leave it off for what is no
+    guest's. Raises `TooMany` after `limit` entries, and `Moved` when a directory is moved away under us.
+    """
+    current = os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    levels = [_Level(identity(current))]
+    left = limit - _list(current, levels[0], limit)
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                current = _leave(current, levels)
+                continue
+            name = level.names.pop()
+            try:
+                status = os.stat(name, dir_fd=current, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                yield Entry(level.entry, name, len(levels) - 1, status, current)
+                continue
+            try:
+                own, status, mode = enter(current, name, 0o500 if unlock else 0)
+            except OSError as error:
+                if error.errno in SWAPPED and left > 0:
+                    level.names.append(name)
+                    left -= 1
+                    continue
+                yield Entry(level.entry, name, len(levels) - 1, status, current)
+                continue
+            entry = Entry(level.entry, name, len(levels) - 1, status, current, own)
+            below = _Level(identity(own), entry, mode=mode)
+            outer, current = current, own
+            levels.append(below)
+            try:
+                left -= _list(own, below, left)
+                yield entry
+            finally:
+                os.close(outer)
+    finally:
+        try:
+            while levels:
+                current = _leave(current, levels)
+        finally:
+            if current >= 0:
+                os.close(current)
+
+
+def _list(directory: int, level: _Level, limit: int) -> int:
+    names: list[str] = []
+    with os.scandir(directory) as found:
+        for item in found:
+            if len(names) >= limit:
+                raise TooMany("there are more files and directories here than will be looked at", hint="agent-sandbox reset drops them")
+            names.append(item.name)
+    level.names = sorted(names, reverse=True)
+    return len(names)
+
+
+def identity(fd: int) -> tuple[int, int]:
+    """What a descriptor leads to, however it is called and wherever it has been moved."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, int | None]:
+    """Open a directory, giving its owner (us) the rights in `wanted` that the guest took away.
+
+    Returns a descriptor, the status as found, and a mode to put back if it was changed.
+    """
+    resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | _ONE_FILESYSTEM
+    handle = syscalls.openat2(directory, name, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
+    try:
+        here = f"/proc/self/fd/{handle}"
+        status = os.fstat(handle)
+        mode = stat.S_IMODE(status.st_mode)
+        locked = mode & wanted != wanted and os.geteuid() == status.st_uid != 0  # root passes modes as it is
+        if locked:
+            os.chmod(here, mode | wanted)  # the handle, whatever its name now leads to
+        return os.open(here, _DIRECTORY | os.O_CLOEXEC), status, mode if locked else None
+    finally:
+        os.close(handle)
+
+
+def _leave(current: int, levels: list[_Level]) -> int:
+    """Close the innermost directory and return its parent, or -1 above the first."""
+    level = levels.pop()
+    try:
+        above = parent(current, levels[-1].identity) if levels else -1
+    except BaseException:
+        levels.clear()
+        raise
+    if level.mode is not None:
+        os.fchmod(current, level.mode)
+    os.close(current)
+    return above
+
+
+def parent(current: int, expected: tuple[int, int]) -> int:
+    """Go up, and raise `Moved` unless that leads to `expected`."""
+    above = syscalls.openat2(current, "..", _DIRECTORY, resolve=_NO_LINKS | _ONE_FILESYSTEM)
+    if identity(above) != expected:
+        os.close(above)
+        raise Moved("a directory was moved while it was being looked at", hint="wait until nothing runs in this sandbox")
+    return above

@@ -1,0 +1,70 @@
+"""What a sandbox would change on the machine, as values. `readback` makes them from its layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from agent_sandbox.workspace.nodes import Node
+
+
+class Kind(Enum):
+    """What happened to a path. The strongest is named; `before` and `after` tell the rest."""
+
+    ADDED = "added"
+    DELETED = "deleted"
+    RETYPED = "retyped"
+    MODIFIED = "modified"  # content, link target or device number
+    MODE = "mode"
+    OWNER = "owner"
+    XATTR = "xattr"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path that would be different. `path` is absolute, with bytes that are not UTF-8 kept as `os.fsdecode` keeps them."""
+
+    path: str
+    kind: Kind
+    before: Node | None
+    after: Node | None
+    target: str = "/"  # of the overlay whose layer holds it
+    xattrs: tuple[str, ...] = ()  # names of the extended attributes that differ
+    inside: int = 0  # real entries below a directory that go with it
+    masks_real: bool = False  # something real, hidden from the guest, is at this path or below it
+    unread: bool = False  # content could not be read or compared in full, so it is taken as changed
+
+
+@dataclass(frozen=True)
+class ChangeSet:
+    """Changes in the order of their paths, each directory right before what is in it."""
+
+    changes: tuple[Change, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "changes", tuple(sorted(self.changes, key=lambda change: change.path.replace("/", "\0"))))
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def within(self, directory: str) -> ChangeSet:
+        """Those at or below a directory."""
+        return ChangeSet(tuple(change for change in self if covers(directory, change.path)))
+
+    def outside(self, directory: str) -> ChangeSet:
+        """Those that are not."""
+        return ChangeSet(tuple(change for change in self if not covers(directory, change.path)))
+
+    def counts(self) -> dict[Kind, int]:
+        """How many there are of each kind that occurs."""
+        return dict(Counter(change.kind for change in self))
+
+
+def covers(directory: str, path: str) -> bool:
+    """Whether an absolute path is at or below another."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -1,0 +1,48 @@
+"""Write small files of our own so that a crash leaves the old or the new one, and say what is wrong when the disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent_sandbox.errors import WorkspaceError
+
+_REMEDIES = {
+    errno.EROFS: "the filesystem is read-only: point XDG_STATE_HOME to a directory that can be written",
+    errno.ENOSPC: "the disk is full: free some space, or point XDG_STATE_HOME to another disk",
+    errno.EDQUOT: "your disk quota is used up: free some space, or point XDG_STATE_HOME to another disk",
+    errno.EACCES: "you may not write there: point XDG_STATE_HOME to a directory of your own",
+    errno.ENOTDIR: "something on the way is a file: point XDG_STATE_HOME to a directory",
+}
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an OSError into a `WorkspaceError` that says what was tried and what to do."""
+    try:
+        yield
+    except OSError as error:
+        hint = _REMEDIES.get(error.errno or 0, "check the directory and the disk it is on")
+        raise WorkspaceError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
+
+
+def write_atomically(path: str, content: str) -> None:
+    """Afterwards the file holds all of `content`, or what it held before. Raises OSError."""
+    new = path + ".new"  # a fixed name: what a crash left there is written over next time
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(content.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(new, path)
+    sync_directory(os.path.dirname(path))
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory last: after a rename, and before what depends on it."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,94 @@
+"""What one thing in a tree is, on the machine or in a layer: its type, size, mode, owner, link target and attributes.
+
+Reads metadata and compares content. FIFOs, sockets and devices are described, never opened.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+_CHUNK = 1 << 20
+# Labels that the kernel or a security module puts on by itself: they differ between filesystems without anybody having changed anything.
+_LABELS = frozenset({"security.selinux", "security.ima", "security.evm"})
+
+
+class EntryType(Enum):
+    """What a name can stand for."""
+
+    FILE = "file"
+    DIRECTORY = "dir"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    DEVICE = "device"
+
+    @classmethod
+    def of(cls, mode: int) -> EntryType:
+        """The type in a `st_mode`."""
+        return _TYPES.get(stat.S_IFMT(mode), cls.DEVICE)
+
+
+_TYPES = {
+    stat.S_IFREG: EntryType.FILE,
+    stat.S_IFDIR: EntryType.DIRECTORY,
+    stat.S_IFLNK: EntryType.SYMLINK,
+    stat.S_IFIFO: EntryType.FIFO,
+    stat.S_IFSOCK: EntryType.SOCKET,
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One entry. `size` counts only for files; `xattrs` are without the labels of the kernel and the overlay's own."""
+
+    type: EntryType
+    mode: int  # permission bits, with set-user-id, set-group-id and sticky
+    uid: int
+    gid: int
+    size: int = 0
+    target: str = ""  # of a symlink
+    device: int = 0  # of a device
+    xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
+
+
+def describe(
+    directory: int, name: str, status: os.stat_result, attributes: Mapping[str, bytes], *, own_prefix: str, owner_shift: int = 0
+) -> Node:
+    """The node at `name`, whose status and attributes are known. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
+    kind = EntryType.of(status.st_mode)
+    return Node(
+        type=kind,
+        mode=stat.S_IMODE(status.st_mode),
+        uid=_unshifted(status.st_uid, owner_shift),
+        gid=_unshifted(status.st_gid, owner_shift),
+        size=status.st_size if kind is EntryType.FILE else 0,
+        target=os.readlink(name, dir_fd=directory) if kind is EntryType.SYMLINK else "",
+        device=status.st_rdev if kind is EntryType.DEVICE else 0,
+        xattrs={key: value for key, value in attributes.items() if key not in _LABELS and not key.startswith(own_prefix)},
+    )
+
+
+def _unshifted(identity: int, shift: int) -> int:
+    return identity - shift if shift and identity >= shift else identity
+
+
+def same_content(one: int, other: int) -> bool:
+    """Whether two open files hold the same bytes, from where they stand."""
+    while True:
+        piece = _read(one)
+        if piece != _read(other):
+            return False
+        if not piece:
+            return True
+
+
+def _read(fd: int) -> bytes:
+    """A full chunk, or what is left: a short read in the middle of one file must not look like a difference."""
+    pieces = bytearray()
+    while len(pieces) < _CHUNK and (piece := os.read(fd, _CHUNK - len(pieces))):
+        pieces += piece
+    return bytes(pieces)

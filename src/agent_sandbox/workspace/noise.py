@@ -1,0 +1,24 @@
+"""Which changes are by-products: caches and scratch files that nobody wants to read one by one.
+
+It decides only how a diff is folded. Noise is counted and shown on demand, and nothing else may hang on it: a guest chooses these names.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+_DIRECTORIES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".npm", "_cacache"})
+_PAIRS = frozenset({("node_modules", ".cache"), (".cache", "pip"), (".cache", "npm"), (".cache", "yarn"), (".cache", "uv")})
+_SCRATCH = ("/tmp", "/var/tmp", "/run", "/var/run", "/var/cache", "/dev/shm")
+
+
+def is_noise(path: str) -> bool:
+    """Whether this absolute path lies in a cache or a scratch directory (or is one).
+
+    >>> is_noise("/home/a/app/__pycache__/x.pyc"), is_noise("/home/a/tmp/notes")
+    (True, False)
+    """
+    if any(path == scratch or path.startswith(scratch + "/") for scratch in _SCRATCH):
+        return True
+    parts = path.split("/")
+    return not _DIRECTORIES.isdisjoint(parts) or any(pair in _PAIRS for pair in pairwise(parts))

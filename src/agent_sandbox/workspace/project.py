@@ -1,0 +1,88 @@
+"""Find the project that a directory belongs to: the unit that has a current sandbox of its own.
+
+A marker in `/` or in the home directory, put there by accident or by an attacker, must not turn everything into one project; so the search
+ends below them. Whoever wants such a directory as a project has to name it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel import mountinfo
+
+MARKERS = ("agent-sandbox.toml", ".git")
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "ocfs2", "gfs2", "lustre", "virtiofs"})
+
+
+@dataclass(frozen=True)
+class Project:
+    """A directory, by its canonical path. `marker` is the file that made it one, or None.
+
+    `remote` says that it lies on a network or FUSE filesystem, `fstype`, where overlays and locks may not work as on a local one.
+    """
+
+    path: str
+    marker: str | None = None
+    fstype: str = ""
+    remote: Literal["network", "fuse"] | None = None
+
+
+def find_project(cwd: str, *, home: str, explicit: bool = False, mounts: Iterable[mountinfo.Mount] = ()) -> Project:
+    """The nearest directory at or above `cwd` with a marker, else `cwd` itself.
+
+    With `explicit` the directory is taken as named, whatever it is. Otherwise raises `PolicyError` when it would be `/`, the home
+    directory, or a directory that contains it. Without `mounts` nothing is said about the filesystem.
+    """
+    here = _canonical(cwd)
+    home = os.path.realpath(home) if home else "/"
+    path, marker = (here, _marker(here)) if explicit else _nearest(here, home)
+    if not explicit and _too_much(path, home):
+        what = "the home directory" if path == home != "/" else f"{path!r}, which contains the home directory" if path != "/" else "/"
+        raise PolicyError(f"the project would be {what}", hint="change into a directory below it, or name it with --project")
+    fstype = _fstype(path, tuple(mounts))
+    return Project(path, marker, fstype, _remote(fstype))
+
+
+def _canonical(directory: str) -> str:
+    try:
+        path = os.path.realpath(directory, strict=True)
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"there is no directory {directory!r}", hint="name one that exists and that you may enter") from error
+    if not os.path.isdir(path):
+        raise PolicyError(f"{directory!r} is not a directory", hint="name the directory that contains it")
+    return path
+
+
+def _nearest(here: str, home: str) -> tuple[str, str | None]:
+    path = here
+    while not _too_much(path, home):
+        if marker := _marker(path):
+            return path, marker
+        path = os.path.dirname(path)
+    return here, None
+
+
+def _too_much(path: str, home: str) -> bool:
+    return path == "/" or path == home or home.startswith(path + "/")
+
+
+def _marker(directory: str) -> str | None:
+    return next((marker for marker in MARKERS if os.path.lexists(os.path.join(directory, marker))), None)
+
+
+def _fstype(path: str, mounts: tuple[mountinfo.Mount, ...]) -> str:
+    try:
+        return mountinfo.containing(mounts, path).fstype if mounts else ""
+    except LookupError:
+        return ""
+
+
+def _remote(fstype: str) -> Literal["network", "fuse"] | None:
+    if fstype in _NETWORK:
+        return "network"
+    # A FUSE filesystem on a block device ("fuseblk": ntfs-3g, exfat) is one too: what it answers depends on a program.
+    return "fuse" if fstype == "fuse" or fstype.startswith(("fuse.", "fuseblk")) else None

@@ -1,0 +1,72 @@
+"""The machine's own side of a comparison: what is really at the place that a layer covers.
+
+No link is followed on the way down, because in the overlay's lower layer a link is a link too: where the guest has made a directory out
+of a link, what the link leads to has nothing to do with it. Unlike in a layer, mounts are crossed: a path means here what it means on the
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from types import TracebackType
+
+from agent_sandbox.workspace import beneath
+
+
+class Reality:
+    """The real directory at `root`, which need not exist. Paths are relative to it, "" being itself. A context manager."""
+
+    def __init__(self, root: str) -> None:
+        self._root = -1
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open_path: str | None = None  # the directory used last: entries come directory by directory
+        self._open = -1
+
+    def __enter__(self) -> Reality:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for fd in (self._open, self._root):
+            if fd >= 0:
+                os.close(fd)
+        self._open = self._root = -1
+
+    def directory(self, path: str) -> int | None:
+        """A descriptor of a real directory, good until the next call; None if there is none that can be entered."""
+        if self._open_path != path:
+            if self._open >= 0:
+                os.close(self._open)
+            self._open, self._open_path = -1, path
+            with suppress(OSError):
+                flags = os.O_PATH | os.O_DIRECTORY
+                if path and self._root >= 0:
+                    self._open = beneath.open_beneath(self._root, path, flags, one_filesystem=False)
+                elif self._root >= 0:
+                    self._open = os.dup(self._root)
+        return self._open if self._open >= 0 else None
+
+    def names(self, path: str) -> list[str]:
+        """What is in a real directory; nothing if it cannot be listed."""
+        directory = self.directory(path)
+        if directory is None:
+            return []
+        try:
+            listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        except OSError:
+            return []
+        try:
+            return sorted(os.listdir(listing))
+        finally:
+            os.close(listing)
+
+    def status(self, path: str, name: str) -> os.stat_result | None:
+        """The status of `name` in the directory at `path`, of a link itself; None if it is not there."""
+        directory = self.directory(path)
+        if directory is None:
+            return None
+        try:
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            return None

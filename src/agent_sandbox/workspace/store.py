@@ -1,0 +1,217 @@
+"""The state directory: where sandboxes that outlive a command are kept.
+
+    <state>/format                          which version wrote it
+    <state>/sandboxes/<id>/meta.json        what it belongs to
+    <state>/sandboxes/<id>/layers/          what it changed: see `layers`
+    <state>/locks/<id>                      who is using it; apart, because a reset moves the sandbox away under the lock
+    <state>/trash/                          what is being removed; what a crash leaves here is swept at the next start
+
+Only `reset` removes layers. Anything else that is found damaged is repaired from what is known, or refused. The state directory may lie
+inside a project: whoever builds the view hides it there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
+from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
+from agent_sandbox.workspace.locking import Holder, hold
+from agent_sandbox.workspace.removal import remove_tree
+
+FORMAT = 1
+_FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened state directory. `leftovers` says what an earlier removal could not remove, in words for a person."""
+
+    path: str
+    clock: Callable[[], float] = time.time
+    leftovers: tuple[str, ...] = ()
+
+    @classmethod
+    def open(cls, state_dir: str, *, clock: Callable[[], float] = time.time) -> Store:
+        """Open the store, making it if it is not there, and sweep what a crash left.
+
+        Raises `ForeignStore` for one that another version or another user wrote, `WorkspaceError` when it cannot be made or others can
+        write to it.
+        """
+        path = os.path.abspath(state_dir)
+        with explained(f"use the state directory {path!r}"):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            _check_owner(path, os.stat(path))
+            _check_format(path)
+            for part in ("sandboxes", "locks", "trash"):
+                os.makedirs(os.path.join(path, part), mode=0o700, exist_ok=True)
+        return cls(path, clock, cls(path, clock).sweep())
+
+    def sandbox_for(self, project: str) -> SandboxState:
+        """The current sandbox of a project directory, by its canonical path. Makes nothing yet."""
+        if not project.startswith("/"):
+            raise PolicyError(f"not an absolute path: {project!r}")
+        inside = os.path.realpath(self.path)
+        if project == inside or project.startswith(inside + "/"):
+            raise PolicyError(f"{project!r} lies in the state directory of this program", hint="use a directory outside it")
+        return SandboxState(self, project, sandbox_id(project))
+
+    def sweep(self) -> tuple[str, ...]:
+        """Remove what is in the trash. Returns what could not be removed and why; that is never a reason not to start."""
+        leftovers: list[str] = []
+        with explained(f"sweep {self.path!r}"):
+            trash = os.open(os.path.join(self.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                for name in sorted(os.listdir(trash)):
+                    try:
+                        remove_tree(trash, name)
+                    except (WorkspaceError, OSError) as error:
+                        leftovers.append(f"{os.path.join(self.path, 'trash', name)}: {error}")
+            finally:
+                os.close(trash)
+        return tuple(leftovers)
+
+
+@dataclass(frozen=True)
+class SandboxState:
+    """What is stored of one sandbox."""
+
+    store: Store
+    project: str
+    id: str
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return os.path.join(self.store.path, "sandboxes", self.id)
+
+    @property
+    def layers(self) -> str:
+        """The directory of its layers; there after `prepare`."""
+        return os.path.join(self.path, "layers")
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is anything to show or to reset."""
+        return os.path.isdir(self.layers)
+
+    def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
+        """Hold this sandbox for the length of a block. `command` is what the one who is refused will read; see `locking.hold`."""
+        holder = Holder(os.getpid(), command, self.store.clock())
+        return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
+
+    def prepare(self) -> tuple[str, ...]:
+        """Make what is missing; to be called with the lock held. Returns what had to be repaired, in words for a person.
+
+        Raises `ForeignStore` when the directory is another project's or another version's. Never touches layers.
+        """
+        with explained(f"prepare the sandbox of {self.project!r}"):
+            had_layers = self.exists
+            os.makedirs(self.layers, mode=0o700, exist_ok=True)
+            meta = self._meta()
+            if meta is not None:
+                return ()
+            # The path is kept as bytes in hexadecimal too: JSON has no place for names that are not UTF-8.
+            raw = os.fsencode(self.project)
+            content = {"format": FORMAT, "project": raw.decode(errors="replace"), "project_hex": raw.hex(), "created": self.store.clock()}
+            write_atomically(os.path.join(self.path, "meta.json"), json.dumps(content, indent=1) + "\n")
+        return (f"the description of the sandbox of {self.project!r} was damaged and has been written anew",) if had_layers else ()
+
+    def created(self) -> float | None:
+        """When it was made, in seconds since the epoch; None if it is not there or its description is damaged."""
+        meta = self._meta()
+        created = meta.get("created") if meta else None
+        return float(created) if isinstance(created, int | float) else None
+
+    def reset(self) -> None:
+        """Forget everything of this sandbox. Takes the lock itself, so it raises `Busy` while a run has it.
+
+        The directory is first moved to the trash in one step: whatever happens then, the sandbox is new, and the next start sweeps up.
+        Raises `WorkspaceError` when something in the trash could not be removed.
+        """
+        with self.lock(command="reset"), explained(f"reset the sandbox of {self.project!r}"):
+            name = self._move_to_trash()
+            if name is None:
+                return
+            trash = os.open(os.path.join(self.store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                remove_tree(trash, name)
+            finally:
+                os.close(trash)
+
+    def _move_to_trash(self) -> str | None:
+        trash, number = os.path.join(self.store.path, "trash"), 0
+        while True:
+            name = f"{self.id}.{number}"
+            try:
+                os.rename(self.path, os.path.join(trash, name))
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                number += 1  # an earlier one is still there, perhaps because it cannot be removed
+                continue
+            sync_directory(os.path.dirname(self.path))
+            return name
+
+    def _meta(self) -> dict[str, object] | None:
+        try:
+            with open(os.path.join(self.path, "meta.json"), "rb") as file:
+                meta = json.loads(file.read())
+        except (FileNotFoundError, ValueError):
+            return None
+        if not isinstance(meta, dict) or "format" not in meta or "project_hex" not in meta:
+            return None
+        if meta["format"] != FORMAT or meta["project_hex"] != os.fsencode(self.project).hex():
+            raise ForeignStore(
+                f"{self.path!r} was written by another version of this program or for another project",
+                hint="use that version, or move the directory away",
+            )
+        return meta
+
+
+def sandbox_id(project: str) -> str:
+    """A file name that a person recognises and that no other path shares."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(project)).strip("-.")[:40]
+    return f"{slug or 'root'}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:16]}"
+
+
+def _check_owner(path: str, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise ForeignStore(
+            f"the state directory {path!r} belongs to user {status.st_uid}", hint="point XDG_STATE_HOME to a directory of your own"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        raise WorkspaceError(
+            f"other users can write to the state directory {path!r}", hint=f"look at what is in it, then: chmod 700 {path}"
+        )
+
+
+def _check_format(path: str) -> None:
+    file = os.path.join(path, "format")
+    try:
+        with open(file, "rb") as opened:
+            found = opened.read(256)
+    except FileNotFoundError:
+        if set(os.listdir(path)) - {"format.new"}:
+            raise ForeignStore(
+                f"{path!r} is not empty and is no store of this program", hint="point XDG_STATE_HOME elsewhere, or move the directory away"
+            ) from None
+        write_atomically(file, _FORMAT_TEXT)
+        return
+    if found != _FORMAT_TEXT.encode():
+        said = found.decode(errors="replace").strip()
+        raise ForeignStore(
+            f"the store in {path!r} has the format {said!r}; this version writes {_FORMAT_TEXT.strip()!r}",
+            hint="use the version that wrote it, or move the directory away to start anew",
+        )

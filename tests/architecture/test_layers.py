@@ -1,0 +1,89 @@
+"""Rules of the house that import-linter cannot say. The floors themselves are its contract, in pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.sources import INSIDE, TOP_FLOOR, Module, modules
+
+# What would make a decision depend on more than the values it is given.
+IMPURE = frozenset({"os", "subprocess", "socket", "time", "random", "secrets", "threading", "tempfile", "shutil"})
+ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+
+
+def environment_reads(module: Module) -> Iterator[str]:
+    for name, statement in module.imports():
+        if name in {f"os.{reader}" for reader in ENVIRONMENT}:
+            yield module.where(statement)
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and isinstance(node.value, ast.Name) and node.value.id == "os":
+            yield module.where(node)
+
+
+def imports_of(module: Module, package: str) -> Iterator[str]:
+    for name, statement in module.imports():
+        if name == package or name.startswith(f"{package}."):
+            yield module.where(statement)
+
+
+def test_only_the_kernel_folder_reaches_for_ctypes() -> None:
+    users = [place for module in modules() for place in imports_of(module, "ctypes")]
+    outside = [place for module in modules() if module.folder != "kernel" for place in imports_of(module, "ctypes")]
+    assert users, "the rule watches nothing: no module imports ctypes"
+    assert outside == []
+
+
+def test_nothing_below_the_surfaces_and_the_sdk_looks_at_the_environment() -> None:
+    below = [module for module in modules() if module.folder != TOP_FLOOR and not module.is_sdk and module.name != INSIDE]
+    assert [place for module in below for place in environment_reads(module)] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["import os\nos.environ['HOME']", "from os import getenv", "def f():\n    import os\n    os.getenv('HOME')"]
+)
+def test_a_look_at_the_environment_is_recognised(line: str) -> None:
+    assert list(environment_reads(Module(modules()[0].path, line, ast.parse(line))))
+
+
+def test_policy_is_pure_and_imports_nothing_that_acts_or_varies() -> None:
+    policy = [module for module in modules() if module.folder == "policy"]
+    assert policy
+    assert [place for module in policy for package in IMPURE for place in imports_of(module, package)] == []
+
+
+def test_printing_is_for_surfaces() -> None:
+    calls = [
+        module.where(node)
+        for module in modules()
+        if module.folder != TOP_FLOOR and module.name != INSIDE
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert calls == []
+
+
+def test_resources_end_where_their_block_ends_and_never_in_a_finaliser() -> None:
+    finalisers = [
+        module.where(node)
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "__del__"
+    ]
+    assert finalisers == []
+
+
+def test_the_second_package_stands_on_the_first_and_never_the_other_way_round() -> None:
+    inside = [module for module in modules() if "agentbox" not in module.path.parts]
+    assert [place for module in inside for place in imports_of(module, "agentbox")] == []
+
+
+@pytest.mark.parametrize("package", ["agent_sandbox", "agentbox"])
+def test_every_public_name_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__
+    assert sorted(set(module.__all__)) == sorted(module.__all__), "a name is listed twice"
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []

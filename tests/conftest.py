@@ -1,0 +1,87 @@
+"""What every test shares: the markers that need something, a project to work in, state kept out of the caller's home, and a check at
+the end that nothing was left running, mounted or allocated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leftovers import left_since, traces
+
+# Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+
+IN_THE_OTHER_HALF = "needs an unprivileged user: runs in the second half of `make test`"
+TRACES_BEFORE = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    root = os.geteuid() == 0
+    if item.get_closest_marker("needs_root") and not root:
+        pytest.skip("needs root")
+    if item.get_closest_marker("needs_user") and root:
+        pytest.skip(IN_THE_OTHER_HALF)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sandboxes made by tests are kept apart from those of the person who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("STATE_HOME", "DATA_HOME", "CACHE_HOME", "CONFIG_HOME", "RUNTIME_DIR"):
+            patch.setenv(f"XDG_{kind}", str(tmp_path_factory.mktemp(f"xdg-{kind.lower()}")))
+        yield
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project directory as a user would have it: marked by `.git`, with a few files."""
+    root = tmp_path / "project"
+    (root / ".git").mkdir(parents=True)
+    (root / "src").mkdir()
+    (root / "greeting.txt").write_text("hello\n")
+    (root / "src" / "app.py").write_text('print("hello")\n')
+    return root
+
+
+@pytest.fixture(scope="session")
+def evaluation_data() -> Path:
+    """The directory of data that is not ours to ship. A test that needs it is skipped, and says so, where it is not there."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    directory = Path(os.environ.get("AGENT_SANDBOX_EVAL_DATA") or default)
+    if not directory.is_dir():
+        pytest.skip(f"no evaluation data in {directory}; name its directory in AGENT_SANDBOX_EVAL_DATA")
+    return directory
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[TRACES_BEFORE] = traces()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A suite that passes and leaves something behind has not passed."""
+    left = left_since(session.config.stash[TRACES_BEFORE], patience_seconds=5)
+    if left:
+        reporter = session.config.pluginmanager.getplugin("terminalreporter")
+        assert isinstance(reporter, pytest.TerminalReporter)
+        reporter.line("")
+        reporter.section("left behind by the tests", red=True, bold=True)
+        for trace in left:
+            reporter.line(trace, red=True)
+        if exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """No silent skip: an attack case of the highest priority that was not tried is a red line with its reason."""
+    missing = []
+    for report in terminalreporter.stats.get("skipped", []):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        if "p0" in report.keywords and IN_THE_OTHER_HALF not in why:
+            missing.append(f"{report.nodeid}: {why}")
+    if missing:
+        terminalreporter.section("P0 attack cases that were NOT TRIED", red=True, bold=True)
+        for line in missing:
+            terminalreporter.line(line, red=True)

@@ -1,0 +1,192 @@
+"""The gate's order: decide, record the intent, act, record the outcome; and nothing is done that is not recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.engine import gate as gate_module
+from agent_sandbox.engine.gate import APPROVAL_SECONDS, Gate, Granted, Refused
+from agent_sandbox.errors import Denied, LaunchFailed, LedgerBroken, LedgerUnavailable
+from agent_sandbox.ledger.chain import read, verify
+from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Refusal
+from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
+from agent_sandbox.policy.model import locked
+
+ALLOWED = RunCode.of("python", b"print(1)")
+REFUSED = RunCommand.of(["ls"])
+
+
+@dataclass
+class FakeLedger:
+    """Keeps events in a list, and fails from the given one on."""
+
+    fails_from: int = 1_000
+    error: Exception = field(default_factory=lambda: LedgerUnavailable("full", hint="free it"))
+    events: list[Event] = field(default_factory=list)
+
+    def record(self, event: Event) -> Entry:
+        if len(self.events) + 1 >= self.fails_from:
+            raise self.error
+        self.events.append(event)
+        return Entry(len(self.events), 0.0, "", "", event)
+
+
+@dataclass
+class Deed:
+    """Counts its calls, and remembers what the ledger held at each."""
+
+    ledger: FakeLedger
+    raises: BaseException | None = None
+    seen: list[list[Event]] = field(default_factory=list)
+
+    def __call__(self, verdict: Allow) -> str:
+        self.seen.append(list(self.ledger.events))
+        if self.raises:
+            raise self.raises
+        return "result"
+
+
+@dataclass
+class FakeApprover:
+    answer: Granted | Refused | Exception
+    takes: float = 0.0
+    clock: list[float] = field(default_factory=lambda: [0.0])
+    asked: list[tuple[Action, Ask, float]] = field(default_factory=list)
+
+    def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
+        self.asked.append((action, verdict, deadline))
+        self.clock[0] += self.takes
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def gate(ledger: FakeLedger) -> Gate:
+    return Gate(locked(), ledger, clock=lambda: 0.0)
+
+
+def test_the_intent_is_recorded_before_the_deed_and_the_outcome_after() -> None:
+    ledger = FakeLedger()
+    deed = Deed(ledger)
+    assert gate(ledger).perform(ALLOWED, deed, describe=lambda result: {"said": result}) == "result"
+    intent = Intent(ledger.events[0].action, ALLOWED.digest(), locked().digest(), "code")  # type: ignore[union-attr]
+    assert deed.seen == [[intent]]
+    assert ledger.events == [intent, Outcome(1, "done", {"said": "result"})]
+    assert intent.action["kind"] == "RunCode"
+
+
+def test_a_refusal_is_recorded_and_raised_and_nothing_is_done() -> None:
+    ledger = FakeLedger()
+    deed = Deed(ledger)
+    with pytest.raises(Denied) as refusal:
+        gate(ledger).perform(REFUSED, deed)
+    assert isinstance(refusal.value.verdict, Deny) and refusal.value.hint
+    assert deed.seen == []
+    [event] = ledger.events
+    assert isinstance(event, Refusal) and (event.rule, event.digest) == ("processes", REFUSED.digest())
+
+
+@pytest.mark.parametrize("error", [LedgerUnavailable("full"), LedgerBroken("changed")])
+def test_nothing_is_done_when_the_intent_cannot_be_recorded(error: Exception) -> None:
+    ledger = FakeLedger(fails_from=1, error=error)
+    deed = Deed(ledger)
+    with pytest.raises(type(error)):
+        gate(ledger).perform(ALLOWED, deed)
+    assert deed.seen == []
+
+
+def test_nothing_is_done_when_the_refusal_cannot_be_recorded() -> None:
+    ledger = FakeLedger(fails_from=1)
+    deed = Deed(ledger)
+    with pytest.raises(LedgerUnavailable):
+        gate(ledger).perform(REFUSED, deed)
+    assert deed.seen == []
+
+
+@pytest.mark.parametrize("error", [ValueError("hunter2"), KeyboardInterrupt(), SystemExit(3), LaunchFailed("no namespaces")])
+def test_what_a_deed_raises_is_recorded_and_raised_again(error: BaseException) -> None:
+    ledger = FakeLedger()
+    with pytest.raises(type(error)) as raised:
+        gate(ledger).perform(ALLOWED, Deed(ledger, raises=error))
+    assert raised.value is error
+    outcome = ledger.events[-1]
+    assert isinstance(outcome, Outcome) and (outcome.intent, outcome.ended) == (1, "raised")
+    assert outcome.facts["error"] == type(error).__name__
+    assert "hunter2" not in str(ledger.events)
+
+
+@pytest.mark.parametrize("error", [LedgerUnavailable("full", hint="free it"), LedgerBroken("changed", hint="look")])
+def test_an_outcome_that_cannot_be_recorded_is_said_with_the_fact_that_the_deed_was_done(error: Exception) -> None:
+    ledger = FakeLedger(fails_from=2, error=error)
+    deed = Deed(ledger)
+    with pytest.raises(LedgerUnavailable, match="the action was performed, but how it ended could not be recorded"):
+        gate(ledger).perform(ALLOWED, deed)
+    assert len(deed.seen) == 1
+
+
+def test_a_failed_deed_whose_outcome_cannot_be_recorded_raises_its_own_error_with_a_note() -> None:
+    ledger = FakeLedger(fails_from=2)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        gate(ledger).perform(ALLOWED, Deed(ledger, raises=KeyboardInterrupt()))
+    assert raised.value.__notes__ == ["and this could not be recorded: full (free it)"]
+
+
+def test_a_description_that_fails_does_not_make_the_deed_fail(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger", clock=lambda: 0.0)
+    door = Gate(locked(), ledger, clock=lambda: 0.0)
+    assert door.perform(ALLOWED, lambda _: 1, describe=lambda result: {"x": 1 // 0}) == 1
+    assert door.perform(ALLOWED, lambda _: 2, describe=lambda result: {"no name": result}) == 2
+    facts = [entry.event.facts for entry in read(ledger.path) if isinstance(entry.event, Outcome)]
+    assert facts == [{"undescribed": "ZeroDivisionError"}, {"undescribed": "ValueError"}]
+
+
+def test_with_a_real_ledger_the_record_verifies_and_names_the_action(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger", clock=lambda: 0.0)
+    door = Gate(locked(processes=True), ledger, clock=lambda: 0.0)
+    action = RunCommand.of(["echo", "\udcff\n\0x"[:2]], environment={"TOKEN": "hunter2"})
+    door.perform(action, lambda verdict: None)
+    assert verify(ledger.path).count == 2
+    event = next(iter(read(ledger.path))).event
+    assert isinstance(event, Intent)
+    assert event.action == {"kind": "RunCommand", "argv": list(action.argv), "cwd": None, "environment": ["TOKEN"]}
+    assert b"hunter2" not in ledger.path.read_bytes()
+
+
+def asking(monkeypatch: pytest.MonkeyPatch, ledger: FakeLedger, approver: FakeApprover | None) -> Gate:
+    """A gate whose policy asks: no rule does so yet, so the decision itself is replaced."""
+    monkeypatch.setattr(gate_module, "decide", lambda *_, **__: Ask(Reason("risky", "it is risky"), "the capability to be risky"))
+    return Gate(locked(), ledger, clock=lambda: approver.clock[0] if approver else 0.0, approver=approver)
+
+
+def test_a_question_that_is_answered_with_yes_in_time_is_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, approver = FakeLedger(), FakeApprover(Granted("alice"), takes=APPROVAL_SECONDS)
+    assert asking(monkeypatch, ledger, approver).perform(ALLOWED, Deed(ledger)) == "result"
+    [(action, verdict, deadline)] = approver.asked
+    assert (action, verdict.suggest, deadline) == (ALLOWED, "the capability to be risky", APPROVAL_SECONDS)
+    assert isinstance(ledger.events[0], Intent) and ledger.events[0].rule == "approval"
+
+
+@pytest.mark.parametrize(
+    ("approver", "why"),
+    [
+        (None, "nobody is there"),
+        (FakeApprover(Refused("no thanks")), "no thanks"),
+        (FakeApprover(OSError("gone")), "OSError"),
+        (FakeApprover(Granted("alice"), takes=APPROVAL_SECONDS + 1), "in time"),
+        (FakeApprover(True), "in time"),  # type: ignore[arg-type]
+    ],
+    ids=["nobody", "no", "exception", "too late", "not an answer"],
+)
+def test_anything_but_a_yes_in_time_is_a_refusal(monkeypatch: pytest.MonkeyPatch, approver: FakeApprover | None, why: str) -> None:
+    ledger = FakeLedger()
+    deed = Deed(ledger)
+    with pytest.raises(Denied, match=why) as refusal:
+        asking(monkeypatch, ledger, approver).perform(ALLOWED, deed)
+    assert refusal.value.hint == "ask for the capability to be risky"
+    assert deed.seen == []
+    assert isinstance(ledger.events[0], Refusal)

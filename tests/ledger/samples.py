@@ -1,0 +1,63 @@
+"""Events and writers that the ledger's tests share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent_sandbox.ledger.chain import read
+from agent_sandbox.ledger.event import Intent
+from agent_sandbox.ledger.store import Ledger
+
+
+def ledger_at(path: Path) -> Ledger:
+    """A ledger whose clock stands still."""
+    return Ledger(path, clock=lambda: 1.5)
+
+
+def intent(note: str = "") -> Intent:
+    """An intent that differs by its note."""
+    return Intent({"kind": "RunCommand", "argv": ["echo", note]}, "d" * 64, "p" * 64, "command")
+
+
+def filled(path: Path, count: int) -> Ledger:
+    """A ledger with some entries."""
+    ledger = ledger_at(path)
+    for number in range(count):
+        ledger.record(intent(str(number)))
+    return ledger
+
+
+def notes_in(path: Path) -> list[str]:
+    """The notes of all intents, in order."""
+    actions: list[Any] = [entry.event.action for entry in read(path) if isinstance(entry.event, Intent)]
+    return [action["argv"][1] for action in actions]
+
+
+def write_many(ledger: Ledger, name: int, count: int, announce: int | None = None) -> None:
+    """Record notes `name/0`, `name/1`, …, and announce each on a descriptor once it is recorded."""
+    for number in range(count):
+        ledger.record(intent(f"{name}/{number}"))
+        if announce is not None:
+            os.write(announce, f"{name}/{number}\n".encode())
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Fork a child that does the work and exits with 0, or with 1 when it raised. Returns its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            sys.stderr.write(f"{error!r}\n")
+            os._exit(1)
+    return pid
+
+
+def exit_code(pid: int) -> int:
+    """Wait for a child."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,0 +1,95 @@
+"""One event is one line, whatever it holds, and reads back as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from agent_sandbox.ledger.encoding import LONGEST_TEXT, Cut, decode, encode
+from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal, Torn
+from tests.ledger.samples import intent
+
+text = st.text(st.characters(), max_size=200) | st.text('\ud83d\ude00\udcff\n\r\0\x1b\u202e\u2028\x7f"\\{}$a', max_size=20)
+fact = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e18, 1e18) | text | st.binary(max_size=100),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def there_and_back(event: Event) -> Event:
+    line, digest = encode(7, 1.25, "0" * 64, event)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert all(0x20 <= byte < 0x7F for byte in line[:-1])
+    assert json.loads(line)["$hash"] == digest
+    entry = decode(line[:-1])
+    assert (entry.sequence, entry.time, entry.previous, entry.hash) == (7, 1.25, "0" * 64, digest)
+    return entry.event
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), fact, max_size=4), text)
+@example({"a": "\ud83d\ude00"}, "\ud83d\ude00\n")
+def test_any_facts_are_one_line_and_read_back_equal(facts: dict[str, Any], words: str) -> None:
+    refusal = Refusal(facts, words, words, words, words)
+    assert there_and_back(refusal) == refusal
+    outcome = Outcome(3, "done", facts)
+    assert there_and_back(outcome) == outcome
+
+
+def test_naughty_strings_are_one_line_each_and_read_back_equal(evaluation_data: Path) -> None:
+    strings = json.loads((evaluation_data / "blns.json").read_text("utf-8"))
+    assert len(strings) > 400
+    for string in strings:
+        event = Intent({"argv": [string], "raw": string.encode("utf-8", "surrogatepass")}, string, string, string)
+        assert there_and_back(event) == event
+
+
+def test_a_long_text_is_cut_and_its_length_and_digest_are_kept() -> None:
+    whole = "é" * 1_000_000
+    event = there_and_back(Outcome(1, "done", {"argument": whole, "short": "kept"}))
+    assert isinstance(event, Outcome)
+    cut = Cut("é" * LONGEST_TEXT, 2_000_000, hashlib.sha256(whole.encode()).hexdigest())
+    assert event.facts == {"argument": cut, "short": "kept"}
+    longest = Outcome(1, "done", {"argument": "a" * LONGEST_TEXT})
+    assert there_and_back(longest) == longest
+
+
+def test_a_field_of_many_small_values_is_cut_and_the_others_are_kept() -> None:
+    event = there_and_back(Intent({"argv": ["word"] * 100_000}, "digest", "policy", "rule"))
+    assert isinstance(event, Intent) and isinstance(event.action, Cut)
+    assert (event.digest, event.policy, event.rule) == ("digest", "policy", "rule")
+
+
+def test_long_bytes_are_cut_too() -> None:
+    event = there_and_back(Outcome(1, "done", {"raw": b"\xff" * 10_000}))
+    assert isinstance(event, Outcome)
+    cut: object = event.facts["raw"]
+    assert cut == Cut("\udcff" * LONGEST_TEXT, 10_000, hashlib.sha256(b"\xff" * 10_000).hexdigest())
+
+
+def test_a_torn_event_reads_back() -> None:
+    assert there_and_back(Torn(1, 2, "x")) == Torn(1, 2, "x")
+
+
+@pytest.mark.parametrize(
+    "facts", [{"$cut": 1}, {"a b": 1}, {"": 1}, {"a": float("nan")}, {"a": 2**64}, {"a": object()}, {"a": {"$text": "00"}}]
+)
+def test_facts_that_could_be_mistaken_for_something_else_are_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="fact"):
+        encode(1, 0.0, "0" * 64, Outcome(1, "done", facts))
+
+
+@given(st.data())
+def test_changing_any_byte_of_a_line_is_noticed(data: st.DataObject) -> None:
+    line = encode(1, 0.0, "0" * 64, intent("x"))[0][:-1]
+    place, byte = data.draw(st.integers(0, len(line) - 1)), data.draw(st.integers(0, 255))
+    changed = line[:place] + bytes([byte]) + line[place + 1 :]
+    if changed != line:
+        with pytest.raises(ValueError, match=r"entry|hash"):
+            decode(changed)

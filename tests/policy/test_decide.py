@@ -1,0 +1,108 @@
+"""The decision is total, repeatable, and never loosened by tightening a policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_sandbox.policy.action import LANGUAGES, Action, RunCode, RunCommand
+from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
+from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, required
+from agent_sandbox.policy.paths import Beneath, Tree
+from agent_sandbox.policy.secrets import Mask, default_masks
+
+CLONED = cloned(masks=default_masks(home="/home/u"))
+
+paths = st.lists(st.sampled_from(["a", "b", ".c"]), max_size=3).map(lambda parts: "/" + "/".join(parts))
+patterns = st.lists(st.builds(Tree, paths) | st.builds(Beneath, paths), max_size=3).map(tuple)
+masks = st.lists(st.builds(Mask, paths, st.just("test")), max_size=2).map(tuple)
+rules = st.builds(FileRules, st.booleans(), st.booleans(), patterns, patterns, st.booleans(), masks)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    base, processes = locked(), draw(st.booleans())
+    return replace(base, files=draw(rules), processes=processes, requires=required(processes, base.limits))
+
+
+codes = st.builds(
+    RunCode, st.sampled_from([*LANGUAGES, "cobol", ""]), st.just("0" * 64), st.integers(0, LARGEST_SOURCE + 1), st.none() | paths
+)
+actions: st.SearchStrategy[Action] = codes | st.builds(RunCommand, st.just(("ls",)), st.none() | paths)
+
+
+@st.composite
+def tightened(draw: st.DrawFn) -> tuple[Policy, Policy]:
+    """A policy, and one that allows at most as much."""
+    policy = draw(policies())
+    files = policy.files
+    narrower = replace(
+        files,
+        read=files.read and draw(st.booleans()),
+        write=files.write and draw(st.booleans()),
+        allowed=files.allowed[: draw(st.integers(0, 3))],
+        denied=files.denied + draw(patterns),
+        allow_hidden=files.allow_hidden and draw(st.booleans()),
+        masks=files.masks + draw(masks),
+    )
+    processes = policy.processes and draw(st.booleans())
+    return policy, replace(policy, files=narrower, processes=processes, requires=required(processes, policy.limits))
+
+
+@given(policies(), actions, st.floats())
+def test_every_question_has_one_answer_with_a_reason(policy: Policy, action: Action, now: float) -> None:
+    verdict = decide(policy, (), action, now=now)
+    assert isinstance(verdict, Allow | Deny | Ask)
+    assert verdict.because.rule and verdict.because.why
+    assert isinstance(verdict, Allow) or verdict.because.remedy
+    assert verdict == decide(replace(policy), (), replace(action), now=now)
+
+
+@given(tightened(), actions)
+def test_tightening_a_policy_never_turns_a_refusal_into_permission(pair: tuple[Policy, Policy], action: Action) -> None:
+    policy, tighter = pair
+    if isinstance(decide(policy, (), action, now=0), Deny):
+        assert isinstance(decide(tighter, (), action, now=0), Deny)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_known_languages_may_run_in_both_presets(language: str) -> None:
+    for policy in (locked(), CLONED):
+        assert isinstance(decide(policy, (), RunCode.of(language, b"1"), now=0), Allow)
+
+
+@pytest.mark.parametrize(
+    ("policy", "action", "rule"),
+    [
+        (CLONED, RunCode.of("cobol", b"1"), "language"),
+        (CLONED, RunCode.of("python", b""), "code-size"),
+        (CLONED, RunCode("python", "0" * 64, 50_000_000), "code-size"),
+        (locked(), RunCommand.of(["ls"]), "processes"),
+        (locked(), RunCode.of("python", b"1", cwd="/home/u"), "cwd"),
+        (CLONED, RunCommand.of(["ls"], cwd="/home/u/.ssh"), "cwd"),
+        (locked(read=True, allowed=[Beneath("/data/x")]), RunCode.of("python", b"1", cwd="/data"), "cwd"),
+        (locked(allowed=[Beneath("/data")]), RunCode.of("python", b"1", cwd="/data"), "cwd"),
+        (locked(read=True, allowed=[Beneath("/data")], denied=[Tree("/data")]), RunCode.of("python", b"1", cwd="/data"), "cwd"),
+    ],
+)
+def test_it_is_denied_by_the_rule_that_says_so(policy: Policy, action: Action, rule: str) -> None:
+    verdict = decide(policy, (), action, now=0)
+    assert isinstance(verdict, Deny)
+    assert verdict.because.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("policy", "action"),
+    [
+        (CLONED, RunCommand.of(["ls"], cwd="/home/u/project")),
+        (locked(), RunCode.of("python", b"1", cwd="/tmp")),
+        (locked(processes=True), RunCommand.of(["ls"])),
+        (locked(read=True, allowed=[Tree("/data")]), RunCode.of("python", b"1", cwd="/data")),
+        (locked(read=True, allowed=[Beneath("/data")]), RunCode.of("python", b"1", cwd="/data")),
+    ],
+)
+def test_the_like_that_is_allowed_is_allowed(policy: Policy, action: Action) -> None:
+    assert isinstance(decide(policy, (), action, now=0), Allow)

@@ -1,0 +1,89 @@
+"""A policy is checked when it is made and named by its digest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import EVERYWHERE, FileRules, cloned, locked
+from agent_sandbox.policy.paths import parse
+from agent_sandbox.policy.secrets import Mask, default_masks
+
+BOTH = {Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK, Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
+BOTH |= {Guarantee.MEMORY_WATCHED, Guarantee.DISK_LIMITED}
+MASKS = default_masks(home="/home/u")
+
+
+def test_locked_shows_nothing_and_starts_nothing() -> None:
+    policy = locked()
+    assert not policy.files.reaches("/etc/passwd") and not policy.processes and not policy.network
+    assert policy.requires == BOTH | {Guarantee.NO_NEW_PROCESSES}
+
+
+def test_cloned_shows_everything_but_the_masks() -> None:
+    policy = cloned(masks=MASKS)
+    assert policy.files.reaches("/etc/passwd") and policy.files.reaches("/home/u/.bashrc")
+    assert not policy.files.reaches("/etc/shadow") and not policy.files.reaches("/home/u/.ssh/id_ed25519")
+    assert policy.requires == BOTH
+    assert policy.limits.wall_seconds is None and policy.limits.output_bytes is None
+
+
+def test_a_limit_on_cpu_time_requires_its_guarantee() -> None:
+    assert Guarantee.CPU_LIMITED in locked(limits=Limits(cpu_seconds=1)).requires
+
+
+@pytest.mark.parametrize("dropped", [Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK, Guarantee.NO_NEW_PROCESSES, Guarantee.MEMORY_WATCHED])
+def test_a_policy_that_promises_more_than_it_requires_is_refused(dropped: Guarantee) -> None:
+    with pytest.raises(PolicyError, match=dropped.value):
+        replace(locked(), requires=locked().requires - {dropped})
+
+
+def test_network_is_refused_by_name_until_there_is_an_egress() -> None:
+    with pytest.raises(PolicyError, match="allow_network=True is refused"):
+        locked(network=True)
+    with pytest.raises(PolicyError, match="allow_network=True is refused"):
+        cloned(masks=(), network=True)
+
+
+def test_the_system_profile_needs_processes() -> None:
+    with pytest.raises(PolicyError, match="package managers"):
+        replace(locked(), system=True)
+
+
+def test_what_is_denied_or_masked_wins_over_what_is_allowed() -> None:
+    rules = FileRules(
+        read=True, allowed=(parse("/data/*"),), denied=(parse("/data/secrets/*"),), masks=(Mask("/data/.env", "test"),), allow_hidden=True
+    )
+    assert rules.reaches("/data/x") and rules.reaches("/data/.x")
+    assert not any(rules.reaches(path) for path in ("/data/secrets/x", "/data/.env", "/etc/passwd"))
+
+
+def test_hidden_names_are_there_only_when_allowed_or_spelt_out() -> None:
+    rules = FileRules(read=True, allowed=(parse("/data"), parse("/home/u/.config/app/*")))
+    assert rules.reaches("/data/x") and rules.reaches("/home/u/.config/app/x")
+    assert not any(rules.reaches(path) for path in ("/data/.git", "/data/.git/config", "/home/u/.config/app/.x"))
+    assert FileRules(read=True, allowed=EVERYWHERE, allow_hidden=True).reaches("/.x")
+    assert not FileRules(read=True, allowed=EVERYWHERE).reaches("/.x")
+
+
+def test_equal_policies_have_equal_digests_and_others_do_not() -> None:
+    base = locked(limits=Limits(wall_seconds=30))
+    assert base.digest() == locked(limits=Limits(wall_seconds=30.0)).digest()
+    others = [locked(read=True), locked(processes=True), locked(limits=Limits(wall_seconds=31)), cloned(masks=()), cloned(masks=MASKS)]
+    others += [locked(allowed=[parse("/a")]), locked(allowed=[parse("/a/*")]), locked(denied=[parse("/a")])]
+    assert len({policy.digest() for policy in [base, *others]}) == 9
+
+
+def test_the_digest_does_not_depend_on_the_process_that_computes_it() -> None:
+    script = "from agent_sandbox.policy.model import locked; print(locked().digest(), end='')"
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    seeds = [environment | {"PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    digests = {subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True, text=True).stdout for env in seeds}
+    assert digests == {locked().digest()}

@@ -1,0 +1,53 @@
+"""Secrets are hidden unless they are asked for by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.secrets import default_masks, reveal
+
+MASKS = default_masks(home="/home/u", homes_of_others=["/root", "/"], project="/home/u/app", state_dir="/home/u/.local/state/agent-sandbox")
+PATHS = [mask.path for mask in MASKS]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/home/u/.ssh",
+        "/root/.ssh",
+        "/.ssh",
+        "/root/.bash_history",
+        "/etc/shadow",
+        "/run/docker.sock",
+        "/home/u/app/.env",
+        "/home/u/.local/state/agent-sandbox",
+    ],
+)
+def test_it_is_masked_by_default(path: str) -> None:
+    assert path in PATHS
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "/etc/machine-id", "/var/log", "/home/u", "/home/u/app", "/home/u/app/.env.example", "/home/u/.config/pip/pip.conf"],
+)
+def test_it_stays_visible(path: str) -> None:
+    assert not any(path == masked or path.startswith(masked + "/") for masked in PATHS)
+
+
+def test_masks_are_sorted_unique_and_say_why() -> None:
+    assert sorted(set(PATHS)) == PATHS
+    assert all(mask.why for mask in MASKS)
+
+
+def test_revealing_removes_exactly_one() -> None:
+    assert set(MASKS) - set(reveal(MASKS, "/home/u/.ssh/")) == {mask for mask in MASKS if mask.path == "/home/u/.ssh"}
+
+
+def test_revealing_what_is_not_masked_is_an_error_that_names_the_mask_above() -> None:
+    with pytest.raises(PolicyError, match=r"reveal that") as refusal:
+        reveal(MASKS, "/home/u/.ssh/config")
+    assert "/home/u/.ssh;" in refusal.value.hint
+    with pytest.raises(PolicyError, match="nothing is masked"):
+        reveal(MASKS, "/home/u/readme")

