@@ -13,20 +13,27 @@ RENAME_EXCHANGE = 2
 
 
 class Swapper:
-    """While the block lasts, a child exchanges two names, over and over, also when they come and go."""
+    """While the block lasts, a child exchanges two names, over and over. It is under way when the block begins."""
 
     def __init__(self, one: Path, other: Path) -> None:
         self.names = os.fsencode(one), os.fsencode(other)
 
     def __enter__(self) -> Swapper:
+        under_way, tell = os.pipe()
         self.child = os.fork()
         if self.child == 0:
             try:
                 here = syscalls.AT_FDCWD
+                for _ in range(10):
+                    syscalls.check(syscalls.libc.renameat2(here, self.names[0], here, self.names[1], RENAME_EXCHANGE), "renameat2")
+                os.write(tell, b"x")
                 while True:
                     syscalls.libc.renameat2(here, self.names[0], here, self.names[1], RENAME_EXCHANGE)
             finally:
                 os._exit(0)
+        os.close(tell)
+        assert os.read(under_way, 1), "the names cannot be exchanged on this filesystem"
+        os.close(under_way)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.workspace.layers import layer_targets, make_layer, quote_target
@@ -25,6 +25,7 @@ def test_layers_are_found_again_by_their_targets(tmp_path: Path) -> None:
     os.close(layers)
 
 
+@settings(database=None)
 @given(st.lists(st.binary(min_size=1).map(lambda raw: b"/" + raw.replace(b"\0", b"0")), max_size=5, unique=True))
 def test_no_two_targets_share_a_key_and_every_key_is_a_file_name(targets: list[bytes]) -> None:
     keys = [quote_target(os.fsdecode(target)) for target in targets]

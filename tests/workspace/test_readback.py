@@ -13,13 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.layers import make_layer
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.removal import remove_tree
-from tests.workspace.overlays import edit, userxattr
+from tests.workspace.overlays import edit, in_namespace, userxattr
 from tests.workspace.racing import deep_tree
 
 
@@ -232,6 +233,20 @@ def test_a_deleted_directory_that_contains_something_hidden_says_so(machine: Mac
     machine.edit(lambda view: shutil.rmtree(view / "d"))
     assert only(machine.changes(masks=("/data/d/.env",))).masks_real
     assert not only(machine.changes()).masks_real
+
+
+def test_a_mount_on_the_machine_is_compared_as_what_its_path_means(machine: Machine) -> None:
+    (machine.data / "mount").mkdir()
+    (machine.layer / "upper/mount").mkdir()
+    for name in ("same", "new"):
+        (machine.layer / "upper/mount" / name).write_text("x")
+
+    def body() -> None:
+        syscalls.mount("tmpfs", str(machine.data / "mount"), "tmpfs", 0, "mode=755")
+        (machine.data / "mount/same").write_text("x")
+        assert machine.kinds() == {"/data/mount/new": "added"}
+
+    in_namespace(body)
 
 
 def test_more_changes_than_the_limit_are_refused_rather_than_cut(machine: Machine) -> None:

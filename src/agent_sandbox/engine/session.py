@@ -15,6 +15,7 @@ from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
+from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
@@ -184,13 +185,14 @@ class Session:
 
     def _changes(self, guest: ProcessGuest) -> ChangeSet:
         assert guest.layers is not None
-        return changes_in(guest.layers, self.policy, owner_shift=guest.owner_shift)
+        return changes_in(guest.layers, self.policy)
 
 
-def changes_in(layers: int, policy: Policy, *, owner_shift: int = 0) -> ChangeSet:
-    """The change set of the layers below a descriptor."""
+def changes_in(layers: int, policy: Policy) -> ChangeSet:
+    """The change set of the layers below a descriptor, which a guest of ours has written."""
+    root = os.geteuid() == 0
     masks = [mask.path for mask in policy.files.masks]
-    return read_layers(layers, layer_targets(layers), userxattr=os.geteuid() != 0, owner_shift=owner_shift, masks=masks)
+    return read_layers(layers, layer_targets(layers), userxattr=not root, owner_shift=FIRST_ID if root else 0, masks=masks)
 
 
 def action_of(work: Work) -> Action:

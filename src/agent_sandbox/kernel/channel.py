@@ -1,7 +1,7 @@
 """Messages between the supervisor and what it starts: plain values, marshalled, behind a length, over a stream socket.
 
-marshal and not pickle: it makes values only, never objects. It may still be crashed by malformed bytes, so it is used solely between our own
-processes; what a guest could have written is never read through this module, but as bounded raw bytes.
+marshal and not pickle: it makes values only, never objects. It may still be crashed by malformed bytes, so it is used solely between our
+own processes; what a guest could have written is never read through this module, but as bounded raw bytes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.placing import QUIET, Mask, Site, attach_clone, copy_entry, directory_for, file_for, hide, make_layer, mount_overlay
+from agent_sandbox.kernel.placing import (
+    QUIET,
+    Mask,
+    Site,
+    attach_clone,
+    copy_entry,
+    directory_for,
+    file_for,
+    fill_mask_layer,
+    make_layer,
+    mount_overlay,
+)
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # What containers mask too: files of /proc that tell of, or act on, the host as a whole.
@@ -43,7 +54,10 @@ class ThrowAway:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Upper layers in a directory that outlives the run. Ids on disk are the machine's own, whatever the guest's are mapped to."""
+    """Upper layers in a directory that outlives the run.
+
+    Not idmapped: as root the files in it belong to the guest's own, unused ids, so that a setuid file a guest leaves there is nobody's.
+    """
 
     path: str
 
@@ -51,7 +65,7 @@ class OnDisk:
         return f"layers kept in {self.path}"
 
     def perform(self, site: Site) -> None:
-        attach_clone(self.path, "u", site, writable=True)
+        attach_clone(self.path, "u", None, writable=True)
 
 
 @dataclass(frozen=True)
@@ -76,12 +90,11 @@ class Overlay:
         lower, mask_layer = f"l/{number}", f"m/{number}"
         try:
             os.mkdir(lower)
-            attach_clone(self.source, lower, site, writable=False)
+            attach_clone(self.source, lower, site.userns, writable=False)
             lowers = [lower]
             if self.masks or not self.writable:  # an overlay without an upper wants two layers
                 make_layer(mask_layer, lower)
-                for mask in self.masks:
-                    hide(mask_layer, lower, mask, site)
+                fill_mask_layer(mask_layer, lower, self.masks, site)
                 for place in self.places:
                     os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
                 lowers.insert(0, mask_layer)
@@ -131,7 +144,7 @@ class Bind:
         if not stat.S_ISREG(os.stat(self.source).st_mode):  # a directory or socket bound in would be a hole
             raise OSError(errno.EINVAL, "only regular files are bound", self.source)
         with file_for(self.target) as place:
-            attach_clone(self.source, place, site, writable=False)
+            attach_clone(self.source, place, site.userns, writable=False)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,10 @@ import struct
 from agent_sandbox.kernel import syscalls as sc
 
 IDS = 65536  # how many ids a guest started by root has
+# Where they begin: above every range that distributions and systemd hand out, below what overflows a signed 32-bit id. The same for all guests:
+# layers on disk carry these ids, and guests cannot see one another's processes or files anyway.
+FIRST_ID = 0x70000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-
-
-def shift_for(pid: int) -> int:
-    """Where the ids of the guests of one zygote begin: above what distributions hand out, below what overflows a signed 32-bit id.
-
-    Two zygotes may share a range; that is harmless, since their guests cannot see one another's processes or files.
-    """
-    return 0x20000000 + pid % 8192 * IDS
 
 
 def write_maps(pid: int | str, *, uid_map: str, gid_map: str, deny_setgroups: bool) -> None:
@@ -51,8 +46,8 @@ def enter_own_user_namespace() -> None:
     write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
 
 
-def make_id_mapping(shift: int) -> int:
-    """As root: a descriptor of a user namespace that maps the machine's ids 0… to shift…, for idmapped mounts. Nothing runs in it."""
+def make_id_mapping() -> int:
+    """As root: a descriptor of a user namespace that maps the machine's ids 0… to FIRST_ID…, for idmapped mounts. Nothing runs in it."""
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -66,7 +61,7 @@ def make_id_mapping(shift: int) -> int:
         os.close(tell)
         if not os.read(ready, 1):
             raise OSError(1, "cannot make a user namespace")
-        whole = f"0 {shift} {IDS}"
+        whole = f"0 {FIRST_ID} {IDS}"
         write_maps(child, uid_map=whole, gid_map=whole, deny_setgroups=False)
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -96,13 +96,13 @@ def _walk(target: str) -> int:
     return fd
 
 
-def attach_clone(source: str, place: str, site: Site, *, writable: bool) -> None:
-    """Attach a private copy of one mount, without what is mounted below it; as root with the machine's ids moved to the guest's."""
+def attach_clone(source: str, place: str, userns: int | None, *, writable: bool) -> None:
+    """Attach a private copy of one mount, without what is mounted below it; with `userns`, the machine's ids moved to the guest's."""
     fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
     try:
         flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
-        if site.userns is not None:
-            sc.mount_setattr(fd, set_flags=flags | sc.MOUNT_ATTR_IDMAP, userns=site.userns)
+        if userns is not None:
+            sc.mount_setattr(fd, set_flags=flags | sc.MOUNT_ATTR_IDMAP, userns=userns)
         else:
             sc.mount_setattr(fd, set_flags=flags)
         sc.move_mount(fd, place)
@@ -131,41 +131,50 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
 def make_layer(path: str, like: str, shift: int = 0) -> None:
     """An empty layer whose top directory looks like another: overlay shows the mode and owner of the uppermost one."""
     os.mkdir(path, 0o700)
-    _look_like(path, os.stat(like), shift)
+    look_like(path, os.stat(like), shift)
 
 
-def hide(layer: str, lower: str, mask: Mask, site: Site) -> None:
-    """Put a whiteout (or an empty, opaque directory) for `mask` into a mask layer, with parents that look like the real ones.
+def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site) -> None:
+    """Put a whiteout, or an empty opaque directory, for each mask into a mask layer, with parents that look like the real ones.
 
-    Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear.
+    Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear. There may be
+    hundreds of masks and most of what they name does not exist, so each parent is looked at once. Wider masks come before narrower ones.
     """
-    parts = mask.path.split("/")
-    for depth, part in enumerate(parts):
-        path = "/".join(parts[: depth + 1])
-        place = f"{layer}/{path}"
-        try:
-            real = os.lstat(f"{lower}/{path}")
-        except FileNotFoundError:
-            real = None
-        last = depth == len(parts) - 1
-        if os.path.lexists(place):
-            if not os.path.isdir(place) or site.opaque_attribute in os.listxattr(place):
-                return  # a wider mask covers this one already
-            if not last:
-                continue
-            os.rmdir(place)  # raises when narrower masks are in it: plans list wider masks first
-        if last and mask.keep and real is not None and stat.S_ISDIR(real.st_mode):
+    parents: dict[str, bool] = {"": True}  # made in the layer; False: hidden as a whole, or not a directory
+
+    def parent(path: str) -> bool:
+        if path not in parents:
+            parents[path] = parent(os.path.dirname(path)) and _make_parent(layer, lower, path)
+        return parents[path]
+
+    for mask in masks:
+        if not parent(os.path.dirname(mask.path)) or mask.path in parents:
+            if parents.get(mask.path):
+                raise OSError(errno.ENOTEMPTY, "a wider mask must come before the narrower ones in it", mask.path)
+            continue
+        place, real = f"{layer}/{mask.path}", f"{lower}/{mask.path}"
+        if mask.keep and os.path.isdir(real) and not os.path.islink(real):
             os.mkdir(place)
-            _look_like(place, real, 0)
+            look_like(place, os.lstat(real))
             os.setxattr(place, site.opaque_attribute, b"y")
-        elif last or real is None:
-            os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
-            return
-        elif stat.S_ISDIR(real.st_mode):
-            os.mkdir(place, 0o700)
-            _look_like(place, real, 0)
         else:
-            raise OSError(errno.ENOTDIR, f"cannot hide {mask.path}: {part} is not a directory")
+            os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
+        parents[mask.path] = False
+
+
+def _make_parent(layer: str, lower: str, path: str) -> bool:
+    try:
+        real = os.lstat(f"{lower}/{path}")
+    except FileNotFoundError:
+        os.mknod(f"{layer}/{path}", stat.S_IFCHR, os.makedev(0, 0))
+        return False
+    if not stat.S_ISDIR(real.st_mode):
+        if stat.S_ISLNK(real.st_mode):  # plans name resolved paths; a link here means that the machine has changed since
+            raise OSError(errno.ELOOP, "a link has taken the place of a directory with something to hide", path)
+        return False  # a file: there can be nothing below it, now or later
+    os.mkdir(f"{layer}/{path}", 0o700)
+    look_like(f"{layer}/{path}", real)
+    return True
 
 
 def copy_entry(source: str, place: str, shift: int) -> None:
@@ -182,10 +191,11 @@ def copy_entry(source: str, place: str, shift: int) -> None:
                 new.write(chunk)
     else:
         return  # sockets, pipes and devices are not copied
-    _look_like(place, real, shift)
+    look_like(place, real, shift)
 
 
-def _look_like(path: str, real: os.stat_result, shift: int) -> None:
+def look_like(path: str, real: os.stat_result, shift: int = 0) -> None:
+    """Give a directory or file of a layer the mode and owner of a real one, as far as we may."""
     mode = stat.S_IMODE(real.st_mode) & 0o1777
     try:
         os.chown(path, real.st_uid + shift, real.st_gid + shift)

@@ -13,19 +13,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
+import sys
 import termios
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agent_sandbox.kernel import capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
+from agent_sandbox.kernel import accounting, capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import watch_over
 
 HOSTNAME = "sandbox"
+DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
 READY = b"R"  # the guest's one byte: everything is in force
 
 
@@ -54,8 +58,7 @@ def identify(*, mapped: bool = True) -> Identity:
     hierarchies = cgroups.here()
     if os.geteuid() != 0 or not mapped:
         return Identity(os.geteuid() == 0, hierarchies)
-    shift = namespaces.shift_for(os.getpid())
-    return Identity(True, hierarchies, shift, namespaces.make_id_mapping(shift))
+    return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
 
 
 def keep(seat: Seat, identity: Identity, program: Callable[[socket.socket], NoReturn]) -> NoReturn:
@@ -78,30 +81,43 @@ def _keep(seat: Seat, identity: Identity, program: Callable[[socket.socket], NoR
     try:
         if request["memory_hard"] and "memory" not in cgroup.enforces:
             raise OSError(errno.ENOTSUP, f"a hard memory limit was asked for: {cgroup.missing.get('memory', 'no cgroup')}")
-        cgroup.join()
         request["enforced"] = cgroup.enforces
         if not identity.root:
             namespaces.enter_own_user_namespace()
-        sc.unshare(sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP)
+        sc.unshare(sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS)
         ours, theirs = socket.socketpair()  # also the death pipe: when the keeper goes, init sees its end close
         child = os.fork()
         if child == 0:
             ours.close()
             _become_init(seat, identity, program, request, theirs)
         theirs.close()
-        for fd in (*seat.stdio, seat.payload.fileno()):
-            os.close(fd)
-        _map_when_asked(ours, identity, child)
-        os.waitpid(child, 0)
-        cgroup.leave()
+        channel.close_all((*seat.stdio, seat.payload.detach()))
+        full = False
+        try:
+            _receive_in_cgroup(cgroup, child)
+            _map_when_asked(ours, identity, child)
+            full = _outgrows_its_disk(child, request["layers"], request["disk_bytes"])
+        finally:
+            if full or sys.exc_info()[0] is not None:
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         used = cgroup.usage()
+        hit = [*sorted(cgroup.hit()), *(["disk"] if full else [])]
         _report(
             seat.control,
-            {"kind": "end", "cpu": used.cpu_seconds, "memory": used.peak_memory_bytes, "oom": used.oom_kills, "hit": sorted(cgroup.hit())},
+            {"kind": "end", "cpu": used.cpu_seconds, "memory": used.peak_memory_bytes, "oom": used.oom_kills, "hit": hit, "full": full},
         )
         return 0
     finally:
         cgroup.remove()
+
+
+def _receive_in_cgroup(cgroup: cgroups.Cgroup, child: int) -> None:
+    """Move init into the cgroup while it builds the view: moving a process may wait for all CPUs, and this way nobody waits for it twice."""
+    try:
+        cgroup.join(child)
+    except ProcessLookupError:
+        return  # init has failed already and said so itself
 
 
 def _map_when_asked(ours: socket.socket, identity: Identity, child: int) -> None:
@@ -112,6 +128,31 @@ def _map_when_asked(ours: socket.socket, identity: Identity, child: int) -> None
         whole = f"0 {identity.shift} {namespaces.IDS}"
         namespaces.write_maps(child, uid_map=whole, gid_map=whole, deny_setgroups=False)
     ours.sendall(b"m")
+
+
+def _outgrows_its_disk(init: int, layers: str | None, limit: int | None) -> bool:
+    """Wait until init ends, or until layers on disk have outgrown their limit. Here, because only the host side can read all of them."""
+    handle = os.pidfd_open(init)
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    pause = None if layers is None or limit is None else DISK_TICK
+    while not poller.poll(pause and pause * 1000):
+        began = time.monotonic()
+        used = _disk_bytes(layers or "")
+        if limit is not None and used > limit:
+            return True
+        # A large layer takes long to measure: never spend more than a tenth of the time on it.
+        pause = max(DISK_TICK, 10 * (time.monotonic() - began))
+    os.close(handle)
+    return False
+
+
+def _disk_bytes(path: str) -> int:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return accounting.disk_bytes(directory)
+    finally:
+        os.close(directory)
 
 
 def _become_init(
@@ -127,10 +168,9 @@ def _become_init(
         guest = os.fork()
         if guest == 0:
             _become_guest(seat, program, request, stdio, program_filter)
-        for fd in (*stdio, seat.payload.fileno()):
-            os.close(fd)
+        channel.close_all((*stdio, seat.payload.detach()))
         handed = [layers] + ([master] if master is not None else [])
-        channel.send(seat.control, {"kind": "ready", "notes": notes, "shift": identity.shift}, handed)
+        channel.send(seat.control, {"kind": "ready", "notes": notes}, handed)
         if master is not None:
             os.close(master)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
@@ -160,7 +200,8 @@ def _give_up_identity(identity: Identity, keeper: socket.socket) -> None:
     sc.unshare(sc.CLONE_NEWUSER)
     keeper.sendall(b"?")
     if not keeper.recv(1):
-        raise OSError(1, "the keeper has gone")
+        raise OSError(errno.ESRCH, "the keeper has gone")
+    sc.unshare(sc.CLONE_NEWCGROUP)  # only now are we in our cgroup, which becomes the root of what /proc/self/cgroup tells
     if identity.root:
         os.setgroups([])
     else:
@@ -177,6 +218,7 @@ def _give_up_power(request: dict[str, Any]) -> None:
         open_files=request["open_files"],
         processes=None if "processes" in request["enforced"] else request["processes"],
         data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"],
+        file_bytes=None if "memory" in request["enforced"] else request["file_bytes"],  # memory in a memfd is in nobody's account
         cpu_seconds=request["cpu_seconds"],
     )
     if request["system"]:

@@ -124,7 +124,6 @@ class ProcessGuest:
         self.launch = launch
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
-        self.owner_shift = 0  # what the owners of files in these layers are moved by
         self._control, self._control_end = socket.socketpair()
         self._payload, self._payload_end = socket.socketpair()
         self._child: int | None = None
@@ -175,7 +174,6 @@ class ProcessGuest:
             self.layers, *terminal = descriptors
             self._terminal = terminal[0] if terminal else None
             self.notes = tuple(message["notes"])
-            self.owner_shift = message["shift"]
             answer = self._payload.recv(4096)
             if answer != stage.READY:
                 why = answer.decode(errors="replace") or "it ended before it was ready"
@@ -294,6 +292,8 @@ class ProcessGuest:
 
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
         ended, cgroup = self._messages.get("exit"), self._messages.get("end", {})
+        if "failed" in self._messages:
+            raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
         hit = list(ended["hit"]) if ended else []
         hit += [name for name in cgroup.get("hit", ()) if name not in hit]
         if any(sink.cut for sink in sinks.values()):
@@ -306,6 +306,8 @@ class ProcessGuest:
             reason = Reason.SIGNALLED
         if cgroup.get("oom") and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
             reason = Reason.OUT_OF_MEMORY
+        if cgroup.get("full"):
+            reason = Reason.DISK_LIMIT
         if reason is Reason.KILLED and self._killed and self._killed != "killed":
             reason = Reason(self._killed)
         if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
@@ -350,7 +352,7 @@ def request_for(launch: Launch) -> dict[str, Any]:
     """What keeper and init are told: paths, limits and permissions, never code, environment or input."""
     limits = launch.limits
     native = not isinstance(launch.program, PythonCode)
-    on_disk = isinstance(launch.root.layers, mounts.OnDisk)
+    layers = launch.root.layers.path if isinstance(launch.root.layers, mounts.OnDisk) else None
     return {
         "plan": mounts.encode(launch.root),
         "wall_seconds": limits.wall_seconds,
@@ -359,7 +361,9 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "memory_hard": Guarantee.MEMORY_HARD in launch.requires,
         "processes": limits.processes,
         "open_files": limits.open_files,
-        "disk_bytes": limits.disk_bytes if on_disk else None,
+        "layers": layers,
+        "disk_bytes": limits.disk_bytes,
+        "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
         "may_fork": launch.processes,
         "may_exec": launch.processes or native,
         "system": launch.system,

@@ -90,22 +90,28 @@ def open_directory(directory: int, path: str, *, one_filesystem: bool = True) ->
     return open_beneath(directory, path, _DIRECTORY, one_filesystem=one_filesystem)
 
 
-def xattrs(directory: int, name: str) -> dict[str, bytes]:
+def xattrs(directory: int, name: str, *, one_filesystem: bool = True) -> dict[str, bytes]:
     """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
-    handle = open_beneath(directory, name, os.O_PATH | os.O_NOFOLLOW)
+    handle = open_beneath(directory, name, os.O_PATH | os.O_NOFOLLOW, one_filesystem=one_filesystem)
     try:
         here = f"/proc/self/fd/{handle}"
-        found: dict[str, bytes] = {}
         try:
-            for attribute in os.listxattr(here):
-                found[attribute] = b""
-                found[attribute] = os.getxattr(here, attribute)
+            return {attribute: _attribute(here, attribute) for attribute in os.listxattr(here)}
         except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.ENODATA):
-                raise
-        return found
+            if error.errno == errno.ENOTSUP:
+                return {}
+            raise
     finally:
         os.close(handle)
+
+
+def _attribute(path: str, name: str) -> bytes:
+    try:
+        return os.getxattr(path, name)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENODATA):
+            return b""
+        raise
 
 
 @dataclass(frozen=True, slots=True)

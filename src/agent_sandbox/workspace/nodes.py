@@ -58,7 +58,7 @@ class Node:
 def describe(
     directory: int, name: str, status: os.stat_result, attributes: Mapping[str, bytes], *, own_prefix: str, owner_shift: int = 0
 ) -> Node:
-    """The node at `name`, whose status and attributes are known. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
+    """The node at `name`, of known status and attributes. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
     kind = EntryType.of(status.st_mode)
     return Node(
         type=kind,

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
@@ -51,9 +52,14 @@ def read_layers(
             continue
         try:
             with Reality(machine_root.rstrip("/") + target) as reality:
-                reader = _LayerReader(target, reality, prefix, owner_shift, frozenset(masks), there, budget)
+                reader = _LayerReader(target, reality, prefix, owner_shift, frozenset(masks), there, budget, not userxattr)
                 for entry in beneath.walk(upper, limit=budget.entries):
                     changes.extend(reader.read(entry))
+        except OSError as error:
+            raise WorkspaceError(
+                f"cannot read what this sandbox changed below {target!r}: {error.strerror or error}",
+                hint="wait until nothing runs in it; agent-sandbox reset drops it",
+            ) from error
         finally:
             os.close(upper)
     return ChangeSet(tuple(changes))
@@ -90,6 +96,7 @@ class _LayerReader:
     masks: frozenset[str]
     masks_with_something: frozenset[str]
     budget: _Budget
+    owners: bool  # rootless there is only one owner, to whom the kernel gives what it copies up of others
     around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
 
     def __post_init__(self) -> None:
@@ -139,7 +146,7 @@ class _LayerReader:
         if status is None or directory is None:
             return None
         try:
-            return describe(directory, name, status, beneath.xattrs(directory, name), own_prefix=self.prefix)
+            return describe(directory, name, status, beneath.xattrs(directory, name, one_filesystem=False), own_prefix=self.prefix)
         except FileNotFoundError:
             return None
 
@@ -171,7 +178,7 @@ class _LayerReader:
                 kind = Kind.MODIFIED
             elif before.mode != after.mode:
                 kind = Kind.MODE
-            elif (before.uid, before.gid) != (after.uid, after.gid):
+            elif self.owners and (before.uid, before.gid) != (after.uid, after.gid):
                 kind = Kind.OWNER
             elif before.xattrs != after.xattrs:
                 kind = Kind.XATTR

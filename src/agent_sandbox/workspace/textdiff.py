@@ -23,7 +23,9 @@ from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 # Printable to Unicode, and yet nothing or only a blank is seen.
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u2800\u3164\uffa0") | frozenset(map(chr, range(0xFE00, 0xFE10)))
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u2800\u3164\uffa0") | frozenset(
+    map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
 _WORK = 50_000_000  # comparisons at worst; difflib is cubic when a guest wants it to be
 _BITS = {EntryType.FILE: 0o100000, EntryType.SYMLINK: 0o120000, EntryType.DIRECTORY: 0o040000}
 
@@ -48,7 +50,7 @@ def visible(text: str) -> str:
 
 
 def _shown(character: str) -> str:
-    if character.isprintable() and character not in _BLANK and not 0xE0100 <= ord(character) <= 0xE01EF:
+    if character.isprintable() and character not in _BLANK:
         return character
     code = ord(character)
     if character == "\t":

@@ -201,30 +201,36 @@ def _copy(plan: _Plan, directory: str) -> None:
     plan.notes.append(f"{directory} is a copy made as the run starts: what changes there meanwhile is not seen")
 
 
-def _mask(plan: _Plan, keep: Sequence[str]) -> None:
+def _mask(plan: _Plan, needed: Sequence[str]) -> None:
     """Hide what is denied or secret in every overlay it can be reached through, and give what must stay an overlay of its own."""
     hidden: dict[str, bool] = {}  # path: whether the directory itself stays
+    places = _Places(plan.host)
     for path, stays in _hidden_paths(plan.rules):
-        for place in _places_of(path, plan.host):
+        for place in places.of(path):
             hidden[place] = hidden.get(place, False) or stays
-    kept = [tree for tree in keep if any(_covers(path, os.path.realpath(tree)) for path in hidden)]
+    real_needed = {tree: os.path.realpath(tree) for tree in needed}
+    kept = [tree for tree, real in real_needed.items() if any(_covers(path, real) for path in hidden)]
+    masks: dict[str, list[Mask]] = {}
+    room: dict[str, list[str]] = {}  # directories to mount on, below hidden ones
     for path in sorted(hidden, key=lambda path: path.count("/")):
-        stays = hidden[path] or any(_covers(path, os.path.realpath(tree)) for tree in kept)
-        holders = [overlay for overlay in plan.overlays if _covers(overlay.source, path)]
-        for overlay in [each for each in plan.overlays if _covers(path, each.source) and path != each.source]:
-            plan.overlays.remove(overlay)  # a filesystem mounted below what is hidden
-        for overlay in holders:
-            index = plan.overlays.index(overlay)
+        inside = [real_needed[tree] for tree in kept if _covers(path, real_needed[tree])]
+        for overlay in list(plan.overlays):
             if path == overlay.source:
                 plan.overlays.remove(overlay)
                 plan.steps.append(Directory(overlay.target))
-                continue
-            relative = os.path.relpath(path, overlay.source)
-            inside = [os.path.relpath(tree, overlay.source) for tree in kept if _covers(path, tree)]
-            plan.overlays[index] = replace(overlay, masks=(*overlay.masks, Mask(relative, stays)), places=(*overlay.places, *inside))
-    for tree in kept:
-        plan.overlays = [overlay for overlay in plan.overlays if overlay.target != tree]
-        plan.overlays.append(Overlay(os.path.realpath(tree), tree, quote_target(tree), writable=False))
+            elif _covers(path, overlay.source):  # a filesystem mounted below what is hidden
+                plan.overlays.remove(overlay)
+            elif _covers(overlay.source, path):
+                start = len(overlay.source.rstrip("/")) + 1
+                masks.setdefault(overlay.target, []).append(Mask(path[start:], hidden[path] or bool(inside)))
+                room.setdefault(overlay.target, []).extend(tree[start:] for tree in inside)
+    plan.overlays[:] = [
+        replace(each, masks=tuple(masks.get(each.target, ())), places=tuple(room.get(each.target, ())))
+        for each in plan.overlays
+        if each.source not in {real_needed[tree] for tree in kept}
+    ]
+    for real in dict.fromkeys(real_needed[tree] for tree in kept):
+        plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
 
 
 def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
@@ -235,21 +241,25 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
         yield mask.path, False
 
 
-def _places_of(path: str, host: Host) -> Iterator[str]:
+class _Places:
     """Everywhere the same thing can be reached: under its own name, behind links, and where its filesystem is mounted again."""
-    if path == "/":
-        raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
-    named = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-    real = os.path.realpath(path)
-    for place in dict.fromkeys((named, real)):
-        yield place
-        if _mounted_twice(host):
-            yield from mountinfo.aliases(host.mounts, place)
 
+    def __init__(self, host: Host) -> None:
+        devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
+        self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
+        self._directories: dict[str, str] = {}  # there are hundreds of masks in a handful of directories
 
-def _mounted_twice(host: Host) -> bool:
-    devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
-    return len(devices) != len(set(devices))
+    def of(self, path: str) -> Iterator[str]:
+        if path == "/":
+            raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
+        directory = os.path.dirname(path)
+        if directory not in self._directories:
+            self._directories[directory] = os.path.realpath(directory)
+        named = os.path.join(self._directories[directory], os.path.basename(path))
+        for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
+            yield place
+            if self._mounts:
+                yield from mountinfo.aliases(self._mounts, place)
 
 
 def _mounted_below(host: Host, directory: str) -> list[Mount]:
