@@ -88,7 +88,9 @@ def _prefix_of(binary: str) -> tuple[str, ...]:
 
 def _needs(trees: tuple[str, ...], binaries: tuple[str, ...]) -> Needs:
     links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
-    directories = tuple(f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"))
+    directories = tuple(
+        f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+    )
     linked = {target for target, _ in links}
     shown = tuple(dict.fromkeys(tree for tree in (*trees, *directories) if tree not in linked))
     files = (*binaries, *(os.path.realpath(path) for binary in binaries for path in loader_of(binary)))

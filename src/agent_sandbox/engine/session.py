@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.errors import PolicyError
+from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
 from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
@@ -97,12 +97,15 @@ class Session:
         project: str | None = None,
         state: SandboxState | None = None,
         look: Callable[[], Host] = Host.look,
+        on_busy: Callable[[Busy], None] | None = None,
     ) -> None:
+        """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`."""
         self._gate = gate
         self._runtime = runtime
         self._project = project
         self._state = state
         self._look = look
+        self._on_busy = on_busy
 
     @property
     def policy(self) -> Policy:
@@ -142,7 +145,7 @@ class Session:
         with ExitStack() as stack:
             repaired: tuple[str, ...] = ()
             if self._state is not None:
-                stack.enter_context(self._state.lock(command=_title(work)))
+                self._hold(self._state, work, stack)
                 repaired = self._state.prepare()
             program, executables, plan = self._plan(work)
             guest = self._runtime.launch(self._launch(work, program, executables, plan))
@@ -162,6 +165,15 @@ class Session:
                 refused=guest.refused,
                 notes=(*plan.notes, *guest.notes, *repaired),
             )
+
+    def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
+        try:
+            stack.enter_context(state.lock(command=_title(work)))
+        except Busy as busy:
+            if self._on_busy is None:
+                raise
+            self._on_busy(busy)
+            stack.enter_context(state.lock(wait=True, command=_title(work)))
 
     def _launch(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...], plan: MountPlan) -> Launch:
         policy = self.policy

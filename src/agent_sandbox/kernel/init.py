@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, channel
 
-GO, SIGNAL = b"g", b"s"
+GO, SIGNAL = b"g\0", b"s"  # orders are two bytes each, the second of SIGNAL being its number
 TICK = 0.05  # seconds between looks at what only can be watched
 FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
 
-def watch_over(guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]) -> NoReturn:
+def watch_over(
+    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]
+) -> NoReturn:
     """Watch over the guest's main program until the run is over, say how it ended, and exit."""
     verdict = _watch(guest, control, keeper, supervisor, layers, request)
     try:
@@ -51,7 +53,7 @@ def _watch(
             reason, hit = "killed", "supervisor"
         elif control.fileno() in ready:
             command = control.recv(2)
-            if command[:1] == GO:
+            if command == GO:
                 began = time.monotonic()
                 deadline = began + (request["wall_seconds"] or float(1 << 32))
                 watch.begin()

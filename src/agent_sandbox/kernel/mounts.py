@@ -35,7 +35,19 @@ from agent_sandbox.kernel.placing import (
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # What containers mask too: files of /proc that tell of, or act on, the host as a whole.
-PROC_MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "timer_list", "timer_stats", "sched_debug", "scsi", "sysrq-trigger", "kmsg")
+PROC_MASKED = (
+    "acpi",
+    "asound",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "timer_list",
+    "timer_stats",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
+    "kmsg",
+)
 PROC_READONLY = ("bus", "fs", "irq", "sys")
 
 

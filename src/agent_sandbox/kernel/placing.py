@@ -101,13 +101,21 @@ def attach_clone(source: str, place: str, userns: int | None, *, writable: bool)
     fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
     try:
         flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
+        sc.mount_setattr(fd, set_flags=flags)
         if userns is not None:
-            sc.mount_setattr(fd, set_flags=flags | sc.MOUNT_ATTR_IDMAP, userns=userns)
-        else:
-            sc.mount_setattr(fd, set_flags=flags)
+            _move_ids(fd, userns, source)
         sc.move_mount(fd, place)
     finally:
         os.close(fd)
+
+
+def _move_ids(fd: int, userns: int, source: str) -> None:
+    try:
+        sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_IDMAP, userns=userns)
+    except OSError as error:
+        # Without this the guest would be the machine's root, or could not read root's files: neither is what was asked for.
+        why = f"the filesystem of {source} cannot be idmapped, so a guest of root would be the machine's own root"
+        raise OSError(error.errno, f"{why} ({error.strerror}); start it as an ordinary user") from error
 
 
 def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:

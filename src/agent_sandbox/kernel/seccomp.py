@@ -67,10 +67,11 @@ class Program:
 
 
 @functools.cache
-def compile_filter(*, processes: bool, execute: bool = True, machine: str = syscalls.MACHINE) -> Program:
+def compile_filter(*, processes: bool, execute: bool = True, system: bool = False, machine: str = syscalls.MACHINE) -> Program:
     """The filter for a guest. Without `processes` it can start threads only; without `execute` it cannot become another program.
 
-    Raises `RuntimeUnavailable` on a machine whose system call numbers are not known.
+    With `system` it permits no more, but refuses kinds of sockets as a kernel without them would: the tools that add users take a refused
+    audit socket as a reason to stop, and an absent one as normal. Raises `RuntimeUnavailable` on a machine whose system call numbers are not known.
     """
     if machine not in syscall_table.MACHINES:
         raise RuntimeUnavailable(
@@ -79,7 +80,7 @@ def compile_filter(*, processes: bool, execute: bool = True, machine: str = sysc
             hint=f"use a machine of kind {' or '.join(syscall_table.MACHINES)}",
         )
     numbers = sorted((number, name) for name, number in syscall_table.numbers(machine).items())
-    answers = tuple((name, number, _answer(name, processes=processes, execute=execute)) for number, name in numbers)
+    answers = tuple((name, number, _answer(name, processes=processes, execute=execute, system=system)) for number, name in numbers)
     search = _search(_ranges({number: answer for _, number, answer in answers}))
     code = [
         _load(_ARCHITECTURE),
@@ -110,11 +111,13 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def _answer(name: str, *, processes: bool, execute: bool) -> Answer:
+def _answer(name: str, *, processes: bool, execute: bool, system: bool) -> Answer:
     if name in rules.ABSENT:
         return _UNKNOWN
     if name == "clone" and not processes:
         return Answer(rules.THREADS_ONLY)
+    if name == "socket" and system:
+        return Answer(rules.CONDITIONAL[name], refusal=errno.EPROTONOSUPPORT)
     if name in rules.CONDITIONAL:
         return Answer(rules.CONDITIONAL[name])
     allowed = name in rules.ALLOWED or (processes and name in rules.STARTS_PROCESSES) or (execute and name in rules.EXECUTES)

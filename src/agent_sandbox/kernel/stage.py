@@ -53,11 +53,11 @@ class Identity:
     userns: int | None = None
 
 
-def identify(*, mapped: bool = True) -> Identity:
-    """Prepare once per zygote what all its guests share: the id mapping. `mapped=False` where the machine's root cannot be idmapped."""
+def identify() -> Identity:
+    """Prepare once per zygote what all its guests share: the id mapping, and where cgroups can be made."""
     hierarchies = cgroups.here()
-    if os.geteuid() != 0 or not mapped:
-        return Identity(os.geteuid() == 0, hierarchies)
+    if os.geteuid() != 0:
+        return Identity(False, hierarchies)
     return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
 
 
@@ -159,12 +159,14 @@ def _become_init(
     seat: Seat, identity: Identity, program: Callable[[socket.socket], NoReturn], request: dict[str, Any], keeper: socket.socket
 ) -> NoReturn:
     try:
+        # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
+        _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         notes, layers = _build_view(identity, request)
         _give_up_identity(identity, keeper)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
-        program_filter = seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"])
+        program_filter = seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"])
         guest = os.fork()
         if guest == 0:
             _become_guest(seat, program, request, stdio, program_filter)

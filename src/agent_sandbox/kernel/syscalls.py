@@ -156,9 +156,7 @@ def close_range(first: int, last: int) -> None:
 
 def prctl(option: int, value: int = 0, third: int = 0) -> int:
     """prctl(2) for the options that take numbers."""
-    return check(
-        libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}"
-    )
+    return check(libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
 def capset(permitted: int, *, inheritable: int = 0) -> None:

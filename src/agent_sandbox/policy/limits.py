@@ -37,6 +37,8 @@ class Limits:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise PolicyError(f"{field.name} must be a number, not {value!r}", hint="use a positive number, or None for no limit")
             if not math.isfinite(value) or value <= 0 or value > _LARGEST:
-                raise PolicyError(f"{field.name} must be positive and finite, not {value!r}", hint="use a positive number, or None for no limit")
+                raise PolicyError(
+                    f"{field.name} must be positive and finite, not {value!r}", hint="use a positive number, or None for no limit"
+                )
             if not field.name.endswith("_seconds") and value != int(value):
                 raise PolicyError(f"{field.name} must be a whole number, not {value!r}", hint="round it")

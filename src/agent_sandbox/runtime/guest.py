@@ -26,7 +26,7 @@ def run(payload: socket.socket) -> NoReturn:
     """Receive what to run and run it. The socket closes as the program starts; before that, bytes on it say why it could not."""
     try:
         message, _ = channel.receive(payload)
-        os.chdir(message["cwd"])
+        _enter(message["cwd"])
         if "file" in message:
             _write_script(f"{SCRIPTS}/{message['file']}", message["source"])
         if "argv" in message:
@@ -36,6 +36,13 @@ def run(payload: socket.socket) -> NoReturn:
     except BaseException as error:
         _refuse(payload, error)
     _run_script(message["source"])
+
+
+def _enter(directory: str) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as error:  # not to be mistaken for a program that is not there
+        raise RuntimeError(f"cannot start in {directory!r}: {error.strerror}") from error
 
 
 def _refuse(payload: socket.socket, error: BaseException) -> NoReturn:

@@ -28,17 +28,30 @@ GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we s
 SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
 
 
+# What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup for it.
+GUARANTEES = frozenset(
+    {
+        Guarantee.FILES_CONFINED,
+        Guarantee.NO_NETWORK,
+        Guarantee.NO_NEW_PROCESSES,
+        Guarantee.PROCESSES_INVISIBLE,
+        Guarantee.SYSCALLS_FILTERED,
+        Guarantee.MEMORY_WATCHED,
+        Guarantee.MEMORY_HARD,
+        Guarantee.CPU_LIMITED,
+        Guarantee.DISK_LIMITED,
+        Guarantee.NOT_HOST_ROOT,
+    }
+)
+
+
 class ProcessRuntime:
     """Guests forked from zygotes, one zygote per set of preloaded modules. Safe to use from many threads."""
 
     name = "process"
 
-    def __init__(self, *, mapped: bool = True, single_threaded: bool = False) -> None:
-        """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
-
-        `mapped=False` gives up `Guarantee.NOT_HOST_ROOT`, for root on machines whose root filesystem cannot be idmapped.
-        """
-        self._mapped = mapped
+    def __init__(self, *, single_threaded: bool = False) -> None:
+        """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly."""
         self._here = single_threaded
         self._identity: stage.Identity | None = None
         self._zygotes: dict[tuple[str, ...], Zygote] = {}
@@ -51,34 +64,28 @@ class ProcessRuntime:
 
         return probe(self)
 
-    @property
-    def guarantees(self) -> frozenset[Guarantee]:
-        """What every launch of this runtime enforces by construction; a host that cannot makes the launch fail."""
-        given = {
-            Guarantee.FILES_CONFINED,
-            Guarantee.NO_NETWORK,
-            Guarantee.NO_NEW_PROCESSES,
-            Guarantee.PROCESSES_INVISIBLE,
-            Guarantee.SYSCALLS_FILTERED,
-            Guarantee.MEMORY_WATCHED,
-            Guarantee.CPU_LIMITED,
-            Guarantee.DISK_LIMITED,
-        }
-        if self._mapped or os.geteuid() != 0:
-            given.add(Guarantee.NOT_HOST_ROOT)
-        return frozenset(given)
-
     def launch(self, launch: Launch) -> ProcessGuest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
-        hard = Guarantee.MEMORY_HARD  # known only once the cgroup is made: init refuses when it was asked for and is not there
-        missing = launch.requires - self.guarantees - {hard}
+        missing = launch.requires - GUARANTEES
         if missing:
             names = tuple(sorted(guarantee.value for guarantee in missing))
             raise RuntimeUnavailable(
                 f"the process runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
             )
         if launch.system and os.geteuid() != 0:
-            raise RuntimeUnavailable("the system profile needs root", missing=("system-profile",), hint="run it as root, or without --system")
+            raise RuntimeUnavailable(
+                "the system profile needs root", missing=("system-profile",), hint="run it as root, or without --system"
+            )
+        try:
+            return self._start(launch)
+        except LaunchFailed:
+            # A zygote that was killed from outside takes no guest with it; nothing has run yet, so another one may try.
+            zygote = self._zygotes.get(launch.preload)
+            if zygote is None or zygote.alive:
+                raise
+            return self._start(launch)
+
+    def _start(self, launch: Launch) -> ProcessGuest:
         started = ProcessGuest(launch)
         try:
             started.start(self._spawn)
@@ -99,7 +106,7 @@ class ProcessRuntime:
         """Fork a keeper for these descriptors; its pid when it is our own child."""
         if self._here and not isinstance(launch.program, PythonCode):
             if self._identity is None:
-                self._identity = stage.identify(mapped=self._mapped)
+                self._identity = _identify()
             pid = os.fork()
             if pid == 0:
                 keep_from_descriptors(descriptors, self._identity)
@@ -113,7 +120,7 @@ class ProcessRuntime:
                 self._zygotes, self._owner = {}, os.getpid()
             zygote = self._zygotes.get(preload)
             if zygote is None or not zygote.alive:
-                zygote = self._zygotes[preload] = Zygote(preload, mapped=self._mapped)
+                zygote = self._zygotes[preload] = Zygote(preload)
             return zygote
 
 
@@ -179,7 +186,9 @@ class ProcessGuest:
                 why = answer.decode(errors="replace") or "it ended before it was ready"
                 raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
         except (EOFError, TimeoutError, ConnectionError) as error:
-            raise LaunchFailed(f"the sandbox could not be built: {error or 'it took too long'}", hint="run: agent-sandbox doctor") from error
+            raise LaunchFailed(
+                f"the sandbox could not be built: {error or 'it took too long'}", hint="run: agent-sandbox doctor"
+            ) from error
         self._control.settimeout(None)
 
     def _hand_over(self) -> None:
@@ -346,6 +355,13 @@ class ProcessGuest:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _identify() -> stage.Identity:
+    try:
+        return stage.identify()
+    except OSError as error:
+        raise LaunchFailed(f"the guest's ids cannot be mapped: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
 
 
 def request_for(launch: Launch) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 class Zygote:
     """The supervisor's side of one zygote process."""
 
-    def __init__(self, preload: Sequence[str] = (), *, mapped: bool = True) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
         """Start it and wait until it is ready. Raises PolicyError when a module to preload is not there, LaunchFailed on anything else."""
         self._lock = threading.Lock()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -44,7 +44,7 @@ class Zygote:
             with theirs:
                 # Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno()), str(me), str(int(mapped))]
+                    [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno()), str(me)]
                     + [os.pathsep.join(packages), *preload],
                     env=_ENVIRONMENT,
                     stdin=subprocess.DEVNULL,
@@ -89,14 +89,14 @@ class Zygote:
 
 def main() -> None:
     """The zygote program. Ends when the supervisor closes the link or dies."""
-    root, link_fd, supervisor_fd, mapped, packages, *preload = sys.argv[1:]
+    root, link_fd, supervisor_fd, packages, *preload = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     link, supervisor = socket.socket(fileno=int(link_fd)), int(supervisor_fd)
     os.set_inheritable(supervisor, False)
     link.set_inheritable(False)
     try:
-        identity = stage.identify(mapped=bool(int(mapped)))
+        identity = stage.identify()
         for processes in (True, False):
             seccomp.compile_filter(processes=processes, execute=processes)
     except OSError as error:

@@ -30,6 +30,8 @@ from agent_sandbox.workspace.removal import remove_tree
 
 FORMAT = 1
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
+# What may be there before the store is: its own half-written file, and the ledger, which a run without a stored sandbox has begun.
+_NOT_OURS_TO_JUDGE = frozenset({"format.new", "ledger.jsonl"})
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def _check_format(path: str) -> None:
         with open(file, "rb") as opened:
             found = opened.read(256)
     except FileNotFoundError:
-        if set(os.listdir(path)) - {"format.new"}:
+        if set(os.listdir(path)) - _NOT_OURS_TO_JUDGE:
             raise ForeignStore(
                 f"{path!r} is not empty and is no store of this program", hint="point XDG_STATE_HOME elsewhere, or move the directory away"
             ) from None

@@ -60,9 +60,14 @@ def _shown(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def unified_diff(change: Change, layers: int, *, machine_root: str = "/", limits: DiffLimits = DEFAULT) -> list[str]:
-    """The lines of a diff for one change. The old side is read from the machine, the new one from below the descriptor `layers`."""
-    name = visible(change.path.lstrip("/"))
+def unified_diff(
+    change: Change, layers: int, *, machine_root: str = "/", relative_to: str = "/", limits: DiffLimits = DEFAULT
+) -> list[str]:
+    """The lines of a diff for one change. The old side is read from the machine, the new one from below the descriptor `layers`.
+
+    Names are shown relative to `relative_to`, a directory that the change lies in.
+    """
+    name = visible(change.path.removeprefix(relative_to.rstrip("/")).lstrip("/"))
     lines = [f"diff --git a/{name} b/{name}", *_header(change)]
     if change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED):
         return lines

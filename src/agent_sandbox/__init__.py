@@ -1,0 +1,85 @@
+"""An execution firewall and sandbox for AI agents.
+
+An agent's action (code or a command) is decided on, recorded, run on an instant copy-on-write view of this machine, and handed back with
+its output and what it would have changed. The folders answer one question each:
+
+`policy` says whether it may be done, and is pure. `kernel` is how confinement is done on Linux, and the only user of ctypes. `runtime` is
+where work runs: a guest forked from a warm process into namespaces of its own. `workspace` plans what a guest sees and reads back what it
+changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
+record. `surfaces` is the command line.
+
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `config` (every setting, explained), `result`,
+`aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that fails in a
+sandbox is not an error but a result.
+
+Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
+`policy`, then `errors`. Names are loaded when they are first used, because the guest's side imports this package too and must stay small.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_sandbox.aio import AsyncSandbox
+    from agent_sandbox.audit import AuditLevel
+    from agent_sandbox.config import SandboxConfig
+    from agent_sandbox.errors import (
+        Denied,
+        LaunchFailed,
+        LedgerBroken,
+        LedgerUnavailable,
+        PolicyError,
+        RuntimeUnavailable,
+        SandboxError,
+    )
+    from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.result import SandboxResult, SandboxStatus
+    from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
+
+__all__ = [
+    "AsyncSandbox",
+    "AuditLevel",
+    "Denied",
+    "IsolationBackend",
+    "IsolationConfig",
+    "LaunchFailed",
+    "LedgerBroken",
+    "LedgerUnavailable",
+    "PolicyError",
+    "ProcessIsolation",
+    "RuntimeUnavailable",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxError",
+    "SandboxResult",
+    "SandboxStatus",
+    "create_sandbox",
+    "shell",
+]
+
+_HOMES = {
+    "aio": ("AsyncSandbox",),
+    "audit": ("AuditLevel",),
+    "config": ("SandboxConfig",),
+    "errors": (*("Denied", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError", "RuntimeUnavailable", "SandboxError"),),
+    "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "result": ("SandboxResult", "SandboxStatus"),
+    "sandbox": ("Sandbox", "create_sandbox", "shell"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module, once."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})

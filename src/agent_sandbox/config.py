@@ -1,0 +1,203 @@
+"""What a user may set about a sandbox, checked when it is made and turned into a policy.
+
+Nothing here is silently ignored: a value that cannot be enforced, and a permission that no part of this version can grant, raise
+`PolicyError` naming the field. The policy that comes out is what decides and what the kernel enforces; this is only its friendly face.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from agent_sandbox import places
+from agent_sandbox.audit import AuditLevel
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.model import EVERYWHERE, Policy, locked
+from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
+from agent_sandbox.policy.secrets import Mask, default_masks, reveal
+
+PathLike = str | bytes | os.PathLike[str]
+RUNTIMES = ("process", "auto")
+
+# Field, what `Limits` calls it, and what one of it is there.
+_LIMITS = (
+    ("timeout_seconds", "wall_seconds", 1),
+    ("max_cpu_seconds", "cpu_seconds", 1),
+    ("max_memory_mb", "memory_bytes", MIB),
+    ("max_output_bytes", "output_bytes", 1),
+    ("max_processes", "processes", 1),
+    ("max_open_files", "open_files", 1),
+    ("max_disk_mb", "disk_bytes", MIB),
+    ("lifetime_seconds", "wall_seconds", 1),
+)
+
+
+@dataclass(frozen=True)
+class SandboxConfig:
+    """Settings of a sandbox. The default is locked: the interpreter and its packages, and nothing else of the machine.
+
+    Limits, each for one run; `None` is no limit:
+        timeout_seconds: wall time.
+        max_memory_mb: memory of everything the run starts, in MiB.
+        max_output_bytes: kept of each of stdout and stderr. What follows is dropped, and the result says so.
+        max_cpu_seconds: processor time of everything the run starts.
+        max_processes: processes and threads together.
+        max_open_files: open descriptors of each process.
+        max_disk_mb: written to disk, in MiB; the scratch directory /tmp has this size too.
+        lifetime_seconds: of the sandbox itself. Past it, running work is ended and no more is accepted, even if nobody closes it.
+
+    Permissions:
+        allow_file_read: show the files of the machine that `allowed_paths` names; without `allowed_paths`, all of them.
+        allow_file_write: let the run change what it is shown. The changes are captured (`SandboxResult.changes`), never real. Without
+            `allow_file_read` the allowed directories are there, but empty. The scratch directory /tmp is writable in any case.
+        allow_network: must be False. There is no network in this version, and asking for it is refused rather than forgotten.
+        allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
+        allowed_paths: patterns such as "/data", "/data/*", "~/notes/*.md". Without a file permission they have no effect. A path that does
+            not exist is no error.
+        denied_paths: patterns of what is not there, whatever else is allowed. The interpreter's own files stay.
+        allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run, is
+            refused where that would be large, and is impossible for the whole machine.
+        reveal: secrets such as "~/.ssh" to show although they are masked by default.
+
+    The rest:
+        env_vars: added to a minimal PATH, HOME and LANG. The run has these variables and no others.
+        working_dir: where runs begin; None is the private, empty /tmp. It has to lie in what is shown.
+        preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
+        enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
+        runtime: "process", or "auto" for whichever runtime suits the work; in this version that is always "process".
+    """
+
+    timeout_seconds: float | None = 30.0
+    max_memory_mb: float | None = 256
+    max_output_bytes: int | None = 100_000
+    allow_file_read: bool = False
+    allow_file_write: bool = False
+    allow_network: bool = False
+    allow_subprocess: bool = False
+    allowed_paths: Sequence[PathLike] = ()
+    denied_paths: Sequence[PathLike] = ()
+    enable_audit: bool = True
+    audit_level: AuditLevel = AuditLevel.INFO
+    allow_hidden: bool = True
+    reveal: Sequence[PathLike] = ()
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    working_dir: PathLike | None = None
+    preload: Sequence[str] = ()
+    max_cpu_seconds: float | None = None
+    max_processes: int | None = 64
+    max_open_files: int | None = 1024
+    max_disk_mb: float | None = 256
+    lifetime_seconds: float | None = None
+    runtime: str = "process"
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.type == "bool" and not isinstance(value, bool):
+                raise PolicyError(f"{setting.name} must be True or False, not {value!r}", hint="it is a permission; say which")
+            if setting.type.startswith("Sequence"):
+                object.__setattr__(self, setting.name, _sequence(setting.name, value))
+        if self.allow_network:
+            raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
+        if not isinstance(self.audit_level, AuditLevel):
+            raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
+        if self.runtime not in RUNTIMES:
+            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(RUNTIMES)}")
+        for name in self.preload:
+            if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+                raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')
+        object.__setattr__(self, "env_vars", environment(self.env_vars))
+        _ = self.cwd, self.policy()  # both raise for what cannot be
+
+    @property
+    def cwd(self) -> str | None:
+        """`working_dir` as the policy knows it."""
+        return None if self.working_dir is None else normalise(os.fsencode(_path(self.working_dir)))
+
+    def limits(self, *, timeout_seconds: float | None = None) -> Limits:
+        """The limits of one run, its wall time replaced if one is given."""
+        # Backwards, so that the lifetime, which is checked as a wall time too, is replaced by the timeout.
+        values = {theirs: _limit(ours, getattr(self, ours), theirs, unit) for ours, theirs, unit in reversed(_LIMITS)}
+        if timeout_seconds is not None:
+            values["wall_seconds"] = _limit("timeout", timeout_seconds, "wall_seconds", 1)
+        return Limits(**values)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it has just said so
+
+    def policy(self) -> Policy:
+        """The policy these settings mean for this user on this machine."""
+        home = places.home()
+        allowed = tuple(parse(_path(path), home=home) for path in self.allowed_paths)
+        denied = tuple(parse(_path(path), home=home) for path in self.denied_paths)
+        if self.allow_file_read and not allowed:
+            allowed = EVERYWHERE
+        return locked(
+            read=self.allow_file_read,
+            write=self.allow_file_write,
+            allowed=allowed,
+            denied=denied,
+            allow_hidden=self.allow_hidden,
+            masks=self._masks(allowed, home),
+            processes=self.allow_subprocess,
+            network=self.allow_network,
+            limits=self.limits(),
+        )
+
+    def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
+        """Secrets that the allowed paths could reach. Each allowed directory counts as a project: its environment files are hidden."""
+        if not (self.allow_file_read or self.allow_file_write):
+            allowed = ()
+        found: dict[str, Mask] = {}
+        for project in (*map(anchor, allowed), None):
+            masks = default_masks(home=home, homes_of_others=places.homes_of_others(), project=project, state_dir=places.state_dir())
+            found |= {mask.path: mask for mask in masks}
+        masks = tuple(found[path] for path in sorted(found))
+        for secret in self.reveal:
+            pattern = parse(_path(secret), home=home)
+            if not isinstance(pattern, Tree):
+                raise PolicyError(f"reveal takes a path, not the pattern {secret!r}", hint="name the file or directory itself")
+            masks = reveal(masks, pattern.path)
+        hidden = {mask.path: mask for mask in masks}
+        for pattern in allowed:
+            for above in ancestors(anchor(pattern)):
+                if above in hidden:
+                    why = f"allowed_paths names {anchor(pattern)!r}, which is masked: {hidden[above].why}"
+                    raise PolicyError(why, hint=f"leave it out, or add reveal=[{above!r}]")
+        return masks if allowed else ()
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """A copy of environment variables that can be. Raises `PolicyError` naming the one that cannot."""
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise PolicyError(f"the environment variable {name!r} must be text with a text value", hint="convert it with str()")
+        if not name or "=" in name or "\0" in name:
+            raise PolicyError(f"not a name of an environment variable: {name!r}", hint="names are not empty and hold neither '=' nor NUL")
+        if "\0" in value:
+            raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
+    return dict(variables)
+
+
+def _sequence(name: str, value: Iterable[object]) -> tuple[object, ...]:
+    if isinstance(value, str | bytes):  # a string is a sequence of letters: allowed_paths="/data" would allow "/", "d", …
+        raise PolicyError(f"{name} must be a list, not {value!r}", hint=f"write {name}=[{value!r}]")
+    return tuple(value)
+
+
+def _path(path: PathLike) -> str | bytes:
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise PolicyError(f"not a path: {path!r}", hint="use a string or a pathlib.Path")
+    return os.fspath(path)
+
+
+def _limit(ours: str, value: object, theirs: str, unit: int) -> object:
+    """The value as `Limits` counts it. Raises `PolicyError` under the name that the caller used."""
+    counted = value
+    if unit > 1 and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        counted = int(value * unit)
+    try:
+        Limits(**{theirs: counted})  # type: ignore[arg-type]  # its type is what is being asked
+    except PolicyError as error:
+        raise PolicyError(f"{ours} cannot be {value!r}: it must be a positive number", hint=error.hint) from None
+    return counted

@@ -1,0 +1,74 @@
+"""Isolation backends: one piece of code in, one result out, for callers that bring their own sandbox logic.
+
+A backend is a thin face of a runtime. For anything beyond limits and environment use `Sandbox`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent_sandbox import shared
+from agent_sandbox.config import PathLike, SandboxConfig
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.result import SandboxResult
+from agent_sandbox.sandbox import Sandbox
+
+
+@dataclass(frozen=True)
+class IsolationConfig:
+    """Limits and surroundings of one execution. Fields mean what they mean in `SandboxConfig`.
+
+    `network_disabled` must be True: there is no network in this version, and asking for it is refused rather than forgotten.
+    """
+
+    timeout_seconds: float | None = 30.0
+    max_memory_mb: float | None = 256
+    max_output_bytes: int | None = 100_000
+    network_disabled: bool = True
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    working_dir: PathLike | None = None
+
+    def __post_init__(self) -> None:
+        if self.network_disabled is not True:
+            raise PolicyError("network_disabled=False is refused: this version has no network for sandboxes", hint="leave it True")
+        self.settings()
+
+    def settings(self) -> SandboxConfig:
+        """The same as settings of a sandbox. Raises `PolicyError` for what cannot be enforced."""
+        return SandboxConfig(
+            timeout_seconds=self.timeout_seconds,
+            max_memory_mb=self.max_memory_mb,
+            max_output_bytes=self.max_output_bytes,
+            env_vars=self.env_vars,
+            working_dir=self.working_dir,
+        )
+
+
+class IsolationBackend(ABC):
+    """A kind of isolation."""
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Whether it works on this machine, proved by a live try. Never raises."""
+
+    @abstractmethod
+    def execute(self, code: str, language: str = "python", config: IsolationConfig | None = None) -> SandboxResult:
+        """Run the code and wait for its end. Results and exceptions as for `Sandbox.execute`."""
+
+
+class ProcessIsolation(IsolationBackend):
+    """A process in namespaces of its own, on a view of its own, behind Landlock and a system-call filter. Safe to use from many threads."""
+
+    def __repr__(self) -> str:
+        return "ProcessIsolation()"
+
+    def is_available(self) -> bool:
+        """Whether a guest can be confined here."""
+        return shared.runtime().probe().available
+
+    def execute(self, code: str, language: str = "python", config: IsolationConfig | None = None) -> SandboxResult:
+        """Run the code in a sandbox of its own."""
+        with Sandbox((config or IsolationConfig()).settings()) as sandbox:
+            return sandbox.execute(code, language)

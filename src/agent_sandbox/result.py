@@ -1,0 +1,159 @@
+"""What came of a run, as the SDK hands it out: flat fields, text, and one line that says what went wrong.
+
+Everything a program says about itself, its error line included, is only what it said: a hostile one may say anything. `status`, `exit`,
+`limits_hit` and `verdict` are ours.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, assert_never
+
+from agent_sandbox.runtime.base import Exit, Reason
+from agent_sandbox.workspace.changes import ChangeSet
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.session import Outcome, Route
+    from agent_sandbox.policy.decide import Verdict
+
+_TRACEBACK = "Traceback (most recent call last):"
+_JAVASCRIPT_ERROR = re.compile(r"^(?:Uncaught )?[\w$.]*(?:Error|Exception)\b.*$", re.MULTILINE)
+_LONGEST_ERROR = 2000  # characters; the whole of it is in stderr
+
+
+class SandboxStatus(Enum):
+    """Where a run, or a sandbox's latest run, stands."""
+
+    PENDING = "pending"  # nothing has run yet
+    RUNNING = "running"
+    COMPLETED = "completed"  # it ended by itself, with exit code 0
+    FAILED = "failed"  # any other end, or it was refused
+    TIMEOUT = "timeout"  # a limit on its time ended it
+
+
+@dataclass(frozen=True)
+class SandboxResult:
+    """How a run ended and what it left. `error` is None when it completed, else one line; `exit_code` and `exit` are None when nothing ran.
+
+    `stdout` and `stderr` are decoded as UTF-8 with replacement characters; the exact bytes are in `stdout_bytes` and `stderr_bytes`.
+    """
+
+    status: SandboxStatus
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    exit_code: int | None
+    error: str | None
+    execution_time: float  # seconds, from the decision to the last of the output
+    sandbox_id: str
+    language: str | None  # its canonical name; None for a command
+    exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
+    changes: ChangeSet = ChangeSet()  # what it would have changed; noted where file writes are allowed
+    route: Route | None = None  # which runtime did it, and why
+    verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "open-files", "output", "disk", "lifetime"
+    notes: tuple[str, ...] = ()  # what was weaker or different than might be expected
+
+    @property
+    def stdout(self) -> str:
+        """Its standard output as text."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """Its standard error as text."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether output was cut at `max_output_bytes`."""
+        return "output" in self.limits_hit
+
+    @property
+    def success(self) -> bool:
+        """Whether it completed."""
+        return self.status is SandboxStatus.COMPLETED
+
+
+def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: str) -> SandboxResult:
+    """The result of something that ran. `wall` is the name of the limit that the wall time stood for."""
+    end = outcome.exit
+    hit = tuple(wall if name == "wall" else name for name in end.limits_hit)
+    status = _status(end, outcome.refused)
+    return SandboxResult(
+        status=status,
+        stdout_bytes=outcome.stdout,
+        stderr_bytes=outcome.stderr,
+        exit_code=end.code,
+        error=None if status is SandboxStatus.COMPLETED else _error(outcome, language, wall)[:_LONGEST_ERROR],
+        execution_time=outcome.seconds,
+        sandbox_id=sandbox_id,
+        language=language,
+        exit=end,
+        changes=outcome.changes,
+        route=outcome.route,
+        verdict=outcome.verdict,
+        limits_hit=hit,
+        notes=outcome.notes,
+    )
+
+
+def refused(error: str, *, sandbox_id: str, language: str | None, verdict: Verdict | None = None) -> SandboxResult:
+    """The result of something that was not run."""
+    return SandboxResult(SandboxStatus.FAILED, b"", b"", None, error, 0.0, sandbox_id, language, verdict=verdict)
+
+
+def _status(end: Exit, could_not_start: str) -> SandboxStatus:
+    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT):
+        return SandboxStatus.TIMEOUT
+    done = end.reason is Reason.EXITED and end.code == 0 and not could_not_start
+    return SandboxStatus.COMPLETED if done else SandboxStatus.FAILED
+
+
+def _error(outcome: Outcome, language: str | None, wall: str) -> str:
+    end = outcome.exit
+    match end.reason:
+        case Reason.TIMED_OUT:
+            what = "the lifetime of the sandbox ended" if wall == "lifetime" else "timed out: the wall-time limit was reached"
+            return f"{what} after {end.usage.wall_seconds:.1f} s"
+        case Reason.CPU_LIMIT:
+            return f"timed out: the processor-time limit was reached after {end.usage.cpu_seconds:.1f} s of processor time"
+        case Reason.OUT_OF_MEMORY:
+            return "out of memory: the memory limit was reached"
+        case Reason.OUTPUT_LIMIT:
+            return "too much output: it went on far beyond the output limit and was ended"
+        case Reason.DISK_LIMIT:
+            return "too much written: the disk limit was reached"
+        case Reason.KILLED:
+            return "killed: the sandbox was closed or the run was cancelled"
+        case Reason.SIGNALLED:
+            return f"ended by signal {_signal_name(end.signal)}"
+        case Reason.EXITED:
+            if outcome.refused:
+                return f"could not be started: {outcome.refused}"
+            text = outcome.stderr.decode("utf-8", "replace")
+            return _last_words(text, language) or f"exit code {end.code}"
+        case _:
+            assert_never(end.reason)
+
+
+def _last_words(stderr: str, language: str | None) -> str:
+    """The line of a program's error output that says what went wrong."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    if language == "python" and _TRACEBACK in lines:
+        # Frames are indented; the first line that is not names the exception. Notes and further lines of its message follow.
+        after = lines[len(lines) - lines[::-1].index(_TRACEBACK) :]
+        return next((line for line in after if not line.startswith(" ")), "")
+    if language == "javascript" and (found := _JAVASCRIPT_ERROR.search(stderr)):
+        return found[0]
+    flush = [line for line in lines if not line[0].isspace()]
+    return (flush or lines or [""])[-1].strip()
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:  # a real-time signal has no name
+        return str(number)

@@ -1,0 +1,276 @@
+"""The sandbox as Python programs hold it: settings in, work in, results out. Thin: what happens is in `engine`.
+
+One rule for what goes wrong. Whatever the submitted work causes is a result with status FAILED or TIMEOUT and an `error`: a failing program, a
+refusal, an unknown language, empty or enormous code, code that is no text, an environment that cannot be, a missing interpreter. What the
+caller's settings or this machine cause is raised: `PolicyError`, `RuntimeUnavailable`, `LaunchFailed`, `LedgerUnavailable`. Nothing is retried.
+"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal, TypedDict, Unpack
+
+from agent_sandbox import places, result, shared
+from agent_sandbox.config import SandboxConfig
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.languages import NATIVE
+from agent_sandbox.engine.session import Code, Command, Session, Work, action_of
+from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
+from agent_sandbox.policy.action import canonical_language
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import Glob
+from agent_sandbox.result import SandboxResult, SandboxStatus
+from agent_sandbox.runtime.process import ProcessGuest
+
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+CLOSING_SECONDS = 10.0  # how long close() waits for runs in other threads; killing one takes milliseconds
+
+OnOutput = Callable[[Literal["stdout", "stderr"], str], object]
+
+
+class RunOptions(TypedDict, total=False):
+    """What may be given with each piece of work.
+
+    stdin: its input, text or bytes; nothing by default.
+    env_vars: added to those of the configuration.
+    timeout: seconds of wall time, in place of the configuration's.
+    args: what the program finds in its argument list.
+    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
+    """
+
+    stdin: str | bytes
+    env_vars: Mapping[str, str]
+    timeout: float
+    args: Sequence[str]
+    on_output: OnOutput
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A command line for bash."""
+
+    text: str
+
+
+def shell(text: str) -> Shell:
+    """For `Sandbox.run`: this is a command line for bash, not Python code."""
+    return Shell(text)
+
+
+class Run:
+    """The handle of one execution, by which any thread can end it. It may be ended before it has begun."""
+
+    def __init__(self) -> None:
+        self._guest: ProcessGuest | None = None
+        self._cancelled = False
+        self.thread = 0  # the one it runs in, once it does
+
+    def started(self, guest: ProcessGuest) -> None:
+        """There is something to end now."""
+        self._guest = guest
+        if self._cancelled:
+            guest.kill()
+
+    def cancel(self) -> None:
+        """End it, now or as soon as it begins."""
+        self._cancelled = True  # first: `started` looks at it after it has set the guest, so one of the two kills
+        if self._guest is not None:
+            self._guest.kill()
+
+
+class Sandbox:
+    """Runs code and commands, each on a fresh view of the machine that ends with it. Safe to use from many threads at once.
+
+    >>> Sandbox().execute("print(6 * 7)").stdout
+    '42\\n'
+
+    Nothing is kept between runs, and between runs a sandbox holds no process, file or mount; closing it ends what is running.
+    """
+
+    def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
+        """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced."""
+        self.config = replace(config or SandboxConfig(), **settings)
+        self.id = secrets.token_hex(8)
+        self._ledger = places.ledger()
+        self._session = self._session_for(self.config.policy())
+        self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._runs: set[Run] = set()
+        self._closed = False
+        self._last = SandboxStatus.PENDING
+        self._check_the_view_can_be_built()
+
+    def __repr__(self) -> str:
+        return f"Sandbox(id={self.id!r}, status={self.status.name}, config={self.config!r})"
+
+    @property
+    def status(self) -> SandboxStatus:
+        """PENDING before the first run, RUNNING while there is one, then how the latest ended."""
+        with self._lock:
+            return SandboxStatus.RUNNING if self._runs else self._last
+
+    def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
+        """Run code as a script of its own and wait for its end.
+
+        Languages are python, javascript, ruby and bash, also by their usual aliases. Raises as the module describes, and `SandboxError` when
+        the sandbox has been closed or its lifetime is over.
+        """
+        return self.perform(Run(), Code(canonical_language(language), code), **options)
+
+    def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
+        """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
+        return self.perform(Run(), work_of(work), **options)
+
+    def perform(
+        self,
+        run: Run,
+        what: Code | Command,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+        on_output: OnOutput | None = None,
+    ) -> SandboxResult:
+        """What `execute` and `run` do, with a handle that another thread can cancel."""
+        if isinstance(what, Code) and not isinstance(what.source, str):
+            raise TypeError(f"code is a str, not {type(what.source).__name__}")
+        language = what.language if isinstance(what, Code) else None
+        what = replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
+        listener = _Listener(on_output) if on_output is not None else None
+        work = Work(
+            what,
+            ENVIRONMENT | self.config.env_vars | dict(env_vars or {}),
+            cwd=self.config.cwd,
+            stdin=stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin),
+            preload=tuple(self.config.preload),
+            on_output=listener,
+            on_start=run.started,
+        )
+        self._begin(run)
+        status = SandboxStatus.FAILED  # also when an exception passes through
+        try:
+            made = self._result(work, language, timeout)
+            status = made.status
+        finally:
+            self._end(run, status)
+        if listener is not None:
+            listener.finish()
+        return made
+
+    def _result(self, work: Work, language: str | None, timeout: float | None) -> SandboxResult:
+        try:
+            action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
+            session, wall = self._session_within(timeout)
+        except PolicyError as error:
+            return result.refused(str(error), sandbox_id=self.id, language=language)
+        try:
+            outcome = session.run(work)
+        except Denied as error:
+            return result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict)
+        except RuntimeUnavailable as error:
+            if language in NATIVE and NATIVE[language].commands[0] in error.missing:
+                return result.refused(str(error), sandbox_id=self.id, language=language)
+            raise
+        return result.completed(outcome, sandbox_id=self.id, language=language, wall=wall)
+
+    def _session_within(self, timeout: float | None) -> tuple[Session, str]:
+        """The session for one run, and which limit its wall time stands for: the run's own, or what is left of the sandbox's lifetime."""
+        limits, wall = self.config.limits(timeout_seconds=timeout), "wall"
+        if self._expires is not None:
+            left = max(self._expires - time.monotonic(), 0.001)
+            if limits.wall_seconds is None or left < limits.wall_seconds:
+                limits, wall = replace(limits, wall_seconds=left), "lifetime"
+        policy = self._session.policy
+        return (self._session if limits == policy.limits else self._session_for(replace(policy, limits=limits))), wall
+
+    def _session_for(self, policy: Policy) -> Session:
+        return Session(Gate(policy, self._ledger, clock=time.time), shared.runtime())
+
+    def _check_the_view_can_be_built(self) -> None:
+        """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""
+        files = self._session.policy.files
+        if not files.allow_hidden or any(isinstance(pattern, Glob) for pattern in (*files.allowed, *files.denied)):
+            self._session.explain(Work(Code("python", "pass"), ENVIRONMENT))
+
+    def _begin(self, run: Run) -> None:
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this sandbox has been closed", hint="make another")
+            if self._expires is not None and time.monotonic() >= self._expires:
+                raise SandboxError(
+                    f"this sandbox has outlived its lifetime of {self.config.lifetime_seconds} s", hint="make another, or allow it more"
+                )
+            run.thread = threading.get_ident()
+            self._runs.add(run)
+
+    def _end(self, run: Run, status: SandboxStatus) -> None:
+        with self._changed:
+            self._runs.discard(run)
+            self._last = status
+            self._changed.notify_all()
+
+    def kill(self) -> None:
+        """End everything that is running in this sandbox, from any thread. Their results say so. It can be used again afterwards."""
+        with self._lock:
+            runs = list(self._runs)
+        for run in runs:
+            run.cancel()
+
+    def close(self) -> None:
+        """End everything that is running and take no more work. Returns when runs in other threads are over. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self.kill()
+        me = threading.get_ident()  # a run of ours that closes the sandbox from its own callback cannot be waited for
+        with self._changed:
+            self._changed.wait_for(lambda: all(run.thread == me for run in self._runs), CLOSING_SECONDS)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
+    """A sandbox with these settings; `timeout` is `timeout_seconds`, and every other field of `SandboxConfig` has its own name."""
+    return Sandbox(SandboxConfig(timeout_seconds=timeout, **settings))
+
+
+def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
+    """What `run` was given, as a value."""
+    match work:
+        case str():
+            return Code("python", work)
+        case Shell(text=text):
+            return Code("bash", text)
+        case _:
+            return Command(tuple(work))
+
+
+class _Listener:
+    """Turns the bytes of each stream into text as they arrive; a character may come in two pieces."""
+
+    def __init__(self, call: OnOutput) -> None:
+        self._call = call
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        self._tell(stream, self._decoders[stream].decode(data))
+
+    def finish(self) -> None:
+        """Pass on what was left of a character that never ended."""
+        for stream, decoder in self._decoders.items():
+            self._tell(stream, decoder.decode(b"", final=True))
+
+    def _tell(self, stream: str, text: str) -> None:
+        if text:
+            self._call("stdout" if stream == "stdout" else "stderr", text)

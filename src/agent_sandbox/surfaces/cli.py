@@ -1,0 +1,98 @@
+"""The program `agent-sandbox`: read the line, do the verb, and turn every failure into a sentence and an exit code.
+
+Verbs are imported when they are asked for: `run` starts often and pays for nothing it does not use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from agent_sandbox.errors import Denied, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
+from agent_sandbox.surfaces.arguments import Request, UsageError, parse
+from agent_sandbox.surfaces.messages import complain
+
+USAGE, APPROVAL, COULD_NOT_START, DENIED = 2, 3, 125, 126
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    line = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _do(line)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, as in `… | head`. Point the stream elsewhere, or Python complains when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
+        return 141
+    except OSError as error:
+        # Not expected here, and still no reason to show a traceback: standard output may be a full disk.
+        complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "")
+        return COULD_NOT_START
+
+
+def _do(line: list[str]) -> int:
+    request = None
+    try:
+        request = parse(line)
+        return _verb(request)
+    except SandboxError as error:
+        code = _code_of(error)
+        message, hint = error.message, _hint(error)
+        if request.has("--json") if request else "--json" in line:
+            from agent_sandbox.surfaces.documents import error_document
+
+            error_document(error, code, hint)
+        else:
+            complain(message, hint)
+        return code
+
+
+def _verb(request: Request) -> int:
+    if request.has("--help"):
+        from agent_sandbox.surfaces.help import show_help
+
+        return show_help(None if request.verb == "help" else request.verb)
+    match request.verb:
+        case "run":
+            from agent_sandbox.surfaces.run import run as do
+        case "code":
+            from agent_sandbox.surfaces.code import code as do
+        case "diff":
+            from agent_sandbox.surfaces.diff import diff as do
+        case "status":
+            from agent_sandbox.surfaces.status import status as do
+        case "reset":
+            from agent_sandbox.surfaces.status import reset as do
+        case "doctor":
+            from agent_sandbox.surfaces.doctor import doctor as do
+        case "setup":
+            from agent_sandbox.surfaces.setup import setup as do
+        case "completion":
+            from agent_sandbox.surfaces.completion import completion as do
+        case _:
+            from agent_sandbox.surfaces.help import help_or_version as do
+    return do(request)
+
+
+def _code_of(error: SandboxError) -> int:
+    match error:
+        case UsageError() | PolicyError():
+            return USAGE
+        case Denied(verdict=verdict):
+            return APPROVAL if verdict.because.rule == "approval" else DENIED
+        case _:
+            return COULD_NOT_START
+
+
+def _hint(error: SandboxError) -> str:
+    if isinstance(error, LaunchFailed | RuntimeUnavailable):
+        from agent_sandbox.surfaces.remedies import remedy_here
+
+        if remedy := remedy_here():
+            return f"{remedy}; more: agent-sandbox doctor"
+    return error.hint

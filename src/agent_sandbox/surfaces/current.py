@@ -1,0 +1,109 @@
+"""From a request to what it is about: the project, its current sandbox, and the policy for a run in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from agent_sandbox import places
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.session import Session
+from agent_sandbox.errors import Busy, PolicyError
+from agent_sandbox.kernel import mountinfo
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
+from agent_sandbox.policy.paths import PathPattern, parse
+from agent_sandbox.policy.secrets import Mask, default_masks, reveal
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.surfaces import quantities
+from agent_sandbox.surfaces.arguments import Request, UsageError
+from agent_sandbox.workspace.project import Project, find_project
+from agent_sandbox.workspace.store import SandboxState, Store
+
+JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
+
+
+@dataclass(frozen=True)
+class Current:
+    """The project that a command is about, and its sandbox."""
+
+    project: Project
+    state: SandboxState
+    leftovers: tuple[str, ...] = ()
+
+
+def working_directory() -> str:
+    """Where the caller stands. Raises `PolicyError` when that directory has been removed."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise PolicyError(f"the current directory cannot be found: {error.strerror}", hint="change into a directory that exists") from error
+
+
+def project_of(request: Request) -> Project:
+    """The project that the request names, or that the current directory belongs to."""
+    named = request.value("--project")
+    mounts = mountinfo.visible(mountinfo.read())
+    return find_project(named if named is not None else working_directory(), home=places.home(), explicit=named is not None, mounts=mounts)
+
+
+def current(request: Request) -> Current:
+    """The project and its current sandbox. Makes the store if there is none; raises a `WorkspaceError` when it cannot be used."""
+    project = project_of(request)
+    store = Store.open(places.state_dir())
+    return Current(project, store.sandbox_for(project.path), store.leftovers)
+
+
+def masks_of(project: Project) -> tuple[Mask, ...]:
+    """What is hidden by default in this project's sandboxes."""
+    return default_masks(
+        home=places.home(), homes_of_others=places.homes_of_others(), project=project.path, state_dir=os.path.realpath(places.state_dir())
+    )
+
+
+def policy_of(request: Request, project: Project) -> Policy:
+    """The command line's preset, with what the options of the request change of it. Raises `PolicyError`."""
+    masks = masks_of(project)
+    for path in request.values("--reveal"):
+        masks = reveal(masks, os.path.abspath(path))
+    return cloned(
+        masks=masks, denied=[_pattern(path) for path in request.values("--deny")], limits=_limits(request), system=request.has("--system")
+    )
+
+
+def _pattern(text: str) -> PathPattern:
+    if not text.startswith(("/", "~", "**/")):
+        text = f"{working_directory()}/{text.removeprefix('./')}"
+    return parse(text, home=places.home())
+
+
+def _limits(request: Request) -> Limits:
+    limits = CLONED_LIMITS
+    if (text := request.value("--timeout")) is not None:
+        limits = replace(limits, wall_seconds=quantities.seconds("--timeout", text))
+    if (text := request.value("--memory")) is not None:
+        limits = replace(limits, memory_bytes=quantities.size("--memory", text))
+    if (text := request.value("--disk")) is not None:
+        limits = replace(limits, disk_bytes=quantities.size("--disk", text))
+    if (text := request.value("--processes")) is not None:
+        limits = replace(limits, processes=quantities.count("--processes", text))
+    return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
+
+
+def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`."""
+    if request.value("--runtime") not in (None, "process"):
+        raise UsageError(f"--runtime {request.value('--runtime')} is not there yet; there is: process", hint="run without --runtime")
+    found = None if request.has("--throw-away") else current(request)
+    project = found.project if found else project_of(request)
+    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time)
+    session = Session(
+        gate,
+        runtime,
+        project=project.path,
+        state=found.state if found else None,
+        on_busy=None if request.has("--no-wait") else on_busy,
+    )
+    return session, found, project

@@ -1,0 +1,67 @@
+"""Help and version. The text is made from the same tables that the command line is read with, so that it cannot promise anything else."""
+
+from __future__ import annotations
+
+from agent_sandbox.surfaces.arguments import Request, UsageError, describe
+from agent_sandbox.surfaces.verbs import COMMON, OPTIONS, VERBS
+
+_OPENING = """Run an agent's commands on an instant copy-on-write clone of this machine, look at what they changed, then decide.
+
+usage: agent-sandbox [OPTION…] VERB …          options stand before or after the verb
+
+  agent-sandbox run "echo 'new content' > file.txt"     the clone is changed, the real file is not
+  agent-sandbox diff                                    see what would change
+  agent-sandbox reset                                   forget it
+  agent-sandbox run -- python3 script.py                a program and its arguments, without a shell
+  agent-sandbox doctor                                  what this machine can enforce
+
+verbs:"""
+
+
+def show_help(verb: str | None) -> int:
+    """Print help for a verb, or for the whole program."""
+    print(verb_help(verb) if verb else overview())
+    return 0
+
+
+def overview() -> str:
+    """What the program is and which verbs there are."""
+    verbs = [f"  {name:<12}{verb.summary}" for name, verb in VERBS.items() if not verb.later]
+    return "\n".join([_OPENING, *verbs, "", "options of every verb:", *_options(COMMON), "", "more: agent-sandbox help VERB"])
+
+
+def verb_help(name: str) -> str:
+    """What one verb does."""
+    verb = VERBS[name]
+    lines = [f"usage: agent-sandbox {verb.usage}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}."]
+    if verb.details:
+        lines += ["", verb.details]
+    return "\n".join([*lines, "", "options:", *_options((*verb.options, *COMMON))])
+
+
+def _options(names: tuple[str, ...]) -> list[str]:
+    return [f"  {describe(OPTIONS[name]):<26}{OPTIONS[name].help}" for name in names]
+
+
+def help_or_version(request: Request) -> int:
+    """The verbs `help` and `version`."""
+    if request.verb == "version":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("entersandbox")
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            number = "of this checkout, not installed"
+        if request.has("--json"):
+            from agent_sandbox.surfaces.documents import print_document
+
+            print_document("version", {"version": number})
+        else:
+            print(f"agent-sandbox {number}")
+        return 0
+    name = request.words[0] if request.words else None
+    if name is not None and name not in VERBS:
+        raise UsageError(f"there is no verb {name!r}", hint="see: agent-sandbox help")
+    if name is not None and VERBS[name].later:
+        raise UsageError(f"{name!r} is not there yet: it arrives with {VERBS[name].later}", hint="see: agent-sandbox help")
+    return show_help(name)

@@ -1,0 +1,36 @@
+"""What the program itself says to people: on standard error, and never with raw bytes of a guest's in it."""
+
+from __future__ import annotations
+
+import os
+
+PROGRAM = "agent-sandbox"
+
+
+def shown(text: str) -> str:
+    """The text as one line that is safe to print: what cannot be seen is escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    from agent_sandbox.workspace.textdiff import visible
+
+    return visible(text)
+
+
+def say(text: str) -> None:
+    """One line on standard error. Nobody reading it is no reason to fail."""
+    try:
+        os.write(2, f"{text}\n".encode(errors="replace"))
+    except OSError:
+        return
+
+
+def remark(text: str) -> None:
+    """A remark of ours."""
+    say(f"{PROGRAM}: {shown(text)}")
+
+
+def complain(message: str, hint: str) -> None:
+    """An error: what and why, then what to do."""
+    say(f"{PROGRAM}: error: {shown(message)}")
+    if hint:
+        say(f"  hint: {shown(hint)}")

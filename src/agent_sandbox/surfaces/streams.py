@@ -1,0 +1,66 @@
+"""The caller's side of a run: bytes passed on exactly as they come, signals passed on to the guest."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from agent_sandbox.runtime.process import ProcessGuest
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def pass_on(name: str, data: bytes) -> None:
+    """Write all of it to our own standard output or error. Raises BrokenPipeError when nobody reads any more, which ends the run."""
+    write_all(1 if name == "stdout" else 2, data)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte, also to a descriptor that somebody else has made non-blocking."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+class Forwarding:
+    """Passes signals on to one guest. The second one, of whichever kind, ends the run: the first may have been ignored."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._guest: ProcessGuest | None = None
+
+    def begin(self, guest: ProcessGuest) -> None:
+        """From now on there is somebody to pass them to."""
+        self._guest = guest
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler."""
+        if self._guest is None:
+            raise KeyboardInterrupt  # nothing of the guest has run: unwind, and leave nothing behind
+        self.received.append(number)
+        if len(self.received) == 1:
+            self._guest.interrupt(number)
+        else:
+            self._guest.kill()
+
+
+@contextmanager
+def forwarding() -> Iterator[Forwarding]:
+    """Forward signals for the length of the block, then handle them as before. Ignored ones (nohup) stay ignored."""
+    forward = Forwarding()
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, forward.take)
+    try:
+        yield forward
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

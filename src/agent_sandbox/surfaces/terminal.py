@@ -1,0 +1,74 @@
+"""The caller's terminal, lent to a guest that has a terminal of its own.
+
+Ours is raw for the length of the run, so that every key, Ctrl-C too, reaches the guest's terminal, which then does with it what terminals
+do. It is put back as it was, however the run ends. The guest never holds our terminal: bytes are passed between the two.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from agent_sandbox.runtime.base import Terminal
+from agent_sandbox.runtime.process import ProcessGuest
+
+
+def interactive() -> bool:
+    """Whether somebody sits at both ends of the run, and it is in the foreground: one in the background must not change the terminal."""
+    try:
+        return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def size() -> Terminal:
+    """The size of our terminal; that of a very old one where it has none."""
+    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+    return Terminal(rows or 24, columns or 80)
+
+
+class Lent:
+    """Our terminal while it is lent. `begin` connects it with the guest's, so that a change of size is passed on."""
+
+    def __init__(self) -> None:
+        self._theirs: int | None = None
+
+    def begin(self, guest: ProcessGuest) -> None:
+        """Keep a descriptor of the guest's terminal of our own: the guest's closes with its streams."""
+        if guest.terminal is not None:
+            self._theirs = os.dup(guest.terminal)
+            self.resize(signal.SIGWINCH, None)  # it may have changed while the guest was being made
+
+    def resize(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler: give the guest's terminal the size of ours. The kernel tells the programs in it."""
+        if self._theirs is not None:
+            with suppress(OSError):
+                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+
+    def end(self) -> None:
+        """Let go of the guest's terminal."""
+        if self._theirs is not None:
+            os.close(self._theirs)
+            self._theirs = None
+
+
+@contextmanager
+def lent() -> Iterator[Lent]:
+    """Make our terminal raw for the length of the block."""
+    before = termios.tcgetattr(0)
+    loan = Lent()
+    resized = signal.signal(signal.SIGWINCH, loan.resize)
+    try:
+        tty.setraw(0, termios.TCSADRAIN)
+        yield loan
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, resized)
+        loan.end()

@@ -1,0 +1,138 @@
+"""The verbs and options of the command line, as data: what can be typed, what help says of it, and what is still to come.
+
+What a later version brings is listed too, so that it is refused by name instead of being misread or ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+ANY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `value` is what its value is called in help; empty for a switch. `later` says what it arrives with."""
+
+    name: str
+    value: str = ""
+    help: str = ""
+    short: tuple[str, ...] = ()
+    later: str = ""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb. `words` is how many it takes, at least and at most; `command` says that its words are a command with options of its own."""
+
+    usage: str
+    summary: str
+    options: tuple[str, ...] = ()
+    words: tuple[int, int] = (0, 0)
+    command: bool = False
+    too_many: str = ""
+    details: str = ""
+    later: str = ""
+
+
+_OPTIONS = (
+    Option("--json", help="one JSON document on standard output"),
+    Option("--quiet", help="no remarks of ours on standard error", short=("-q",)),
+    Option("--help", help="say what a verb does", short=("-h",)),
+    Option("--version", help="say which version this is"),
+    Option("--project", "DIR", "the project, instead of the nearest directory with .git or agent-sandbox.toml"),
+    Option("--throw-away", help="in a new sandbox that nothing is kept of", short=("--rm",)),
+    Option("--cwd", "DIR", "where to start, instead of the current directory"),
+    Option("--env", "NAME[=VALUE]", "give the program this variable; without a value, yours", short=("-e",)),
+    Option("--timeout", "TIME", "end it after this long: 30, 1.5, 5m, 1h"),
+    Option("--memory", "SIZE", "memory of all its processes together: 512M, 2G, none"),
+    Option("--disk", "SIZE", "how much it may write: 512M, 2G, none"),
+    Option("--processes", "N", "how many processes and threads it may have"),
+    Option("--deny", "PATH", "hide this path, or what matches this pattern"),
+    Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
+    Option("--system", help="for package managers: capabilities inside the sandbox (as root only)"),
+    Option("--explain", help="print what the program would see, one line for each step, and stop"),
+    Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
+    Option("--no-wait", help="fail at once when another run has the sandbox"),
+    Option("--runtime", "NAME", "the kind of isolation: process"),
+    Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
+    Option("--all", help="caches and what changed elsewhere on the machine in full, too"),
+    Option("--stat", help="only how many lines of each file"),
+    Option("--yes", help="do not ask", short=("-y",)),
+    Option("--simulate", later="simulation"),
+    Option("--diff", later="simulation"),
+    Option("--allow", "TOOLS", later="the gating of tools"),
+    Option("--network", later="the egress"),
+    Option("--allow-network", later="the egress"),
+    Option("--deterministic", later="recorded runs"),
+)
+OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
+COMMON = ("--json", "--quiet", "--help", "--project")
+
+_RUNNING = (
+    *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
+    *("--explain", "--wait", "--no-wait", "--runtime"),
+)
+
+VERBS = {
+    "run": Verb(
+        'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
+        "run a command on a copy-on-write clone of this machine",
+        _RUNNING,
+        (1, ANY),
+        command=True,
+        details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command writes is kept
+in the sandbox of the project, on top of what earlier runs wrote there; the machine itself is never written. There is no network.
+
+  agent-sandbox run "make test"
+  agent-sandbox run --timeout 5m --memory 2G -- npm test
+  agent-sandbox run --throw-away "rm -rf node_modules && ls"
+
+It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable, 127 not found, 128+n ended by
+signal n, 137 out of memory.""",
+    ),
+    "code": Verb(
+        "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
+        "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
+        (*_RUNNING, "--language"),
+        (1, ANY),
+        too_many="arguments for the code follow --",
+        details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from standard input.
+
+  agent-sandbox code analyse.py -- --fast data.csv
+  echo 'print(6 * 7)' | agent-sandbox code - --language python""",
+    ),
+    "diff": Verb(
+        "diff [--all] [--stat]",
+        "show what the sandbox would change",
+        ("--all", "--stat"),
+        too_many="showing what a command would change arrives with simulation; run it first, then: agent-sandbox diff",
+        details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line. Characters that cannot
+be seen are shown escaped.""",
+    ),
+    "status": Verb("status", "say what the current sandbox is, and what waits in it"),
+    "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
+    "doctor": Verb(
+        "doctor",
+        "try out what this machine can enforce, and say what to do about the rest",
+        details="It exits with 1 when something is missing without which nothing can run.",
+    ),
+    "setup": Verb("setup", "make the state directory, check the machine, and say what to do next"),
+    "completion": Verb("completion bash|zsh", "print a completion script for a shell", words=(1, 1)),
+    "help": Verb("help [VERB]", "say what a verb does", words=(0, 1)),
+    "version": Verb("version", "say which version this is"),
+}
+
+_LATER = {
+    "simulation": ("sim", "simulate"),
+    "promotion": ("promote", "apply", "undo"),
+    "snapshots": ("snapshot", "rollback"),
+    "the audit surfaces": ("log", "verify"),
+    "approvals": ("approve",),
+    "parallel experiments": ("try",),
+    "time travel": ("timeline", "rewind", "fork"),
+    "the daemon": ("serve",),
+    "the MCP server": ("mcp",),
+}
+_NOT_YET = Verb("", "", tuple(OPTIONS), (0, ANY), command=True)
+VERBS |= {name: replace(_NOT_YET, later=what) for what, names in _LATER.items() for name in names}

@@ -1,0 +1,35 @@
+"""The same sandbox under its second name: `Sandbox` and `AsyncSandbox` here choose the runtime that suits the work (`runtime="auto"`).
+
+box = Sandbox()
+print(box.run("print(6 * 7)").stdout)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_sandbox import aio, sandbox
+from agent_sandbox.config import SandboxConfig
+from agent_sandbox.result import SandboxResult, SandboxStatus
+from agent_sandbox.sandbox import shell
+
+__all__ = ["AsyncSandbox", "Sandbox", "SandboxConfig", "SandboxResult", "SandboxStatus", "create_sandbox", "shell"]
+
+
+class Sandbox(sandbox.Sandbox):
+    """`agent_sandbox.Sandbox` with automatic routing, unless the configuration or the settings say otherwise."""
+
+    def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
+        super().__init__(config or SandboxConfig(runtime="auto"), **settings)
+
+
+class AsyncSandbox(aio.AsyncSandbox):
+    """`agent_sandbox.AsyncSandbox` with automatic routing, unless the configuration or the settings say otherwise."""
+
+    def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
+        super().__init__(config or SandboxConfig(runtime="auto"), **settings)
+
+
+def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
+    """As `agent_sandbox.create_sandbox`, with automatic routing."""
+    return Sandbox(timeout_seconds=timeout, **settings)
