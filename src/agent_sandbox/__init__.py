@@ -63,7 +63,7 @@ _HOMES = {
     "aio": ("AsyncSandbox",),
     "audit": ("AuditLevel",),
     "config": ("SandboxConfig",),
-    "errors": (*("Denied", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError", "RuntimeUnavailable", "SandboxError"),),
+    "errors": ("Denied", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError", "RuntimeUnavailable", "SandboxError"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox", "shell"),

@@ -107,7 +107,7 @@ class SandboxConfig:
         if self.runtime not in RUNTIMES:
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(RUNTIMES)}")
         for name in self.preload:
-            if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
         _ = self.cwd, self.policy()  # both raise for what cannot be
@@ -169,14 +169,19 @@ class SandboxConfig:
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """A copy of environment variables that can be. Raises `PolicyError` naming the one that cannot."""
-    for name, value in variables.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+    given: Mapping[object, object] = dict(variables)
+    for name, value in given.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
             raise PolicyError(f"the environment variable {name!r} must be text with a text value", hint="convert it with str()")
         if not name or "=" in name or "\0" in name:
             raise PolicyError(f"not a name of an environment variable: {name!r}", hint="names are not empty and hold neither '=' nor NUL")
         if "\0" in value:
             raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
     return dict(variables)
+
+
+def _is_module(name: object) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
 
 
 def _sequence(name: str, value: Iterable[object]) -> tuple[object, ...]:

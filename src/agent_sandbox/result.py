@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.session import Outcome, Route
     from agent_sandbox.policy.decide import Verdict
 
+NOTHING_CHANGED = ChangeSet()
 _TRACEBACK = "Traceback (most recent call last):"
 _JAVASCRIPT_ERROR = re.compile(r"^(?:Uncaught )?[\w$.]*(?:Error|Exception)\b.*$", re.MULTILINE)
 _LONGEST_ERROR = 2000  # characters; the whole of it is in stderr
@@ -50,7 +51,7 @@ class SandboxResult:
     sandbox_id: str
     language: str | None  # its canonical name; None for a command
     exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
-    changes: ChangeSet = ChangeSet()  # what it would have changed; noted where file writes are allowed
+    changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
     route: Route | None = None  # which runtime did it, and why
     verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "open-files", "output", "disk", "lifetime"

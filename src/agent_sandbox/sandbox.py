@@ -1,8 +1,8 @@
 """The sandbox as Python programs hold it: settings in, work in, results out. Thin: what happens is in `engine`.
 
-One rule for what goes wrong. Whatever the submitted work causes is a result with status FAILED or TIMEOUT and an `error`: a failing program, a
-refusal, an unknown language, empty or enormous code, code that is no text, an environment that cannot be, a missing interpreter. What the
-caller's settings or this machine cause is raised: `PolicyError`, `RuntimeUnavailable`, `LaunchFailed`, `LedgerUnavailable`. Nothing is retried.
+One rule for what goes wrong. Whatever the submitted work causes is a result with status FAILED or TIMEOUT and an `error`: a failing
+program, a refusal, an unknown language, empty or enormous code, code that is no text, an environment that cannot be, a missing interpreter.
+What the caller's settings or this machine cause is raised: `PolicyError`, `RuntimeUnavailable`, `LaunchFailed`, `LedgerUnavailable`.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Sandbox:
     def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
         """Run code as a script of its own and wait for its end.
 
-        Languages are python, javascript, ruby and bash, also by their usual aliases. Raises as the module describes, and `SandboxError` when
-        the sandbox has been closed or its lifetime is over.
+        Languages are python, javascript, ruby and bash, also by their usual aliases. Raises as the module describes, and `SandboxError`
+        when the sandbox has been closed or its lifetime is over.
         """
         return self.perform(Run(), Code(canonical_language(language), code), **options)
 
@@ -147,7 +147,7 @@ class Sandbox:
         listener = _Listener(on_output) if on_output is not None else None
         work = Work(
             what,
-            ENVIRONMENT | self.config.env_vars | dict(env_vars or {}),
+            {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})},
             cwd=self.config.cwd,
             stdin=stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin),
             preload=tuple(self.config.preload),

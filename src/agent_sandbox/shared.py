@@ -1,7 +1,7 @@
 """The runtime that all sandboxes of this process share.
 
-Its zygote, a process with the interpreter warm, is what costs time and memory, and it serves any number of sandboxes. It starts with the first
-run and ends by itself when this process does; a forked child of this process gets its own.
+Its zygote, a process with the interpreter warm, is what costs time and memory, and it serves any number of sandboxes. It starts with the
+first run and ends by itself when this process does; a forked child of this process gets its own.
 """
 
 from __future__ import annotations

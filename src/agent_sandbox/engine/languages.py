@@ -1,7 +1,7 @@
 """Languages: which program runs them, and what of the machine it needs when nothing else is shown.
 
-`needs` is the difference between a locked sandbox that can run `print(1)` and an empty room: the interpreter, its standard library and packages, the
-shared libraries of the system. Not home directories, not configuration, not other programs.
+`needs` is the difference between a locked sandbox that can run `print(1)` and an empty room: the interpreter, its standard library and
+packages, the shared libraries of the system. Not home directories, not configuration, not other programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run one action for one holder of a sandbox: through the gate, on a view, and back with what came of it.
 
-This is where the siblings meet: rules become a view, the view becomes a launch, the layers become a change set. Each of them knows nothing of the others.
+This is where the siblings meet: rules become a view, the view becomes a launch, the layers become a change set. Each of them knows
+nothing of the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers import layer_targets
 from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.store import SandboxState
-from agent_sandbox.workspace.view import Host, Needs, plan_view
+from agent_sandbox.workspace.view import Host, plan_view
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
@@ -50,7 +51,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to do, with all it is given. `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere."""
+    """One thing to do, with all it is given.
+
+    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere.
+    """
 
     what: Code | Command
     env: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Pid 1 of a guest's namespaces, after it has given up every power: reap, forward signals, watch the limits, end the run.
 
-It ends, and with it (the kernel sees to that) every process of the namespace, when the guest's main program ends, when a limit is reached, and
-when the supervisor or the keeper goes: it holds a pidfd of the one and the far end of a socket of the other.
+It ends, and with it (the kernel sees to that) every process of the namespace, when the guest's main program ends, when a limit is
+reached, and when the supervisor or the keeper goes: it holds a pidfd of the one and the far end of a socket of the other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, channel
@@ -26,10 +27,8 @@ def watch_over(
 ) -> NoReturn:
     """Watch over the guest's main program until the run is over, say how it ended, and exit."""
     verdict = _watch(guest, control, keeper, supervisor, layers, request)
-    try:
+    with suppress(OSError):  # perhaps nobody is left to be told
         channel.send(control, verdict)
-    except OSError:
-        pass  # nobody is left to be told
     os._exit(0)
 
 
@@ -136,16 +135,14 @@ def _reap(guest: int) -> int | None:
 
 def _end_everything(guest: int) -> int:
     """Kill every process of the namespace but ourselves, and wait until they are gone."""
-    status = signal.SIGKILL
+    status = int(signal.SIGKILL)
     while True:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         try:
             pid, ended = os.waitpid(-1, 0)
         except ChildProcessError:
-            return int(status)
+            return status
         if pid == guest:
             status = ended
 

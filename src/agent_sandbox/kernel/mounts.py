@@ -1,7 +1,8 @@
 """The mount plan: what a guest will see, as values that can be printed, sent and then carried out.
 
-`workspace.view` makes a plan, `describe()` shows it (`run --explain`), and the stage performs it in a fresh mount namespace, before the guest exists.
-The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons and commas in paths matter:
+`workspace.view` makes a plan, `describe()` shows it (`run --explain`), and the stage performs it in a fresh mount namespace, before the
+guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons and commas
+in paths matter:
 
     r/        the guest's future root          l/N  a private copy of a host mount, lower layer of overlay N
     u/        upper and work directories        m/N  the mask layer of overlay N: whiteouts, opaque directories, copied files
@@ -119,7 +120,10 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Copies:
-    """A directory filled with copies of chosen entries: for patterns that an overlay cannot express. Does not follow reality during the run."""
+    """A directory filled with copies of chosen entries: for patterns that an overlay cannot express.
+
+    Does not follow reality during the run.
+    """
 
     kind: ClassVar[str] = "copies"
     source: str

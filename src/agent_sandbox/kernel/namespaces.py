@@ -1,8 +1,8 @@
 """Namespaces, composed: identities, the private mount namespace with its new root, a loopback device.
 
-Who owns what is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made (the machine's own as
-root, an outer one of ours rootless). The guest then enters a user namespace of its own *inside* that one, so that even a guest with every
-capability of its namespace has none over its mounts, its network or its init.
+Who owns what is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made (the
+machine's own as root, an outer one of ours rootless). The guest then enters a user namespace of its own *inside* that one, so that even a
+guest with every capability of its namespace has none over its mounts, its network or its init.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import struct
 from agent_sandbox.kernel import syscalls as sc
 
 IDS = 65536  # how many ids a guest started by root has
-# Where they begin: above every range that distributions and systemd hand out, below what overflows a signed 32-bit id. The same for all guests:
-# layers on disk carry these ids, and guests cannot see one another's processes or files anyway.
+# Where they begin: above every range that distributions and systemd hand out, below what overflows a signed 32-bit id. The same for all
+# guests: layers on disk carry these ids, and guests cannot see one another's processes or files anyway.
 FIRST_ID = 0x70000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 

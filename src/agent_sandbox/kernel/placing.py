@@ -50,8 +50,8 @@ class Mask:
 def directory_for(target: str) -> Iterator[str]:
     """A path at which to mount on a directory of the view, made when missing.
 
-    Walked one component at a time and never through a link: an earlier run may have left links in its layers, and followed from here they would lead
-    to the real machine, with our power. The path names an open descriptor, so nothing can be swapped under it.
+    Walked one component at a time and never through a link: an earlier run may have left links in its layers, and followed from here they
+    would lead to the real machine, with our power. The path names an open descriptor, so nothing can be swapped under it.
     """
     fd = _walk(target)
     try:
@@ -145,8 +145,9 @@ def make_layer(path: str, like: str, shift: int = 0) -> None:
 def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site) -> None:
     """Put a whiteout, or an empty opaque directory, for each mask into a mask layer, with parents that look like the real ones.
 
-    Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear. There may be
-    hundreds of masks and most of what they name does not exist, so each parent is looked at once. Wider masks come before narrower ones.
+    Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear. There
+    may be hundreds of masks and most of what they name does not exist, so each parent is looked at once. Wider masks come before narrower
+    ones.
     """
     parents: dict[str, bool] = {"": True}  # made in the layer; False: hidden as a whole, or not a directory
 

@@ -71,7 +71,8 @@ def compile_filter(*, processes: bool, execute: bool = True, system: bool = Fals
     """The filter for a guest. Without `processes` it can start threads only; without `execute` it cannot become another program.
 
     With `system` it permits no more, but refuses kinds of sockets as a kernel without them would: the tools that add users take a refused
-    audit socket as a reason to stop, and an absent one as normal. Raises `RuntimeUnavailable` on a machine whose system call numbers are not known.
+    audit socket as a reason to stop, and an absent one as normal. Raises `RuntimeUnavailable` on a machine whose system call numbers are
+    not known.
     """
     if machine not in syscall_table.MACHINES:
         raise RuntimeUnavailable(

@@ -1,11 +1,11 @@
 """The stage between fork and guest: three processes, each with less power than the one before.
 
-    keeper   on the host side. Makes the cgroup and the namespaces, maps the guest's ids, waits, clears away. Dies last.
-    init     pid 1 of the guest's namespaces. Builds the view while it still may, gives up every power, then reaps, watches and ends the run.
-    guest    the program: own session, no descriptors but its three, no capabilities, Landlock, seccomp. Only now does it learn what to run.
+    keeper   on the host side. Makes the cgroup and the namespaces, maps the guest's ids, waits, clears away. Dies last. init     pid 1 of
+    the guest's namespaces. Builds the view while it still may, gives up every power, then reaps, watches and ends the run. guest    the
+    program: own session, no descriptors but its three, no capabilities, Landlock, seccomp. Only now does it learn what to run.
 
-The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: neither the zygote
-nor init ever holds them. Everything here runs after fork in a process with one thread.
+The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: neither the
+zygote nor init ever holds them. Everything here runs after fork in a process with one thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import watch_over
+from agent_sandbox.kernel.placing import Site
 
 HOSTNAME = "sandbox"
 DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
@@ -186,7 +188,7 @@ def _become_init(
 def _build_view(identity: Identity, request: dict[str, Any]) -> tuple[list[str], int]:
     """Build what the guest will see, and enter it. Returns what could not be shown, and a descriptor of the layers."""
     namespaces.enter_private_mounts()
-    site = mounts.Site(identity.userns, identity.shift, userxattr=not identity.root)
+    site = Site(identity.userns, identity.shift, userxattr=not identity.root)
     mounts.decode(request["plan"]).perform(site)
     # Kept open across the pivot: the supervisor reads from here what the run has changed, after the namespace has gone.
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -283,7 +285,5 @@ def _explain(error: BaseException) -> str:
 
 
 def _report(control: socket.socket, message: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):  # the supervisor may have gone: then there is nobody to tell
         channel.send(control, message)
-    except OSError:
-        pass  # the supervisor has gone; there is nobody to tell

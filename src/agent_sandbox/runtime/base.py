@@ -88,8 +88,8 @@ class Terminal:
 class Launch:
     """Everything a runtime needs to run something once.
 
-    `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the thread that
-    waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept.
+    `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the
+    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept.
     """
 
     program: Argv | PythonCode | Script

@@ -58,14 +58,23 @@ def _prepare_interpreter(message: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(message["env"])
     time.tzset()
-    # Line by line even into a pipe: what was printed before a timeout or a kill must not be lost in a buffer.
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="surrogateescape")
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8", errors="surrogateescape", line_buffering=True)
-    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    _open_streams()
     sys.argv[:] = [SCRIPT, *message["arguments"]]
     sys.path.insert(0, message["cwd"])
     _reseed()
+
+
+def _open_streams() -> None:
+    # Line by line even into a pipe: what was printed before a timeout or a kill must not be lost in a buffer.
+    for name, fd, mode, errors in (
+        ("stdin", 0, "rb", "surrogateescape"),
+        ("stdout", 1, "wb", "surrogateescape"),
+        ("stderr", 2, "wb", "backslashreplace"),
+    ):
+        raw = open(fd, mode, closefd=False)  # noqa: SIM115  lives as long as the process
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=fd != 0)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _write_script(path: str, source: str) -> None:
@@ -117,7 +126,8 @@ def _show(error: BaseException) -> int:
 def _finish(main: types.ModuleType, code: int) -> int:
     """End as an interpreter ends: threads, exit functions, the script's own objects, streams.
 
-    The rest of an interpreter's teardown is left out: it would touch, and so copy, the memory shared with the zygote, and no one could tell.
+    The rest of an interpreter's teardown is left out: it would touch, and so copy, the memory shared with the zygote, and no one could
+    tell.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

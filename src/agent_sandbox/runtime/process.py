@@ -1,7 +1,8 @@
 """The `process` runtime: a native program or Python code on a copy-on-write view of this machine, as root and rootless.
 
-Here is the supervisor's side: ask for a guest, wait until everything is in force, hand it its program, pump its streams, say how it ended. What
-confines the guest is in `kernel.stage`. Nothing here forks the caller's process, which may have threads, unless the caller says that it has none.
+Here is the supervisor's side: ask for a guest, wait until everything is in force, hand it its program, pump its streams, say how it
+ended. What confines the guest is in `kernel.stage`. Nothing here forks the caller's process, which may have threads, unless the caller
+says that it has none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we s
 SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
 
 
-# What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup for it.
+# What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup
+# for it.
 GUARANTEES = frozenset(
     {
         Guarantee.FILES_CONFINED,
@@ -187,7 +189,7 @@ class ProcessGuest:
                 raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
         except (EOFError, TimeoutError, ConnectionError) as error:
             raise LaunchFailed(
-                f"the sandbox could not be built: {error or 'it took too long'}", hint="run: agent-sandbox doctor"
+                f"the sandbox could not be built: {str(error) or 'it took too long'}", hint="run: agent-sandbox doctor"
             ) from error
         self._control.settimeout(None)
 
@@ -246,6 +248,7 @@ class ProcessGuest:
     def wait(self) -> Completed:
         """Pump until everything of this run is gone, then say how it ended."""
         limit = self.launch.limits.output_bytes
+        source: Source | None
         if self._terminal is not None:
             sinks = {"stdout": Sink("stdout", self._terminal, limit, self.launch)}
             source = Source(self.launch.stdin, os.dup(self._terminal))

@@ -1,7 +1,7 @@
 """Streams between the supervisor and a guest: output cut at its limit, input fed as fast as it is read.
 
-Nothing here grows with what a guest writes: beyond the limit bytes are read and dropped, so that a program that prints too much may still finish its
-work; one that never stops is ended after a multiple of the limit.
+Nothing here grows with what a guest writes: beyond the limit bytes are read and dropped, so that a program that prints too much may still
+finish its work; one that never stops is ended after a multiple of the limit.
 """
 
 from __future__ import annotations

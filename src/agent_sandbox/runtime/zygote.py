@@ -1,7 +1,7 @@
 """The zygote: a small process that has imported what guests will need, and forks them.
 
-It never sees code, environment or input, and does not even read the requests: it passes descriptors to a forked keeper, which reads for itself. So
-nothing of one guest can be found in the memory of the next. One thread, no network, no descriptors but its two.
+It never sees code, environment or input, and does not even read the requests: it passes descriptors to a forked keeper, which reads for
+itself. So nothing of one guest can be found in the memory of the next. One thread, no network, no descriptors but its two.
 
 What guests of one zygote do share: the address-space layout and the seed of string hashes. Neither is a wall here.
 """
@@ -24,7 +24,7 @@ from agent_sandbox.kernel import channel, seccomp, stage
 from agent_sandbox.runtime import guest
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
-_ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")}
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime.zygote import main; main()"
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -44,8 +44,7 @@ class Zygote:
             with theirs:
                 # Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno()), str(me)]
-                    + [os.pathsep.join(packages), *preload],
+                    [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno()), str(me), os.pathsep.join(packages), *preload],
                     env=_ENVIRONMENT,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """Choose what to copy where a view cannot hide by name: patterns such as `/config/*.json`, and hidden files.
 
-An overlay can hide a name it knows. "Everything that ends in .key, also what appears later" it cannot, so such a directory is replaced by a copy of what
-the rules let through, made as the run starts. That is exact and fails closed; it is bounded, and beyond the bound the policy is refused.
+An overlay can hide a name it knows. "Everything that ends in .key, also what appears later" it cannot, so such a directory is replaced by
+a copy of what the rules let through, made as the run starts. That is exact and fails closed; it is bounded, and beyond the bound the
+policy is refused.
 """
 
 from __future__ import annotations

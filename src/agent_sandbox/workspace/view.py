@@ -1,8 +1,9 @@
 """Plan what a guest will see: file rules and the machine's mounts in, a mount plan out. Nothing is mounted here.
 
-Two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory (rootless, where the kernel
-does not let `/` be a layer). A view of chosen trees stands on an empty root. Either way what is denied or masked is not there, by name, so that it
-stays hidden when it appears later or is replaced; what cannot be hidden by name is copied (`workspace.selection`) or refused.
+Two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory (rootless, where
+the kernel does not let `/` be a layer). A view of chosen trees stands on an empty root. Either way what is denied or masked is not there,
+by name, so that it stays hidden when it appears later or is replaced; what cannot be hidden by name is copied (`workspace.selection`) or
+refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from agent_sandbox.kernel.mounts import (
     Devices,
     Directory,
     File,
-    Mask,
     MountPlan,
     OnDisk,
     Overlay,
@@ -33,6 +33,7 @@ from agent_sandbox.kernel.mounts import (
     ThrowAway,
     Tmpfs,
 )
+from agent_sandbox.kernel.placing import Mask
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
 from agent_sandbox.workspace.layers import quote_target
@@ -96,6 +97,11 @@ def plan_view(
 
 
 def _whole_machine(plan: _Plan, project: str | None) -> None:
+    if not plan.rules.allow_hidden:
+        raise PolicyError(
+            "hidden names cannot be left out of a view of the whole machine: an overlay hides names it knows, not those that appear later",
+            hint="set allow_hidden=True, or name allowed_paths",
+        )
     shown = [mount for mount in plan.host.mounts if mount.fstype not in mountinfo.PSEUDO and not _private(mount.target, project)]
     if plan.host.privileged:
         for mount in shown:

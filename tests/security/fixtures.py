@@ -1,0 +1,39 @@
+"""Fixtures that the contract and the attack suites share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.runtime.process import ProcessRuntime
+from tests.security.harness import RUNTIMES, Box
+
+
+@pytest.fixture(scope="session", params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> Iterator[ProcessRuntime]:
+    """Each runtime that this host has."""
+    made = {"process": ProcessRuntime}[request.param]()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Somebody's home directory, with secrets in it that nobody may see."""
+    directory = tmp_path / "home"
+    for name in (".ssh/id_rsa", ".aws/credentials", ".bash_history"):
+        secret = directory / name
+        secret.parent.mkdir(parents=True, exist_ok=True)
+        secret.write_text(f"CANARY-{name}-{tmp_path.name}\n")
+        secret.chmod(0o600)
+    return directory
+
+
+@pytest.fixture
+def box(runtime: ProcessRuntime, project: Path, home: Path, tmp_path: Path) -> Box:
+    """A sandbox on the whole machine."""
+    return Box(runtime, project, home, Ledger(str(tmp_path / "ledger"), clock=time.time))

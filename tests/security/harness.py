@@ -1,0 +1,170 @@
+"""What the contract and the attack suites drive: a box for each runtime, canaries outside it, and the same probe run without a wall.
+
+One small adapter per runtime (`Box`), so that one table of cases runs on all of them. A probe is Python source that prints one line of
+JSON; `Box.probe` runs it inside, `outside` runs it on the bare machine, and what differs is the wall.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
+from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.workspace.store import SandboxState
+
+ROOT = os.geteuid() == 0
+RUNTIMES = ("process",)
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+GENEROUS = replace(CLONED_LIMITS, wall_seconds=60.0, output_bytes=64 << 20, disk_bytes=1 << 30)
+
+
+def case(*numbers: int, prio: str = "P0") -> pytest.MarkDecorator:
+    """The numbers, in the list of attack cases, of what a test tries. They become its id, so that a table can be made of what ran."""
+    marks = [pytest.mark.p0] if prio == "P0" else []
+    name = "+".join(str(number) for number in numbers)
+    return pytest.mark.parametrize("number", [pytest.param(numbers[0], id=name, marks=marks)])
+
+
+@dataclass(frozen=True)
+class Box:
+    """A sandbox on the whole machine (or, with `locked`, on next to nothing of it), its project, and the home whose secrets are masked."""
+
+    runtime: ProcessRuntime
+    project: Path
+    home: Path
+    ledger: Ledger
+    limits: Limits = GENEROUS
+    policy: Policy | None = None
+    state: SandboxState | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
+
+    def with_(self, **changes: Any) -> Box:
+        """The same with other limits, rules or layers."""
+        return replace(self, **changes)
+
+    def files(self, **rules: Any) -> Box:
+        """The same under the SDK's preset: only what the rules name."""
+        return self.with_(policy=locked(limits=self.limits, processes=True, **rules))
+
+    @property
+    def rules(self) -> FileRules:
+        """What its policy says of files."""
+        return self._policy().files
+
+    def session(self) -> Session:
+        """A session of the engine, as the surfaces make them."""
+        return Session(Gate(self._policy(), self.ledger, clock=time.time), self.runtime, project=str(self.project), state=self.state)
+
+    def run(self, *argv: str, **work: Any) -> Outcome:
+        """Run a program."""
+        return self._run(Command(argv), work)
+
+    def shell(self, script: str, **work: Any) -> Outcome:
+        """Run a line of bash."""
+        return self.run("bash", "-c", script, **work)
+
+    def python(self, source: str, **work: Any) -> Outcome:
+        """Run Python code, in a fork of the zygote."""
+        return self._run(Code("python", source), work)
+
+    def probe(self, source: str, **work: Any) -> Any:
+        """Run a probe inside and return what it printed."""
+        outcome = self.python(source, **work)
+        assert outcome.exit.code == 0, (outcome.exit, outcome.stderr.decode(errors="replace")[-3000:], outcome.refused)
+        return json.loads(outcome.stdout)
+
+    def _policy(self) -> Policy:
+        masks = default_masks(home=str(self.home), project=str(self.project))
+        return self.policy or cloned(masks=masks, limits=self.limits)
+
+    def _run(self, what: Code | Command, work: dict[str, Any]) -> Outcome:
+        return self.session().run(Work(what, work.pop("env", self.environment), cwd=work.pop("cwd", str(self.project)), **work))
+
+
+def outside(source: str, *, namespace: tuple[str, ...] = (), timeout: float = 30) -> Any:
+    """The control arm: the same probe without a sandbox, or with `namespace` (flags of unshare(1)) in one that is thrown away."""
+    wrapper = ["unshare", *namespace] if namespace else []
+    ran = subprocess.run([*wrapper, sys.executable, "-c", source], capture_output=True, timeout=timeout, check=False)
+    assert ran.returncode == 0, (ran.returncode, ran.stderr.decode(errors="replace")[-3000:])
+    return json.loads(ran.stdout)
+
+
+@dataclass
+class Listener:
+    """A unix or TCP listener on the real machine that counts who comes."""
+
+    address: Any
+    accepted: int = 0
+
+
+@contextmanager
+def listening(family: int, address: Any) -> Iterator[Listener]:
+    """Listen while the block lasts."""
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        server.bind(address)
+        server.listen(16)
+        listener = Listener(server.getsockname())
+        thread = threading.Thread(target=_accept, args=(server, listener))
+        thread.start()
+        try:
+            yield listener
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _accept(server: socket.socket, listener: Listener) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        listener.accepted += 1
+        connection.close()
+
+
+def knows(process: int | str = "self") -> dict[str, str]:
+    """What a process is, as the machine's own /proc says."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
+    """Every entry below a real directory: kind, owner, content or link target. Two are equal when nothing has happened."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            status = path.lstat()
+            content: Any = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            attributes = tuple(sorted(os.listxattr(path, follow_symlinks=False)))
+            found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino, status.st_nlink, attributes, content)
+    return found
+
+
+def until(condition: Callable[[], bool], *, seconds: float) -> bool:
+    """Wait for something that is about to happen elsewhere."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
