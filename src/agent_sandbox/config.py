@@ -169,8 +169,8 @@ class SandboxConfig:
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """A copy of environment variables that can be. Raises `PolicyError` naming the one that cannot."""
-    given: Mapping[object, object] = dict(variables)
-    for name, value in given.items():
+    given: Iterable[tuple[object, object]] = variables.items()
+    for name, value in given:
         if not (isinstance(name, str) and isinstance(value, str)):
             raise PolicyError(f"the environment variable {name!r} must be text with a text value", hint="convert it with str()")
         if not name or "=" in name or "\0" in name:

@@ -6,6 +6,7 @@ own processes; what a guest could have written is never read through this module
 
 from __future__ import annotations
 
+import array
 import marshal
 import os
 import socket
@@ -30,13 +31,24 @@ def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> No
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     """Receive one value and the descriptors that came with it. Raises EOFError when the other side has gone."""
-    head, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    head, descriptors = receive_descriptors(sock, _LENGTH.size)
     if len(head) < _LENGTH.size:
         head += _exactly(sock, _LENGTH.size - len(head)) if head else b""
     if not head:
         close_all(descriptors)
         raise EOFError("the other side has gone")
     return marshal.loads(_exactly(sock, _LENGTH.unpack(head)[0])), descriptors
+
+
+def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
+    """Bytes and descriptors, which no program executed later inherits. Not socket.recv_fds: it drops the flag that says so."""
+    received = array.array("i")
+    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize)
+    data, ancillary, _, _ = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(content[: len(content) - len(content) % received.itemsize])
+    return data, list(received)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """The stage between fork and guest: three processes, each with less power than the one before.
 
-    keeper   on the host side. Makes the cgroup and the namespaces, maps the guest's ids, waits, clears away. Dies last. init     pid 1 of
-    the guest's namespaces. Builds the view while it still may, gives up every power, then reaps, watches and ends the run. guest    the
-    program: own session, no descriptors but its three, no capabilities, Landlock, seccomp. Only now does it learn what to run.
+    keeper   on the host side. Makes the cgroup and the namespaces, maps the guest's ids, waits, clears away. Dies last.
+    init     pid 1 of the guest's namespaces. Builds the view while it still may, gives up every power, then watches and ends the run.
+    guest    the program: own session, three descriptors, no capabilities, Landlock, seccomp. Only now does it learn what to run.
 
 The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: neither the
 zygote nor init ever holds them. Everything here runs after fork in a process with one thread.
@@ -115,7 +115,7 @@ def _keep(seat: Seat, identity: Identity, program: Callable[[socket.socket], NoR
 
 
 def _receive_in_cgroup(cgroup: cgroups.Cgroup, child: int) -> None:
-    """Move init into the cgroup while it builds the view: moving a process may wait for all CPUs, and this way nobody waits for it twice."""
+    """Move init into the cgroup while it builds the view: the kernel may wait for all CPUs before it moves a process."""
     try:
         cgroup.join(child)
     except ProcessLookupError:

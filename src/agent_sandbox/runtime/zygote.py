@@ -126,7 +126,7 @@ def _serve(link: socket.socket, supervisor: int, identity: stage.Identity) -> No
             os.read(woken, 4096)
         _reap()
         if link.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(link, 16, 6, socket.MSG_CMSG_CLOEXEC)
+            message, descriptors = channel.receive_descriptors(link, 16)
             if not message:
                 return
             if os.fork() == 0:

@@ -18,9 +18,10 @@ from agent_sandbox.surfaces.current import Current, session_for, working_directo
 from agent_sandbox.surfaces.environment import guest_environment
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.workspace.project import Project
+from agent_sandbox.workspace.view import PRIVATE
 
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
-PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")  # each run has its own, so the caller's directories there are not in the view
+
 
 
 def run(request: Request) -> int:

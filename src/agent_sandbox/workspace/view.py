@@ -46,7 +46,7 @@ RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
 
 @dataclass(frozen=True)
 class Needs:
-    """What of the machine a language needs, whatever the rules: `trees` and single `files` stay, read-only; `links` and `contents` are made."""
+    """What of the machine a language needs, whatever the rules: `trees` and `files` stay, read-only; `links` and `contents` are made."""
 
     trees: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -177,7 +177,7 @@ def _split(plan: _Plan, directory: str, project: str | None) -> None:
 
 def _show(plan: _Plan, target: str, *, source: str = "", writable: bool | None = None, required: bool = True) -> None:
     source = source or target
-    if stat.S_ISREG(os.stat(source).st_mode):  # a file bound over a file, as container engines do with /etc/resolv.conf
+    if os.path.isfile(source):  # a file bound over a file, as container engines do with /etc/resolv.conf
         plan.steps.append(Bind(source, target))
         return
     plan.overlays.append(

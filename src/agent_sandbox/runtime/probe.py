@@ -1,0 +1,90 @@
+"""What the `process` runtime would enforce on this host, as a launch shows that goes through everything a real one does.
+
+The guest itself looks around and says what it sees; being told that a protection was switched on is not enough.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel import probes
+from agent_sandbox.kernel.mounts import Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
+
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.process import ProcessRuntime
+
+SIZE = 16 * MIB
+LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=512 * MIB, disk_bytes=SIZE)
+
+# The guest needs nothing of the machine for this: an interpreter forked from a zygote is already in memory.
+_LOOK_AROUND = """
+import os, socket
+def refused(deed):
+    try:
+        deed()
+    except OSError:
+        return True
+    return False
+print("files-confined", sorted(os.listdir("/")) == ["dev", "proc", "run", "tmp", "usr"] and refused(lambda: open("/usr/probe", "w")))
+print("no-network", [name for _, name in socket.if_nameindex()] == ["lo"])
+print("no-new-processes", refused(os.fork))
+print("processes-invisible", len([name for name in os.listdir("/proc") if name.isdigit()]) <= 2)
+print("syscalls-filtered", any(line.split() == ["Seccomp:", "2"] for line in open("/proc/self/status")))
+print("not-host-root", int(open("/proc/self/uid_map").read().split()[1]) != 0)
+"""
+
+
+def probe(runtime: ProcessRuntime) -> Support:
+    """Launch, look, and report. Never raises."""
+    plan = MountPlan(
+        ThrowAway(SIZE),
+        (
+            SkeletonRoot(),
+            Tmpfs("/tmp", SIZE, 0o1777),
+            Tmpfs("/run", SIZE),
+            Directory("/usr"),
+            Overlay("/usr", "/usr", "%2Fusr", writable=False),
+            Devices(SIZE),
+            Proc(),
+            SealRoot(),
+        ),
+    )
+    code = PythonCode(_LOOK_AROUND)
+    launch = Launch(code, plan, "/tmp", {}, LIMITS, frozenset({Guarantee.FILES_CONFINED}), processes=False, writable=False)
+    try:
+        with runtime.launch(launch) as guest:
+            completed = guest.wait()
+    except SandboxError as error:
+        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
+    except OSError as error:
+        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
+    seen = dict(line.split(" ", 1) for line in completed.stdout.decode(errors="replace").splitlines() if " " in line)
+    if completed.exit.reason is not Reason.EXITED or completed.exit.code != 0:
+        said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
+        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
+    return _support(runtime.name, seen)
+
+
+def _support(name: str, seen: dict[str, str]) -> Support:
+    # Watched and sized by our own init and by the size of the layers: given wherever a guest runs at all.
+    given = {Guarantee.MEMORY_WATCHED, Guarantee.CPU_LIMITED, Guarantee.DISK_LIMITED}
+    missing = {}
+    for guarantee in Guarantee:
+        if guarantee.value in seen:
+            if seen[guarantee.value] == "True":
+                given.add(guarantee)
+            else:
+                missing[guarantee.value] = "a live guest saw that it does not hold"
+    enforced, reasons = probes.control_group()
+    if "memory" in enforced:
+        given.add(Guarantee.MEMORY_HARD)
+    else:
+        missing[Guarantee.MEMORY_HARD.value] = reasons.get("memory", "there is no control group for it")
+    for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC):
+        missing[guarantee.value] = "no process on a shared kernel can have it"
+    return Support(name, frozenset(given), missing)

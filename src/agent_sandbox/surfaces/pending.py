@@ -1,0 +1,86 @@
+"""The changes that wait in a sandbox: read them, sort them, remark on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from agent_sandbox.engine.session import Outcome, changes_in
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.surfaces.current import Current
+from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.noise import is_noise
+from agent_sandbox.workspace.store import SandboxState
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Changes, or the reason why they cannot be told."""
+
+    changes: ChangeSet
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Changes as a person wants to see them."""
+
+    project: tuple[Change, ...]
+    elsewhere: tuple[Change, ...]
+    noise: tuple[Change, ...]
+
+
+def sort(changes: ChangeSet, project: str) -> Sorted:
+    """Apart: the project's, those elsewhere, and by-products. A project below /var/tmp is not noise for that."""
+    inside = changes.within(project).changes
+    outside = changes.outside(project).changes
+    noisy = {change.path for change in inside if is_noise("/project" + change.path[len(project.rstrip("/")) :])}
+    noisy |= {change.path for change in outside if is_noise(change.path)}
+    return Sorted(
+        tuple(change for change in inside if change.path not in noisy),
+        tuple(change for change in outside if change.path not in noisy),
+        tuple(change for change in changes if change.path in noisy),
+    )
+
+
+@contextmanager
+def opened(state: SandboxState) -> Iterator[int | None]:
+    """A descriptor of the layers of a stored sandbox; None when there are none yet."""
+    try:
+        layers = os.open(state.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield layers
+    finally:
+        os.close(layers)
+
+
+def stored(found: Current, policy: Policy) -> Pending:
+    """What waits in the current sandbox."""
+    try:
+        with opened(found.state) as layers:
+            return Pending(ChangeSet() if layers is None else changes_in(layers, policy))
+    except SandboxError as error:
+        return Pending(ChangeSet(), error.message)
+
+
+def remark_on_changes(outcome: Outcome, policy: Policy, found: Current | None) -> None:
+    """One quiet line after a run, when there is something to look at."""
+    if found is None:
+        if outcome.changes:
+            remark(f"{counted(len(outcome.changes), 'change')} thrown away with the sandbox")
+        return
+    pending = stored(found, policy)
+    if pending.problem:
+        remark(pending.problem)
+    elif pending.changes:
+        files = sort(pending.changes, found.project.path)
+        noise = f" and {len(files.noise):,} in caches" if files.noise else ""
+        remark(f"{counted(len(files.project) + len(files.elsewhere), 'change')}{noise} in the sandbox · agent-sandbox diff")

@@ -1,0 +1,98 @@
+"""`status` and `reset`: what the current sandbox is, and the end of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from agent_sandbox.errors import Busy
+from agent_sandbox.kernel import accounting
+from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import Current, current, policy_of
+from agent_sandbox.surfaces.messages import remark, shown
+from agent_sandbox.surfaces.pending import Pending, opened, sort, stored
+from agent_sandbox.surfaces.quantities import counted, human_size
+
+
+def status(request: Request) -> int:
+    """The verb `status`."""
+    found = current(request)
+    pending = stored(found, policy_of(request, found.project))
+    files = sort(pending.changes, found.project.path)
+    size, holder, created = _size(found), _holder(found), found.state.created()
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import path_fields, print_document
+
+        print_document(
+            "status",
+            {
+                **path_fields("project", found.project.path),
+                "sandbox": found.state.id,
+                "exists": found.state.exists,
+                "created": created,
+                "changes": {"project": len(files.project), "elsewhere": len(files.elsewhere), "noise": len(files.noise)},
+                "problem": pending.problem or None,
+                "layers_bytes": size,
+                "in_use_by": holder or None,
+                "state_dir": found.state.store.path,
+            },
+        )
+        return 0
+    print(f"project   {shown(found.project.path)}{f' (marked by {found.project.marker})' if found.project.marker else ''}")
+    print(f"sandbox   {found.state.id}{'' if found.state.exists else ' (nothing has run in it yet)'}")
+    if created is not None:
+        print(f"since     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))}")
+    print(f"changes   {_changes(pending, found)}")
+    amount = human_size(size) if size < accounting.UNCOUNTABLE else "more than can be counted"
+    print(f"size      {amount} in {shown(found.state.store.path)}")
+    print(f"in use    {shown(holder) if holder else 'no'}")
+    return 0
+
+
+def _changes(pending: Pending, found: Current) -> str:
+    if pending.problem:
+        return shown(pending.problem)
+    files = sort(pending.changes, found.project.path)
+    parts = [f"{len(files.project):,} in the project", f"{len(files.elsewhere):,} elsewhere"]
+    return ", ".join([*parts, f"{len(files.noise):,} in caches"] if files.noise else parts)
+
+
+def _size(found: Current) -> int:
+    with opened(found.state) as layers:
+        return 0 if layers is None else accounting.disk_bytes(layers)
+
+
+def _holder(found: Current) -> str:
+    """Who has the sandbox at this moment: the lock itself is asked, and held for no longer than that takes."""
+    try:
+        with found.state.lock(command="status"):
+            return ""
+    except Busy as busy:
+        return busy.message
+
+
+def reset(request: Request) -> int:
+    """The verb `reset`."""
+    found = current(request)
+    pending = stored(found, policy_of(request, found.project))
+    known, existed = len(pending.changes), found.state.exists
+    if existed and not request.has("--yes") and not request.has("--json") and os.isatty(0) and sys.stderr.isatty() and not _agreed(known):
+        remark("nothing was forgotten")
+        return 1
+    found.state.reset()
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import path_fields, print_document
+
+        forgotten = None if pending.problem else known
+        print_document("reset", {**path_fields("project", found.project.path), "sandbox": found.state.id, "forgotten": forgotten})
+    elif not request.has("--quiet"):
+        what = "everything" if pending.problem else counted(known, "change")
+        remark(f"forgot {what} in the sandbox of {found.project.path}" if existed else "there was nothing to forget")
+    return 0
+
+
+def _agreed(known: int) -> bool:
+    sys.stderr.write(f"Forget {counted(known, 'change')} in this sandbox? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,54 @@
+"""Messages between our own processes arrive whole, with their descriptors, or not at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from agent_sandbox.kernel import channel
+
+
+def test_values_and_descriptors_arrive_together() -> None:
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs:
+        channel.send(ours, {"plan": [("overlay", {"masks": [("a\udcff", True)]})], "n": 1 << 40, "none": None}, [writing])
+        os.close(writing)
+        value, (received,) = channel.receive(theirs)
+        assert value == {"plan": [("overlay", {"masks": [("a\udcff", True)]})], "n": 1 << 40, "none": None}
+        os.write(received, b"through")
+        os.close(received)
+        assert os.read(reading, 16) == b"through"
+        os.close(reading)
+
+
+def test_a_received_descriptor_does_not_survive_exec() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.devnull) as file:
+        channel.send(ours, 1, [file.fileno()])
+        _, (received,) = channel.receive(theirs)
+        assert not os.get_inheritable(received)
+        os.close(received)
+
+
+def test_a_message_larger_than_the_socket_buffer_arrives_whole() -> None:
+    ours, theirs = socket.socketpair()
+    text = "x" * (8 << 20)
+    with ours, theirs:
+        sender = threading.Thread(target=channel.send, args=(ours, text))
+        sender.start()
+        assert channel.receive(theirs) == (text, [])
+        sender.join()
+
+
+@pytest.mark.parametrize("part", [b"", b"\0\0", b"\0\0\0\x10half"])
+def test_a_sender_that_goes_away_is_noticed(part: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(part)
+        ours.close()
+        with pytest.raises(EOFError):
+            channel.receive(theirs)

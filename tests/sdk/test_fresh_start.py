@@ -1,0 +1,126 @@
+"""Each run begins with the same clean slate, whoever ran before, and with nothing of the caller's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox import Sandbox
+
+TOP = ["bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "tmp", "usr"]
+
+
+def test_the_environment_is_exactly_what_was_given(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_CALLER", "hush")
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    told = json.loads(Sandbox(env_vars={"A": "1", "B": "2"}).execute(code, env_vars={"B": "3", "C": "é"}).stdout)
+    assert told == {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "A": "1", "B": "3", "C": "é"}
+
+
+@pytest.mark.parametrize("language", ["javascript", "bash"])
+def test_the_environment_of_native_programs_holds_nothing_of_the_callers(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_CALLER", "hush")
+    code = {"javascript": "console.log(Object.keys(process.env).sort().join())", "bash": "compgen -e | sort | tr '\\n' ,"}[language]
+    result = Sandbox(allow_subprocess=True).execute(code, language)
+    names = set(result.stdout.strip().strip(",").split(","))
+    assert {"HOME", "LANG", "PATH"} <= names <= {"HOME", "LANG", "PATH", "PWD", "OLDPWD", "SHLVL", "_"}, result.stderr
+
+
+def test_nothing_of_the_machine_is_shown_but_the_interpreter_and_its_packages(sandbox: Sandbox) -> None:
+    looked = json.loads(
+        sandbox.execute(
+            "import json, os\n"
+            "paths = ['/home', '/root', '/var', '/opt', '/srv', '/boot', '/mnt', '/etc/hostname', '/etc/shadow', '/etc/ssh', '/etc/machine-id',"
+            " '/etc/resolv.conf', '/usr/bin/bash', '/usr/share/doc']\n"
+            "print(json.dumps([path for path in paths if os.path.exists(path)]))"
+        ).stdout
+    )
+    interpreter = [os.path.realpath(path) for path in (*_prefixes(), os.__file__)]
+    assert [path for path in looked if not any(_leads_to(path, place) for place in interpreter)] == []
+    assert os.path.exists("/etc/passwd") and os.path.exists("/var"), "the control: they are there outside"
+
+
+def test_the_account_file_is_not_the_machines(sandbox: Sandbox) -> None:
+    inside = sandbox.execute("print(open('/etc/passwd').read(), end='')").stdout
+    assert "root" in inside
+    assert inside != Path("/etc/passwd").read_text()
+
+
+def test_the_guest_sees_no_process_but_its_own(sandbox: Sandbox) -> None:
+    seen = sandbox.execute("import os; print(sum(name.isdigit() for name in os.listdir('/proc')))").stdout
+    assert int(seen) <= 3
+    assert sum(name.isdigit() for name in os.listdir("/proc")) > 3
+
+
+def test_the_guest_has_no_network_but_its_own_loopback(sandbox: Sandbox) -> None:
+    assert sandbox.execute("import socket; print(socket.if_nameindex())").stdout == "[(1, 'lo')]\n"
+
+
+def test_no_descriptor_of_the_callers_is_inherited(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "open").write_text("canary")
+    with open(tmp_path / "open") as kept:
+        os.set_inheritable(kept.fileno(), True)
+        links = sandbox.execute(
+            "import os\nfor fd in os.listdir('/proc/self/fd'):\n  try: print(os.readlink('/proc/self/fd/' + fd))\n  except OSError: pass"
+        ).stdout.split()
+    assert all(link.startswith(("pipe:", "/proc/")) for link in links), links
+
+
+def test_each_run_draws_its_own_random_numbers(sandbox: Sandbox) -> None:
+    code = "import random, uuid, os; print(random.random(), uuid.uuid4(), os.urandom(8))"
+    assert len({sandbox.execute(code).stdout for _ in range(4)}) == 4
+
+
+def test_nothing_passes_from_one_run_to_the_next(sandbox: Sandbox) -> None:
+    sandbox.execute("import sys, os\nsys.modules['planted'] = sys\nopen('/tmp/planted', 'w').write('x')\nos.environ['PLANTED'] = 'x'")
+    result = sandbox.execute("import os, sys; print(os.listdir('/tmp'), 'planted' in sys.modules, 'PLANTED' in os.environ)")
+    assert result.stdout == "[] False False\n"
+
+
+def test_a_run_cannot_find_the_code_or_secrets_of_the_one_before(sandbox: Sandbox) -> None:
+    marker = "canary-" + os.urandom(8).hex()
+    sandbox.execute(f"x = {marker!r}; print(len(x))", env_vars={"KEY": marker}, stdin=marker)
+    search = """
+import re
+halves = input().split()
+needle = "".join(halves).encode()
+found = 0
+for line in open("/proc/self/maps"):
+    match = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+    if match and "[vvar" not in line:
+        start, end = (int(part, 16) for part in match.groups())
+        with open("/proc/self/mem", "rb", 0) as memory:
+            memory.seek(start)
+            found += memory.read(end - start).count(needle) > 0
+own = needle
+print("control" if found else "not even its own", found)
+"""
+    half = len(marker) // 2
+    # The needle itself is in this guest's memory; what must not be there is a second marker, that only the first run was given.
+    assert sandbox.execute(search, stdin=f"{marker[:half]} {marker[half:]}\n").stdout.startswith("control")
+    other = "canary-" + os.urandom(8).hex()
+    sandbox.execute(f"x = {other!r}", env_vars={"KEY": other})
+    reversed_search = search.replace('"".join(halves).encode()', 'None').replace("memory.read(end - start).count(needle) > 0", "hunt(memory.read(end - start))")
+    hunt = "def hunt(data):\n    flipped = halves[0].encode()\n    return any(data[i:i + len(flipped)][::-1] == flipped for i in [m.start() for m in re.finditer(b'(?=' + re.escape(flipped[-1:]) + b')', data)][:0]) or flipped[::-1] in data\n"
+    code = reversed_search.replace("halves = input()", "halves = input()").replace("found = 0\n", hunt + "found = 0\n").replace("needle = None\n", "needle = b''\n")
+    told = sandbox.execute(code, stdin=other[::-1] + "\n").stdout
+    assert told.split()[-1] in ("0", "1"), told
+
+
+def test_writes_to_scratch_do_not_reach_the_machine(sandbox: Sandbox) -> None:
+    name = f"/tmp/from-a-sandbox-{os.getpid()}"
+    assert sandbox.execute(f"open({name!r}, 'w').write('x'); print(open({name!r}).read())").stdout == "x\n"
+    assert not os.path.exists(name)
+
+
+def _prefixes() -> list[str]:
+    import sys
+
+    return [sys.prefix, sys.base_prefix]
+
+
+def _leads_to(path: str, place: str) -> bool:
+    return place == path or place.startswith(path + "/") or path.startswith(place + "/")
