@@ -378,7 +378,7 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_bytes,
         "memory_hard": Guarantee.MEMORY_HARD in launch.requires,
-        "processes": limits.processes,
+        "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
         "open_files": limits.open_files,
         "layers": layers,
         "disk_bytes": limits.disk_bytes,

@@ -8,6 +8,7 @@ What guests of one zygote do share: the address-space layout and the seed of str
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
@@ -40,21 +41,23 @@ class Zygote:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         me = os.pidfd_open(os.getpid())
         packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+        image, surroundings = _sealed_image(os.path.realpath(sys.executable))
         try:
             with theirs:
                 # Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest.
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno()), str(me), os.pathsep.join(packages), *preload],
-                    env=_ENVIRONMENT,
+                    executable=f"/proc/self/fd/{image}" if image is not None else None,
+                    env=_ENVIRONMENT | surroundings,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), me),
+                    pass_fds=(theirs.fileno(), me, *([] if image is None else [image])),
                     cwd="/",
                     start_new_session=True,
                 )
         finally:
-            os.close(me)
+            channel.close_all([me] if image is None else [me, image])
         self._link.settimeout(_START_SECONDS)
         try:
             answer = self._link.recv(4096).decode(errors="replace")
@@ -84,6 +87,23 @@ class Zygote:
         """End it. Its guests go on: each has its own keeper."""
         self._link.close()
         self._process.wait()
+
+
+def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
+    """What to execute instead of an interpreter that belongs to us, and the variables that this needs.
+
+    A forked guest reaches the very file that the zygote was executed from, as /proc/self/exe and past its view. With our uid it could change the
+    mode of that file, and on some kernels its content, if the file were ours. Root's guests have other ids; the system's files are root's.
+    """
+    if os.geteuid() == 0 or os.stat(interpreter).st_uid != os.geteuid():
+        return None, {}
+    image = os.memfd_create("python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(interpreter, "rb") as file:
+        while os.sendfile(image, file.fileno(), None, 1 << 30):
+            continue
+    fcntl.fcntl(image, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    # Some interpreters find their shared library relative to where they are.
+    return image, {"LD_LIBRARY_PATH": os.path.join(os.path.dirname(os.path.dirname(interpreter)), "lib")}
 
 
 def main() -> None:

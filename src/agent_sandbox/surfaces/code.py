@@ -12,7 +12,15 @@ from agent_sandbox.policy.decide import LARGEST_SOURCE
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.run import perform
 
-_EXTENSIONS = {".py": "python", ".js": "javascript", ".cjs": "javascript", ".mjs": "javascript", ".rb": "ruby", ".sh": "bash", ".bash": "bash"}
+_EXTENSIONS = {
+    ".py": "python",
+    ".js": "javascript",
+    ".cjs": "javascript",
+    ".mjs": "javascript",
+    ".rb": "ruby",
+    ".sh": "bash",
+    ".bash": "bash",
+}
 _PROGRAMS = (("python", "python"), ("node", "javascript"), ("ruby", "ruby"), ("bash", "bash"), ("sh", "bash"))
 STANDARD_INPUT = "-"
 

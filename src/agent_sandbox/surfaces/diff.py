@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent_sandbox.engine.session import changes_in
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, current, policy_of
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.pending import Sorted, opened, sort
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.style import Style
-from agent_sandbox.engine.session import changes_in
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.textdiff import unified_diff
 

@@ -43,7 +43,9 @@ def run_document(session: Session, work: Work, found: Current | None, project: P
         outcome = session.run(replace(work, on_output=None, on_start=forward.begin, collect=True))
     code = code_of(outcome.exit, forward.received)
     changes = stored(found, session.policy) if found else Pending(outcome.changes)
-    print_document("run", {**_run(work, outcome, code), "project": _text(project.path), **_summary(changes, project, kept=found is not None)})
+    print_document(
+        "run", {**_run(work, outcome, code), "project": _text(project.path), **_summary(changes, project, kept=found is not None)}
+    )
     return code
 
 
@@ -119,5 +121,3 @@ def _stream(name: str, content: bytes) -> dict[str, str]:
 def _text(text: str) -> str:
     """Without lone surrogates, which other readers of JSON refuse."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
-
-

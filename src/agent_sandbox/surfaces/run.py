@@ -23,7 +23,6 @@ from agent_sandbox.workspace.view import PRIVATE
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
 
 
-
 def run(request: Request) -> int:
     """The verb `run`."""
     words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])

@@ -35,7 +35,7 @@ from agent_sandbox.kernel.mounts import (
 )
 from agent_sandbox.kernel.placing import Mask
 from agent_sandbox.policy.model import FileRules
-from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
+from agent_sandbox.policy.paths import Beneath, Glob, Tree, ancestors, anchor
 from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.selection import select
 
@@ -89,7 +89,7 @@ def plan_view(
     else:
         _chosen_trees(plan, needs)
     _copy_what_cannot_be_masked(plan)
-    _mask(plan, needs.trees)
+    _mask(plan, needs)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
@@ -109,7 +109,7 @@ def _whole_machine(plan: _Plan, project: str | None) -> None:
     else:
         plan.steps.append(SkeletonRoot())
         _split(plan, "/", project)
-    plan.steps += [Tmpfs("/tmp", plan.scratch, 0o1777), Tmpfs("/run", RUN_BYTES), Directory("/sys")]
+    plan.steps += [Tmpfs("/tmp", plan.scratch, 0o1777), Tmpfs("/run", RUN_BYTES), Tmpfs("/sys", 4096, 0o555)]
     if project is not None and _private(project, None):
         _show(plan, project, required=True)
 
@@ -139,8 +139,7 @@ def _show_tree(plan: _Plan, path: str, *, writable: bool) -> None:
     except OSError:
         return
     if stat.S_ISREG(mode):
-        parent = os.path.dirname(path)
-        plan.steps.append(Copies(os.path.dirname(real), parent, quote_target(parent), (os.path.basename(real),), writable))
+        _copy_file(plan, real, os.path.dirname(path), writable=writable)
     elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
         _show(plan, path, source=real, writable=writable)
         for mount in _mounted_below(plan.host, real):
@@ -148,6 +147,16 @@ def _show_tree(plan: _Plan, path: str, *, writable: bool) -> None:
                 _show(plan, path + mount.target[len(real) :], source=mount.target, writable=writable, required=False)
     elif stat.S_ISDIR(mode):
         _split(plan, real, None)
+
+
+def _copy_file(plan: _Plan, real: str, parent: str, *, writable: bool) -> None:
+    """One file, in a directory of its own. Several files of one directory share it: a second mount would hide the first."""
+    directory, name = os.path.split(real)
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies) and (step.source, step.target) == (directory, parent):
+            plan.steps[index] = replace(step, entries=(*step.entries, name), writable=step.writable or writable)
+            return
+    plan.steps.append(Copies(directory, parent, quote_target(parent), (name,), writable))
 
 
 def _split(plan: _Plan, directory: str, project: str | None) -> None:
@@ -207,14 +216,14 @@ def _copy(plan: _Plan, directory: str) -> None:
     plan.notes.append(f"{directory} is a copy made as the run starts: what changes there meanwhile is not seen")
 
 
-def _mask(plan: _Plan, needed: Sequence[str]) -> None:
-    """Hide what is denied or secret in every overlay it can be reached through, and give what must stay an overlay of its own."""
+def _mask(plan: _Plan, needs: Needs) -> None:
+    """Hide what is denied or secret wherever it can be reached, and give what must stay an overlay of its own."""
     hidden: dict[str, bool] = {}  # path: whether the directory itself stays
     places = _Places(plan.host)
     for path, stays in _hidden_paths(plan.rules):
         for place in places.of(path):
             hidden[place] = hidden.get(place, False) or stays
-    real_needed = {tree: os.path.realpath(tree) for tree in needed}
+    real_needed = {tree: os.path.realpath(tree) for tree in needs.trees}
     kept = [tree for tree, real in real_needed.items() if any(_covers(path, real) for path in hidden)]
     masks: dict[str, list[Mask]] = {}
     room: dict[str, list[str]] = {}  # directories to mount on, below hidden ones
@@ -237,6 +246,20 @@ def _mask(plan: _Plan, needed: Sequence[str]) -> None:
     ]
     for real in dict.fromkeys(real_needed[tree] for tree in kept):
         plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
+    plan.steps[:] = _without_hidden_files(plan.steps, hidden, needs.files)
+
+
+def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
+    """Single files are bound and copied under their own names, past every overlay: what is hidden must be left out of them too."""
+
+    def is_hidden(path: str) -> bool:
+        return any(above in hidden and not (above == path and hidden[above]) for above in ancestors(path))
+
+    for step in steps:
+        if isinstance(step, Copies):
+            yield replace(step, entries=tuple(entry for entry in step.entries if not is_hidden(f"{step.source}/{entry}")))
+        elif not isinstance(step, Bind) or step.source in needed or not is_hidden(step.source):
+            yield step
 
 
 def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:

@@ -1,0 +1,94 @@
+"""Live tries of the whole: a run on a clone of this machine, a run that is kept, the state directory, the interpreters.
+
+Nothing is recorded in the ledger and nothing is left: these are tries, not actions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+
+from agent_sandbox import places
+from agent_sandbox.engine.languages import NATIVE, tools
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel.mounts import OnDisk, ThrowAway
+from agent_sandbox.kernel.probes import Trial
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import CLONED_LIMITS, cloned
+from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.base import Argv, Launch
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.surfaces.quantities import human_size
+from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.view import Host, plan_view
+
+LITTLE_SPACE = 64 * MIB
+_SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")
+
+
+def throw_away() -> Trial:
+    """Launch a shell on a clone of the whole machine, with layers in memory."""
+    return _launch(ThrowAway(64 * MIB))
+
+
+def kept() -> Trial:
+    """The same, with layers on the disk of the state directory: not every filesystem can carry them."""
+    try:
+        store = Store.open(places.state_dir())
+        name = f"probe.{os.getpid()}"
+        trash = os.open(os.path.join(store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (SandboxError, OSError) as error:
+        return Trial(False, str(error))
+    try:
+        os.mkdir(name, 0o700, dir_fd=trash)  # in the trash, so that a crash leaves it to be swept
+        return _launch(OnDisk(os.path.join(store.path, "trash", name)))
+    except OSError as error:
+        return Trial(False, str(error))
+    finally:
+        with suppress(SandboxError, OSError):
+            remove_tree(trash, name)
+        os.close(trash)
+
+
+def _launch(layers: ThrowAway | OnDisk) -> Trial:
+    state = os.path.realpath(places.state_dir())
+    policy = cloned(masks=default_masks(home=places.home(), state_dir=state))
+    runtime = ProcessRuntime(single_threaded=True)
+    try:
+        plan = plan_view(policy.files, tools(), layers, host=Host.look(), scratch_bytes=16 * MIB)
+        launch = Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires)
+        with runtime.launch(launch) as guest:
+            completed = guest.wait()
+    except (SandboxError, OSError) as error:
+        return Trial(False, error.message if isinstance(error, SandboxError) else str(error))
+    finally:
+        runtime.close()
+    if completed.exit.code != 0 or completed.stdout != b"works\n":
+        said = completed.stderr.decode(errors="replace").strip() or guest.refused
+        return Trial(False, f"a shell in it ended with {completed.exit.code}: {said}")
+    return Trial(True, f"a shell ran in it in {completed.exit.usage.wall_seconds * 1000:.0f} ms")
+
+
+def state_directory() -> Trial:
+    """Make or open the store, write to it, and see how much room there is."""
+    try:
+        path = Store.open(places.state_dir()).path
+        space = os.statvfs(path)
+    except (SandboxError, OSError) as error:
+        return Trial(False, str(error))
+    free = space.f_bavail * space.f_frsize
+    return Trial(free >= LITTLE_SPACE, f"{path}, {human_size(free)} free")
+
+
+def interpreter(language: str) -> tuple[Trial, str]:
+    """Whether there is a program for the language, and the package that has it."""
+    if language == "python":
+        import sys
+
+        return Trial(True, f"{os.path.realpath(sys.executable)}, version {sys.version.split()[0]}"), "python3"
+    known = NATIVE[language]
+    search = os.environ.get("PATH", os.defpath)
+    found = next((path for command in known.commands if (path := shutil.which(command, path=search))), None)
+    return Trial(found is not None, found or f"no {known.commands[0]} in {search}"), known.package
