@@ -137,7 +137,7 @@ def loader_of(binary: str) -> tuple[str, ...]:
                     file.seek(offset)
                     path = file.read(length).rstrip(b"\0").decode()
                     return tuple(dict.fromkeys((path, os.path.realpath(path))))
-    except (OSError, struct.error):
+    except (OSError, ValueError, struct.error):
         return ()
     return ()
 

@@ -112,11 +112,17 @@ class Watch:
         return "exited", ""
 
     def full(self) -> str:
-        """Whether the run filled its sized layers: it saw ENOSPC, and the caller should know why."""
-        if not self.sized:
-            return ""
-        space = os.fstatvfs(self.layers)
-        return "disk" if space.f_bfree * space.f_frsize < 65536 or space.f_ffree == 0 else ""
+        """Whether the run filled its scratch directory or its sized layers: it saw ENOSPC, and the caller should know why."""
+        places: list[str | int] = ["/tmp", self.layers] if self.sized else ["/tmp"]
+        return "disk" if any(_is_full(place) for place in places) else ""
+
+
+def _is_full(place: str | int) -> bool:
+    try:
+        space = os.statvfs(place)
+    except OSError:  # a policy may deny /tmp itself
+        return False
+    return space.f_bfree * space.f_frsize < 65536 or space.f_ffree == 0
 
 
 def _reap(guest: int) -> int | None:

@@ -19,6 +19,7 @@ IDS = 65536  # how many ids a guest started by root has
 # Where they begin: above every range that distributions and systemd hand out, below what overflows a signed 32-bit id. The same for all
 # guests: layers on disk carry these ids, and guests cannot see one another's processes or files anyway.
 FIRST_ID = 0x70000000
+INOTIFY_INSTANCES, INOTIFY_WATCHES = 32, 65536  # of one guest; a user commonly has 128 instances
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -68,6 +69,24 @@ def make_id_mapping() -> int:
         os.close(ready)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def bound_kernel_objects(settings: int) -> None:
+    """Keep a guest's share of what the kernel counts for each user: without this, one guest could use up what its starter may have.
+
+    `settings` is a descriptor of /proc/sys/user, where what is looked up belongs to the user namespace of who looks. A kernel without one of them has
+    no such limit to exhaust.
+    """
+    for name, most in (("max_inotify_instances", INOTIFY_INSTANCES), ("max_inotify_watches", INOTIFY_WATCHES)):
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
+        except FileNotFoundError:
+            continue
+        try:
+            os.write(fd, str(most).encode())
+        finally:
+            os.close(fd)
+    os.close(settings)
 
 
 def enter_private_mounts() -> None:

@@ -164,8 +164,10 @@ def _become_init(
         # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         notes, layers = _build_view(identity, request)
         _give_up_identity(identity, keeper)
+        namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
         program_filter = seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"])
@@ -219,7 +221,6 @@ def _give_up_power(request: dict[str, Any]) -> None:
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     rlimits.apply(
-        open_files=request["open_files"],
         processes=None if "processes" in request["enforced"] else request["processes"],
         data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"],
         # One file cannot outgrow everything between two looks; and memory in a memfd is in nobody's account but its size.
@@ -261,6 +262,7 @@ def _become_guest(
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         landlock.restrict(writable=request["scratch"], executable=request["executables"])
+        rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
         seccomp.install(program_filter)
         payload.sendall(READY)
     except BaseException as error:

@@ -73,7 +73,7 @@ def probe(runtime: ProcessRuntime) -> Support:
 def _support(name: str, seen: dict[str, str]) -> Support:
     # Watched and sized by our own init and by the size of the layers: given wherever a guest runs at all.
     given = {Guarantee.MEMORY_WATCHED, Guarantee.CPU_LIMITED, Guarantee.DISK_LIMITED}
-    missing = {}
+    missing: dict[str, str] = {}
     for guarantee in Guarantee:
         if guarantee.value in seen:
             if seen[guarantee.value] == "True":

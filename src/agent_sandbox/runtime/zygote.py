@@ -1,7 +1,7 @@
 """The zygote: a small process that has imported what guests will need, and forks them.
 
 It never sees code, environment or input, and does not even read the requests: it passes descriptors to a forked keeper, which reads for
-itself. So nothing of one guest can be found in the memory of the next. One thread, no network, no descriptors but its two.
+itself. So nothing of one guest can be found in the memory of the next. One thread, no network, no descriptors but its two and, at times, its own image.
 
 What guests of one zygote do share: the address-space layout and the seed of string hashes. Neither is a wall here.
 """
@@ -112,6 +112,8 @@ def main() -> None:
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     link, supervisor = socket.socket(fileno=int(link_fd)), int(supervisor_fd)
+    with open("/proc/self/comm", "w") as comm:  # executed from a descriptor, we would be called by its number
+        comm.write(os.path.basename(sys.executable))
     os.set_inheritable(supervisor, False)
     link.set_inheritable(False)
     try:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from agent_sandbox.kernel import probes
+from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.probes import Trial
+from agent_sandbox.policy.action import LANGUAGES
 from agent_sandbox.surfaces import trials
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.messages import shown
@@ -66,62 +67,37 @@ def report(rows: list[Row], here: Situation) -> None:
 
 def examine(here: Situation) -> list[Row]:
     """Try everything out."""
-    rows = [
-        _row("user namespaces", probes.user_namespace(), "rights of its own, none over the machine", remedy(here)),
-        _row("namespaces", probes.own_namespaces(), "own processes, no network", remedy(here)),
-        _row("mount copies", probes.mount_api(), "a view made of the machine's own mounts", remedy(here)),
-        _row("overlay", probes.overlay(), "every write is captured", remedy(here) or "load the module: modprobe overlay"),
-        _row("own /proc", probes.own_proc(), "sees no process but its own", remedy(here)),
+    cure = remedy(here)
+    tries: list[tuple[str, Callable[[], Trial], str, str]] = [
+        ("user namespaces", probes.user_namespace, "rights of its own, none over the machine", cure),
+        ("namespaces", probes.own_namespaces, "own processes, no network", cure),
+        ("mount copies", probes.mount_api, "a view made of the machine's own mounts", cure),
+        ("overlay", probes.overlay, "every write is captured", cure or "load the module: modprobe overlay"),
+        ("own /proc", probes.own_proc, "sees no process but its own", cure),
+        ("seccomp", probes.system_call_filter, "few ways into the kernel", "needs CONFIG_SECCOMP_FILTER, on x86_64 or aarch64"),
+        ("pidfd", probes.process_handles, "nothing outlives its supervisor", "Linux 5.3 or later is needed"),
+        ("openat2", probes.safe_opening, "reads what a guest wrote without being led astray", "Linux 5.6 or later is needed"),
+        ("a run", trials.throw_away, "all of it together, on a clone of this machine", cure),
+        ("state directory", trials.state_directory, "sandboxes that outlive a command", "point XDG_STATE_HOME to a directory of your own"),
+        ("a kept run", trials.kept, "layers on that directory's disk", "point XDG_STATE_HOME to a local disk (ext4, xfs, btrfs)"),
     ]
     if here.root:
-        rows.append(_row("idmapped mounts", probes.idmapped_root(), "never the machine's root", idmapping_remedy(here)))
-    rows += [
-        _row(
-            "seccomp",
-            probes.system_call_filter(),
-            "few ways into the kernel",
-            "use a kernel with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64",
-        ),
-        _landlock(probes.landlock_rules()),
-        _row("pidfd", probes.process_handles(), "nothing outlives its supervisor", "Linux 5.3 or later is needed"),
-        _row("openat2", probes.safe_opening(), "reading what a guest wrote without being led astray", "Linux 5.6 or later is needed"),
-        _control_groups(),
-    ]
-    whole: list[tuple[str, Callable[[], Trial], str, str]] = [
-        ("a run", trials.throw_away, "all of it together, on a clone of this machine", remedy(here)),
-        (
-            "state directory",
-            trials.state_directory,
-            "sandboxes that outlive a command",
-            "point XDG_STATE_HOME to a directory of your own with space",
-        ),
-        ("a kept run", trials.kept, "layers on the disk of the state directory", "point XDG_STATE_HOME to a local disk (ext4, xfs, btrfs)"),
-    ]
-    rows += [_row(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in whole]
-    return [*rows, *(_interpreter(language) for language in ("python", "bash", "javascript", "ruby"))]
+        tries.insert(5, ("idmapped mounts", probes.idmapped_root, "never the machine's root", idmapping_remedy(here)))
+    rows = [_required(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in tries]
+    return [*rows, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES)]
 
 
-def _row(name: str, trial: Trial, gives: str, what_to_do: str) -> Row:
+def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> Row:
     return Row(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
 
 
-def _landlock(trial: Trial) -> Row:
-    gives, newer = (
-        "a second wall for devices, writes and signals",
-        "a newer kernel has all of it (6.12); without it the view alone is the wall",
-    )
-    if not trial.worked:
-        return Row(
-            "Landlock",
-            "weaker",
-            gives,
-            trial.said,
-            f"{newer}; if it is switched off, add lsm=landlock,… to the kernel's command line",
-            False,
-        )
-    version = int("".join(character for character in trial.said if character.isdigit()) or 0)
-    full = version >= _FULL_LANDLOCK
-    return Row("Landlock", "ok" if full else "weaker", gives, trial.said, "" if full else newer, False)
+def _landlock() -> Row:
+    trial = probes.landlock_rules()
+    gives = "a second wall for devices, writes and signals"
+    if trial.worked and landlock.abi() >= _FULL_LANDLOCK:
+        return Row("Landlock", "ok", gives, trial.said, "", False)
+    cure = "Linux 6.12 has all of it; where it is switched off, put lsm=landlock,… on the kernel's command line. The view stays the wall"
+    return Row("Landlock", "weaker", gives, trial.said, cure, False)
 
 
 def _control_groups() -> Row:

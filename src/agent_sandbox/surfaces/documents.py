@@ -1,7 +1,7 @@
 """`--json`: one document on standard output, with a `schema` field that names its form and version.
 
-Everything is ASCII, so that nothing a guest wrote can act on a terminal. Bytes that are not UTF-8 are never lost: next to the text, in which
-they are replaced, stands the same in another spelling (`…_base64`, `…_hex`).
+Everything is ASCII, so that nothing a guest wrote can act on a terminal. Bytes that are not UTF-8 are never lost: next to the text, in
+which they are replaced, stands the same in another spelling (`…_base64`, `…_hex`).
 """
 
 from __future__ import annotations

@@ -10,50 +10,18 @@ from collections.abc import Iterable, Mapping
 from agent_sandbox.errors import PolicyError
 
 PASSED = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TERM",
-        "COLORTERM",
-        "COLUMNS",
-        "LINES",
-        "NO_COLOR",
-        "FORCE_COLOR",
-        "CLICOLOR",
-        "EDITOR",
-        "VISUAL",
-        "PAGER",
-        "LESS",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "CONDA_DEFAULT_ENV",
-        "PYENV_ROOT",
-        "PYENV_VERSION",
-        "NVM_DIR",
-        "NVM_BIN",
-        "GEM_HOME",
-        "GEM_PATH",
-        "RBENV_ROOT",
-        "GOPATH",
-        "GOROOT",
-        "JAVA_HOME",
-        "CARGO_HOME",
-        "RUSTUP_HOME",
-        "PYTHONDONTWRITEBYTECODE",
-        "PYTHONUNBUFFERED",
-        "PYTHONUTF8",
-        "NODE_ENV",
-        "RAILS_ENV",
-        "CI",
-        "DEBIAN_FRONTEND",
-        "SOURCE_DATE_EPOCH",
-    ]
+    {
+        # where programs and the user's own files are
+        *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYENV_ROOT"),
+        *("PYENV_VERSION", "NVM_DIR", "NVM_BIN", "GEM_HOME", "GEM_PATH", "RBENV_ROOT", "GOPATH", "GOROOT", "JAVA_HOME"),
+        *("CARGO_HOME", "RUSTUP_HOME"),
+        # how to speak
+        *("LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "EDITOR"),
+        *("VISUAL", "PAGER", "LESS"),
+        # how to behave
+        *("CI", "DEBIAN_FRONTEND", "NODE_ENV", "RAILS_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONUTF8"),
+        *("SOURCE_DATE_EPOCH"),
+    }
 )
 _FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 

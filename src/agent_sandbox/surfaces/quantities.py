@@ -56,12 +56,8 @@ def human_size(amount: int) -> str:
     """
     if amount < 1024:
         return f"{amount} bytes"
-    value, unit = float(amount), ""
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.1f} {unit}".replace(".0 ", " ")
+    power = min((amount.bit_length() - 1) // 10, 4)
+    return f"{amount / (1 << 10 * power):.1f} {' KMGT'[power]}iB".replace(".0 ", " ")
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:

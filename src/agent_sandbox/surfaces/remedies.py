@@ -48,7 +48,7 @@ class Situation:
     @property
     def version(self) -> tuple[int, int]:
         """The kernel's version, as far as it counts."""
-        major, minor = (self.release.split(".") + ["0", "0"])[:2]
+        major, minor, *_ = [*self.release.split("."), "0", "0"]
         return _leading(major), _leading(minor)
 
     @property
@@ -71,7 +71,8 @@ def remedy(here: Situation) -> str:
         return "WSL1 has no namespaces: convert the distribution with: wsl --set-version NAME 2"
     if here.version < OLDEST:
         update = "run: wsl --update" if here.wsl else "update the kernel"
-        return f"Linux {here.release} is too old: {OLDEST[0]}.{OLDEST[1]} or later is needed (mount_setattr 5.12, overlays without root 5.11); {update}"
+        needed = f"{OLDEST[0]}.{OLDEST[1]} or later is needed (overlays without root came with 5.11, mount_setattr with 5.12)"
+        return f"Linux {here.release} is too old: {needed}; {update}"
     if here.max_user_namespaces == 0:
         return "user namespaces are switched off here: sysctl -w user.max_user_namespaces=15000 (as root; keep it in /etc/sysctl.d)"
     if here.userns_clone == 0 and not here.root:
@@ -89,7 +90,8 @@ def remedy(here: Situation) -> str:
     if here.container:
         return (
             f"inside a container ({here.container}) start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
-            "--security-opt systempaths=unconfined or --privileged, and run this as an ordinary user: a root filesystem that is itself an overlay cannot be idmapped"
+            "--security-opt systempaths=unconfined or --privileged, and run this as an ordinary user: a root filesystem that is itself an "
+            "overlay cannot be idmapped"
         )
     return ""
 

@@ -81,15 +81,16 @@ VERBS = {
         _RUNNING,
         (1, ANY),
         command=True,
-        details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command writes is kept
-in the sandbox of the project, on top of what earlier runs wrote there; the machine itself is never written. There is no network.
+        details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command
+writes is kept in the sandbox of the project, on top of what earlier runs wrote there; the machine itself is
+never written. There is no network.
 
   agent-sandbox run "make test"
   agent-sandbox run --timeout 5m --memory 2G -- npm test
   agent-sandbox run --throw-away "rm -rf node_modules && ls"
 
-It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable, 127 not found, 128+n ended by
-signal n, 137 out of memory.""",
+It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
+127 not found, 128+n ended by signal n, 137 out of memory.""",
     ),
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
@@ -97,7 +98,8 @@ signal n, 137 out of memory.""",
         (*_RUNNING, "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
-        details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from standard input.
+        details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from
+standard input.
 
   agent-sandbox code analyse.py -- --fast data.csv
   echo 'print(6 * 7)' | agent-sandbox code - --language python""",
@@ -107,8 +109,8 @@ signal n, 137 out of memory.""",
         "show what the sandbox would change",
         ("--all", "--stat"),
         too_many="showing what a command would change arrives with simulation; run it first, then: agent-sandbox diff",
-        details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line. Characters that cannot
-be seen are shown escaped.""",
+        details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.
+Characters that cannot be seen are shown escaped.""",
     ),
     "status": Verb("status", "say what the current sandbox is, and what waits in it"),
     "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),

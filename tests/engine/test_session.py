@@ -1,0 +1,112 @@
+"""One piece of work through the gate and back, on real guests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
+from agent_sandbox.ledger import chain
+from agent_sandbox.ledger.event import Intent, Outcome, Refusal
+from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.workspace.store import Store
+
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[ProcessRuntime]:
+    shared = ProcessRuntime()
+    yield shared
+    shared.close()
+
+
+def session(runtime: ProcessRuntime, ledger: Path, policy: Policy, **more: object) -> Session:
+    return Session(Gate(policy, Ledger(ledger, clock=lambda: 0.0), clock=lambda: 0.0), runtime, **more)  # type: ignore[arg-type]
+
+
+def test_the_intent_is_recorded_before_the_deed_and_the_outcome_after(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    seen: list[type] = []
+    work = Work(Code("python", "print(1)"), ENV, on_start=lambda _: seen.extend(type(e.event) for e in chain.read(ledger)))
+    assert session(runtime, ledger, locked()).run(work).stdout == b"1\n"
+    assert seen == [Intent]
+    _, outcome = (entry.event for entry in chain.read(ledger))
+    assert isinstance(outcome, Outcome)
+    assert outcome.facts["exit_code"] == 0
+    assert b"print" not in ledger.read_bytes(), "source is recorded by its digest only"
+
+
+def test_what_is_refused_is_recorded_and_not_run(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    with pytest.raises(Denied):
+        session(runtime, ledger, locked()).run(Work(Command(("true",)), ENV))
+    (entry,) = chain.read(ledger)
+    assert isinstance(entry.event, Refusal)
+
+
+def test_what_cannot_be_recorded_is_not_run(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    started: list[object] = []
+    with pytest.raises(LedgerUnavailable):
+        session(runtime, tmp_path / "file" / "ledger", locked()).run(Work(Code("python", "1"), ENV, on_start=started.append))
+    assert started == []
+
+
+def test_explaining_runs_nothing_and_records_nothing(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    plan = session(runtime, tmp_path / "ledger", locked()).explain(Work(Code("python", "1"), ENV))
+    assert any("own /proc" in line for line in plan.describe())
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_stored_sandbox_keeps_what_a_run_wrote_for_the_next_one_and_for_nobody_else(
+    runtime: ProcessRuntime, project: Path, tmp_path: Path
+) -> None:
+    state = Store.open(str(tmp_path / "state")).sandbox_for(str(project))
+    kept = session(runtime, tmp_path / "ledger", cloned(masks=()), project=str(project), state=state)
+    thrown = session(runtime, tmp_path / "ledger", cloned(masks=()), project=str(project))
+    kept.run(Work(Command(("sh", "-c", "echo changed > greeting.txt")), ENV, cwd=str(project)))
+    read = Work(Command(("cat", "greeting.txt")), ENV, cwd=str(project))
+    assert kept.run(read).stdout == b"changed\n"
+    assert thrown.run(read).stdout == b"hello\n"
+    assert (project / "greeting.txt").read_text() == "hello\n"
+
+
+def test_a_throw_away_run_says_what_it_would_have_changed(runtime: ProcessRuntime, project: Path, tmp_path: Path) -> None:
+    thrown = session(runtime, tmp_path / "ledger", cloned(masks=()), project=str(project))
+    outcome = thrown.run(Work(Command(("sh", "-c", "rm greeting.txt; touch new")), ENV, cwd=str(project)))
+    found = {(os.path.relpath(change.path, project), change.kind.value) for change in outcome.changes.within(str(project))}
+    assert found == {("greeting.txt", "deleted"), ("new", "added")}
+
+
+def test_two_runs_on_one_stored_sandbox_do_not_overlap(runtime: ProcessRuntime, project: Path, tmp_path: Path) -> None:
+    state = Store.open(str(tmp_path / "state")).sandbox_for(str(project))
+    kept = session(runtime, tmp_path / "ledger", cloned(masks=()), project=str(project), state=state)
+    with state.lock(command="another run"), pytest.raises(Busy, match="another run"):
+        kept.run(Work(Command(("true",)), ENV, cwd=str(project)))
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (Work(Code("python", "a\0b"), ENV), "NUL"),
+        (Work(Code("python", "'\ud800'"), ENV), "surrogate"),
+        (Work(Code("python", "1"), {"A": "x\0"}), "NUL"),
+        (Work(Code("python", "1"), {"A=B": "x"}), "not a name"),
+        (Work(Code("python", "1"), ENV, cwd="relative"), "not absolute"),
+        (Work(Command(()), ENV), "first is a program"),
+    ],
+)
+def test_what_no_sandbox_could_run_is_refused_before_anything_is_recorded(
+    runtime: ProcessRuntime, tmp_path: Path, work: Work, why: str
+) -> None:
+    with pytest.raises(PolicyError, match=why):
+        session(runtime, tmp_path / "ledger", locked()).run(work)
+    assert not (tmp_path / "ledger").exists()
