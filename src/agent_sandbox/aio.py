@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
 from agent_sandbox.config import SandboxConfig
 from agent_sandbox.engine.session import Code, Command
-from agent_sandbox.policy.action import canonical_language
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import OnOutput, Run, RunOptions, Sandbox, Shell, work_of
+from agent_sandbox.sandbox import OnOutput, Run, RunOptions, Sandbox, Shell, code_of, work_of
 
 # Threads of our own: those of the event loop are few and resolve host names, and a run that takes its time must not keep them.
 MOST_AT_ONCE = 64
@@ -54,7 +52,7 @@ class AsyncSandbox:
 
     async def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
         """As for `Sandbox`."""
-        return await self._perform(Code(canonical_language(language), code), options)
+        return await self._perform(code_of(code, language), options)
 
     async def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """As for `Sandbox`."""
@@ -65,13 +63,16 @@ class AsyncSandbox:
         listener = _Relay(options["on_output"], loop, run.cancel) if options.get("on_output") is not None else None
         if listener is not None:
             options = {**options, "on_output": listener}
-        working = loop.run_in_executor(self._threads, partial(self._sandbox.perform, run, what, **options))
+        self._sandbox.check_open()
+        job = self._threads.submit(self._sandbox.perform, run, what, **options)
+        working = asyncio.wrap_future(job, loop=loop)
         try:
             made = await asyncio.shield(working)
         except asyncio.CancelledError:
-            run.cancel()
-            with suppress(Exception):  # the task is over; how the run took its end no longer matters
-                await working
+            if not job.cancel():  # it has begun
+                run.cancel()
+                with suppress(Exception):  # the task is over; how the run took its end no longer matters
+                    await working
             raise
         if listener is not None and listener.raised is not None:
             raise listener.raised

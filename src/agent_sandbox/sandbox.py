@@ -122,7 +122,7 @@ class Sandbox:
         Languages are python, javascript, ruby and bash, also by their usual aliases. Raises as the module describes, and `SandboxError`
         when the sandbox has been closed or its lifetime is over.
         """
-        return self.perform(Run(), Code(canonical_language(language), code), **options)
+        return self.perform(Run(), code_of(code, language), **options)
 
     def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
@@ -140,24 +140,20 @@ class Sandbox:
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
         """What `execute` and `run` do, with a handle that another thread can cancel."""
-        if isinstance(what, Code) and not isinstance(what.source, str):
-            raise TypeError(f"code is a str, not {type(what.source).__name__}")
-        language = what.language if isinstance(what, Code) else None
-        what = replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
         listener = _Listener(on_output) if on_output is not None else None
-        work = Work(
-            what,
-            {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})},
-            cwd=self.config.cwd,
-            stdin=stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin),
-            preload=tuple(self.config.preload),
-            on_output=listener,
-            on_start=run.started,
-        )
         self._begin(run)
         status = SandboxStatus.FAILED  # also when an exception passes through
         try:
-            made = self._result(work, language, timeout)
+            work = Work(
+                with_arguments(what, args),
+                {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})},
+                cwd=self.config.cwd,
+                stdin=_encoded(stdin),
+                preload=tuple(self.config.preload),
+                on_output=listener,
+                on_start=run.started,
+            )
+            made = self._result(work, timeout)
             status = made.status
         finally:
             self._end(run, status)
@@ -165,7 +161,8 @@ class Sandbox:
             listener.finish()
         return made
 
-    def _result(self, work: Work, language: str | None, timeout: float | None) -> SandboxResult:
+    def _result(self, work: Work, timeout: float | None) -> SandboxResult:
+        language = work.what.language if isinstance(work.what, Code) else None
         try:
             action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
             session, wall = self._session_within(timeout)
@@ -200,14 +197,17 @@ class Sandbox:
         if not files.allow_hidden or any(isinstance(pattern, Glob) for pattern in (*files.allowed, *files.denied)):
             self._session.explain(Work(Code("python", "pass"), ENVIRONMENT))
 
+    def check_open(self) -> None:
+        """Raise `SandboxError` when no more work is accepted: it was closed, or its lifetime is over."""
+        if self._closed:
+            raise SandboxError("this sandbox has been closed", hint="make another")
+        if self._expires is not None and time.monotonic() >= self._expires:
+            lifetime = self.config.lifetime_seconds
+            raise SandboxError(f"this sandbox has outlived its lifetime of {lifetime} s", hint="make another, or allow it more")
+
     def _begin(self, run: Run) -> None:
         with self._lock:
-            if self._closed:
-                raise SandboxError("this sandbox has been closed", hint="make another")
-            if self._expires is not None and time.monotonic() >= self._expires:
-                raise SandboxError(
-                    f"this sandbox has outlived its lifetime of {self.config.lifetime_seconds} s", hint="make another, or allow it more"
-                )
+            self.check_open()
             run.thread = threading.get_ident()
             self._runs.add(run)
 
@@ -245,6 +245,14 @@ def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
     return Sandbox(SandboxConfig(timeout_seconds=timeout, **settings))
 
 
+def code_of(code: str, language: str) -> Code:
+    """What `execute` was given, as a value."""
+    for name, value in (("code", code), ("language", language)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is a str, not {type(value).__name__}")
+    return Code(canonical_language(language), code)
+
+
 def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
     """What `run` was given, as a value."""
     match work:
@@ -254,6 +262,20 @@ def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
             return Code("bash", text)
         case _:
             return Command(tuple(work))
+
+
+def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
+    """The same work with more arguments."""
+    return replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
+
+
+def _encoded(text: str | bytes) -> bytes:
+    if not isinstance(text, str):
+        return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
+    try:
+        return text.encode("utf-8", "surrogateescape")  # what Python once read from bytes becomes those bytes again
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 class _Listener:

@@ -77,6 +77,25 @@ def test_code_that_is_no_text_is_a_mistake_of_the_caller(sandbox: Sandbox) -> No
         sandbox.execute(b"print(1)")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", [{"language": None}, {"stdin": 7}, {"args": 7}, {"env_vars": 7}])
+def test_an_argument_of_the_wrong_type_is_a_mistake_of_the_caller(sandbox: Sandbox, wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        sandbox.execute("print(1)", **wrong)
+    assert sandbox.execute("print(1)").success
+
+
+@pytest.mark.parametrize(("text", "arrives"), [("\udcff", "'\\udcff'"), ("\ud800", "'\\udced\\udca0\\udc80'")])
+def test_input_that_is_no_proper_text_arrives_as_bytes(sandbox: Sandbox, text: str, arrives: str) -> None:
+    assert sandbox.execute("print(ascii(input()))", stdin=text).stdout == f"{arrives}\n"
+
+
+@pytest.mark.parametrize("given", [{"env_vars": {"A": "\ud800"}}, {"args": ["a\0b"]}, {"env_vars": {"A": "x" * (1 << 20)}}])
+def test_what_the_kernel_does_not_take_is_a_failed_result(sandbox: Sandbox, given: dict[str, Any]) -> None:
+    result = sandbox.execute("echo 1", "bash", **given)
+    assert result.status is SandboxStatus.FAILED
+    assert result.error is not None and result.error.startswith("could not be started")
+
+
 def test_an_option_that_does_not_exist_is_a_mistake_of_the_caller(sandbox: Sandbox) -> None:
     with pytest.raises(TypeError, match="timout"):
         sandbox.execute("print(1)", timout=3)  # type: ignore[call-arg]

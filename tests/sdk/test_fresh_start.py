@@ -48,12 +48,7 @@ def test_the_environment_of_native_programs_holds_nothing_of_the_callers(languag
 
 
 def test_nothing_of_the_machine_is_shown_but_the_interpreter_and_its_packages(sandbox: Sandbox) -> None:
-    looked = json.loads(
-        sandbox.execute(
-            "import json, os\n"
-            f"print(json.dumps([path for path in {PRIVATE} if os.path.exists(path)]))"
-        ).stdout
-    )
+    looked = json.loads(sandbox.execute(f"import json, os\nprint(json.dumps([path for path in {PRIVATE} if os.path.exists(path)]))").stdout)
     interpreter = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, os.__file__)]
     assert [path for path in looked if not any(_leads_to(path, place) for place in interpreter)] == []
     assert [path for path in PRIVATE if os.path.exists(path)], "the control: outside they are there"
@@ -112,3 +107,9 @@ def test_writes_to_scratch_do_not_reach_the_machine(sandbox: Sandbox) -> None:
 
 def _leads_to(path: str, place: str) -> bool:
     return place == path or place.startswith(path + "/") or path.startswith(place + "/")
+
+
+def test_modules_to_preload_are_there_and_only_then() -> None:
+    code = "import sys; print('fractions' in sys.modules)"
+    assert Sandbox(preload=["fractions"]).execute(code).stdout == "True\n"
+    assert Sandbox().execute(code).stdout == "False\n"

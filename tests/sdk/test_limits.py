@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from agent_sandbox import Sandbox, SandboxStatus
+from agent_sandbox import Sandbox, SandboxError, SandboxStatus
 from agent_sandbox.runtime.base import Reason
 
 
@@ -38,7 +40,8 @@ def test_memory_ends_a_run_that_takes_too_much() -> None:
     code = "blocks = []\nwhile True: blocks.append(bytearray(8 << 20))"
     result = Sandbox(max_memory_mb=96).execute(code)
     assert result.status is SandboxStatus.FAILED
-    assert result.limits_hit == ("memory",), (result.exit, result.error)
+    # Without a cgroup the limit is an allocation that fails, and only the program knows of it.
+    assert result.limits_hit == ("memory",) or result.error == "MemoryError", (result.exit, result.error)
 
 
 def test_memory_within_the_limit_can_be_used() -> None:
@@ -47,29 +50,23 @@ def test_memory_within_the_limit_can_be_used() -> None:
 
 def test_memory_of_children_counts_too() -> None:
     code = """
-import os
-def fill():
-    held = bytearray(64 << 20)
-    for at in range(0, len(held), 4096): held[at] = 1
-    return held
-children = []
+import os, time
 for _ in range(6):
     ready, told = os.pipe()
     if os.fork() == 0:
-        held = fill()
+        held = bytearray(64 << 20)
+        for at in range(0, len(held), 4096): held[at] = 1
         os.write(told, b"x")
-        import time; time.sleep(60)
+        time.sleep(60)
     os.close(told)
-    if os.read(ready, 1) != b"x": raise SystemExit("a child was ended")
-print("all are there")
+    os.read(ready, 1)
+os.wait()
 """
-    result = Sandbox(max_memory_mb=160, allow_subprocess=True, timeout_seconds=30).execute(code)
-    assert "all are there" not in result.stdout
+    result = Sandbox(max_memory_mb=160, allow_subprocess=True).execute(code)
     assert "memory" in result.limits_hit, (result.exit, result.error)
 
 
-def test_the_number_of_processes_is_bounded() -> None:
-    code = """
+FORK_ON = """
 import os, time
 made = 0
 try:
@@ -79,14 +76,20 @@ try:
 except OSError as error:
     print(made, error.errno)
 """
-    result = Sandbox(max_processes=10, allow_subprocess=True).execute(code)
-    made, number = map(int, result.stdout.split())
+
+
+def test_the_number_of_processes_is_bounded() -> None:
+    made, number = map(int, Sandbox(max_processes=10, allow_subprocess=True).execute(FORK_ON).stdout.split())
     assert made < 10
-    assert number == 11  # EAGAIN
-    assert "processes" in result.limits_hit, result.exit
+    assert number == errno.EAGAIN
 
 
-def test_the_number_of_threads_is_bounded(sandbox: Sandbox) -> None:
+@pytest.mark.needs_root
+def test_that_there_were_no_more_processes_is_told_where_a_cgroup_counts_them() -> None:
+    assert Sandbox(max_processes=10, allow_subprocess=True).execute(FORK_ON).limits_hit == ("processes",)
+
+
+def test_the_number_of_threads_is_bounded() -> None:
     code = "import threading\ngo = threading.Event()\nfor _ in range(500): threading.Thread(target=go.wait, daemon=True).start()"
     result = Sandbox(max_processes=20).execute(code)
     assert result.error == "RuntimeError: can't start new thread"
@@ -123,8 +126,21 @@ def test_what_is_written_to_disk_is_bounded() -> None:
     assert Sandbox(max_disk_mb=128).execute(code).success
 
 
-@pytest.mark.parametrize("name", ["timeout_seconds", "max_memory_mb", "max_output_bytes", "max_cpu_seconds", "max_processes", "max_disk_mb"])
-def test_the_usage_of_a_run_is_reported_whatever_the_limits(name: str) -> None:
-    result = Sandbox(**{name: 100}).execute("print(sum(range(10)))", timeout=30) if name != "timeout_seconds" else Sandbox().execute("1")
+def test_what_a_run_used_is_reported() -> None:
+    result = Sandbox().execute("x = bytearray(32 << 20)\nfor n in range(200_000): pass")
     assert result.exit is not None
-    assert result.exit.usage.wall_seconds > 0
+    usage = result.exit.usage
+    assert usage.wall_seconds > 0 and usage.cpu_seconds > 0 and usage.peak_memory_bytes > 32 << 20
+
+
+def test_a_lifetime_ends_what_still_runs_and_the_sandbox_with_it() -> None:
+    sandbox = Sandbox(lifetime_seconds=0.4)
+    result = sandbox.execute("import time; time.sleep(60)")
+    assert (result.status, result.limits_hit) == (SandboxStatus.TIMEOUT, ("lifetime",))
+    with pytest.raises(SandboxError, match=r"outlived its lifetime of 0\.4 s"):
+        sandbox.execute("print(1)")
+
+
+def test_a_shorter_timeout_ends_a_run_before_the_lifetime_does() -> None:
+    result = Sandbox(lifetime_seconds=60, timeout_seconds=0.2).execute("import time; time.sleep(60)")
+    assert result.limits_hit == ("wall",)

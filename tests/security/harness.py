@@ -99,10 +99,10 @@ class Box:
         return self.session().run(Work(what, work.pop("env", self.environment), cwd=work.pop("cwd", str(self.project)), **work))
 
 
-def outside(source: str, *, namespace: tuple[str, ...] = (), timeout: float = 30) -> Any:
+def outside(source: str, *, namespace: tuple[str, ...] = (), cwd: Path | None = None, timeout: float = 30) -> Any:
     """The control arm: the same probe without a sandbox, or with `namespace` (flags of unshare(1)) in one that is thrown away."""
     wrapper = ["unshare", *namespace] if namespace else []
-    ran = subprocess.run([*wrapper, sys.executable, "-c", source], capture_output=True, timeout=timeout, check=False)
+    ran = subprocess.run([*wrapper, sys.executable, "-c", source], capture_output=True, timeout=timeout, cwd=cwd, check=False)
     assert ran.returncode == 0, (ran.returncode, ran.stderr.decode(errors="replace")[-3000:])
     return json.loads(ran.stdout)
 

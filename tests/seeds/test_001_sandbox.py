@@ -9,7 +9,7 @@ import pytest
 from agent_sandbox import Sandbox, SandboxConfig, SandboxStatus, create_sandbox
 from tests.seeds.conftest import Example
 
-QUICK_START = '''
+QUICK_START = """
 from agent_sandbox import Sandbox, create_sandbox
 
 # Create a sandbox with default (restrictive) settings
@@ -26,9 +26,9 @@ sandbox = create_sandbox(
     allow_file_read=True,
     allowed_paths=["/tmp/*"],
 )
-'''
+"""
 
-CONFIGURATION = '''
+CONFIGURATION = """
 from agent_sandbox import Sandbox, SandboxConfig
 from agent_sandbox.audit import AuditLevel
 
@@ -54,9 +54,9 @@ config = SandboxConfig(
 )
 
 sandbox = Sandbox(config=config)
-'''
+"""
 
-PROCESS_ISOLATION = '''
+PROCESS_ISOLATION = """
 from agent_sandbox.isolation import ProcessIsolation, IsolationConfig
 
 backend = ProcessIsolation()
@@ -72,15 +72,15 @@ result = backend.execute(
     language="python",
     config=config,
 )
-'''
+"""
 
-CONTEXT_MANAGER = '''
+CONTEXT_MANAGER = """
 with Sandbox() as sandbox:
     result = sandbox.execute('print("managed")')
     print(result.stdout)
-'''
+"""
 
-ERROR_HANDLING = '''
+ERROR_HANDLING = """
 result = sandbox.execute('raise ValueError("oops")')
 
 if result.status == SandboxStatus.FAILED:
@@ -93,7 +93,7 @@ elif result.status == SandboxStatus.TIMEOUT:
 
 elif result.status == SandboxStatus.COMPLETED:
     print(f"Success: {result.stdout}")
-'''
+"""
 
 LANGUAGES = [
     ("python", "print(6 * 7)", "python"),

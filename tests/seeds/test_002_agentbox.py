@@ -27,7 +27,9 @@ print(result.stdout)
 '''
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is NOT INSTALLED for this interpreter: the example was not run")
+@pytest.mark.skipif(
+    importlib.util.find_spec("pandas") is None, reason="pandas is NOT INSTALLED for this interpreter: the example was not run"
+)
 def test_the_usage_example_describes_its_data_frame(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
     result = example(USAGE)["result"]
     assert result.status is SandboxStatus.COMPLETED, result.stderr

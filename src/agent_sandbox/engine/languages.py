@@ -96,7 +96,7 @@ def _needs(trees: tuple[str, ...], binaries: tuple[str, ...]) -> Needs:
     files = (*binaries, *(os.path.realpath(path) for binary in binaries for path in loader_of(binary)))
     return Needs(
         shown,
-        tuple(dict.fromkeys(path for path in files if not any(path.startswith(tree + "/") for tree in shown))),
+        tuple(dict.fromkeys(files)),
         links,
         (
             ("/etc/passwd", _account(_PASSWD, ":x:{uid}:{gid}:sandbox:/tmp:/bin/sh\n")),

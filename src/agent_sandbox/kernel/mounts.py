@@ -91,6 +91,7 @@ class Overlay:
     key: str  # names its upper layer
     masks: tuple[Mask, ...] = ()  # wider ones first
     places: tuple[str, ...] = ()  # directories below masked ones that must exist, to mount on
+    files: tuple[str, ...] = ()  # the same for single files
     writable: bool = True
     required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so
 
@@ -108,8 +109,10 @@ class Overlay:
             if self.masks or not self.writable:  # an overlay without an upper wants two layers
                 make_layer(mask_layer, lower)
                 fill_mask_layer(mask_layer, lower, self.masks, site)
-                for place in self.places:
+                for place in (*self.places, *map(os.path.dirname, self.files)):
                     os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
+                for place in self.files:
+                    os.mknod(f"{mask_layer}/{place}", 0o755 | stat.S_IFREG)
                 lowers.insert(0, mask_layer)
             mount_overlay(lowers, self.key, self.target, self.writable, site)
         except OSError as error:

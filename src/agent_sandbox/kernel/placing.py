@@ -210,5 +210,7 @@ def look_like(path: str, real: os.stat_result, shift: int = 0) -> None:
         os.chown(path, real.st_uid + shift, real.st_gid + shift)
     except OSError:
         # Rootless, another's directory cannot be given to its owner: we own this copy, so its owner may what others may with the real one.
-        mode = mode & 0o1077 | (mode & 0o7) << 6
+        # One of ours that only has a group that is not ours stays as it is.
+        if real.st_uid != os.geteuid():
+            mode = mode & 0o1077 | (mode & 0o7) << 6
     os.chmod(path, mode)

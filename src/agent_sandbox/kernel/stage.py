@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agent_sandbox.kernel import accounting, capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
+from agent_sandbox.kernel import accounting, capabilities, cgroup_sweep, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import watch_over
 from agent_sandbox.kernel.placing import Site
@@ -58,6 +58,7 @@ class Identity:
 def identify() -> Identity:
     """Prepare once per zygote what all its guests share: the id mapping, and where cgroups can be made."""
     hierarchies = cgroups.here()
+    cgroup_sweep.sweep(hierarchies)  # what was killed before it could clear away
     if os.geteuid() != 0:
         return Identity(False, hierarchies)
     return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())

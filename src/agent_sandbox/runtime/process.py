@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, assert_never
 
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
-from agent_sandbox.kernel import channel, mounts, stage
+from agent_sandbox.kernel import channel, mounts, namespaces, stage
+from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import GO, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime import guest
@@ -111,6 +114,7 @@ class ProcessRuntime:
                 self._identity = _identify()
             pid = os.fork()
             if pid == 0:
+                _let_go_of_all_but(descriptors, self._identity.userns)
                 keep_from_descriptors(descriptors, self._identity)
             return pid
         self._zygote(launch.preload).spawn(descriptors)
@@ -121,7 +125,10 @@ class ProcessRuntime:
             if self._owner != os.getpid():  # we are a fork of the application: the zygotes are our parent's
                 self._zygotes, self._owner = {}, os.getpid()
             zygote = self._zygotes.get(preload)
-            if zygote is None or not zygote.alive:
+            if zygote is not None and not zygote.alive:
+                zygote.close()
+                zygote = None
+            if zygote is None:
                 zygote = self._zygotes[preload] = Zygote(preload)
             return zygote
 
@@ -170,6 +177,12 @@ class ProcessGuest:
         for name in ("stdout", "stderr"):
             self._outputs[name], writing = os.pipe2(os.O_CLOEXEC)
             theirs.append(writing)
+        if os.geteuid() == 0:
+            for fd in theirs:
+                # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only its owner may: the guest's root, not the machine's.
+                if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                    with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
+                        os.fchown(fd, namespaces.FIRST_ID, namespaces.FIRST_ID)
         return theirs
 
     def _await_readiness(self) -> None:
@@ -334,7 +347,9 @@ class ProcessGuest:
         return Exit(code, reason, number, tuple(hit), usage)
 
     def close(self) -> None:
-        """Kill it if it runs, wait until it is gone, and free what it holds."""
+        """Kill it if it runs, wait until it is gone, and free what it holds. Idempotent."""
+        if self._control.fileno() < 0:
+            return
         if self.layers is not None or self._child is not None:
             self._end("killed")
         self._control.settimeout(GRACE_SECONDS)
@@ -358,6 +373,16 @@ class ProcessGuest:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _let_go_of_all_but(descriptors: Sequence[int], userns: int | None) -> None:
+    """In a fork of the caller: a copy of the guest's own input pipe would keep it from ending, one of a lock would keep the lock."""
+    lowest = 3
+    for fd in sorted({*descriptors, *(() if userns is None else (userns,))}):
+        if fd > lowest:
+            sc.close_range(lowest, fd - 1)
+        lowest = fd + 1
+    sc.close_range(lowest, 0xFFFFFFFF)
 
 
 def _identify() -> stage.Identity:

@@ -134,7 +134,8 @@ class Source:
         return True
 
     def _forget(self, fd: int) -> None:
-        if self._selector is not None and fd in self._selector.get_map():
+        registered = self._selector.get_map() if self._selector is not None else None  # None, too, once the selector is closed
+        if self._selector is not None and registered is not None and fd in registered:
             self._selector.unregister(fd)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
-from agent_sandbox.kernel import channel, seccomp, stage
+from agent_sandbox.kernel import cgroup_sweep, channel, seccomp, stage
 from agent_sandbox.runtime import guest
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
@@ -146,7 +146,8 @@ def _serve(link: socket.socket, supervisor: int, identity: stage.Identity) -> No
         ready = dict(poller.poll())
         if woken in ready:
             os.read(woken, 4096)
-        _reap()
+        if _reap():
+            cgroup_sweep.sweep(identity.hierarchies)
         if link.fileno() in ready:
             message, descriptors = channel.receive_descriptors(link, 16)
             if not message:
@@ -160,12 +161,17 @@ def _serve(link: socket.socket, supervisor: int, identity: stage.Identity) -> No
             return
 
 
-def _reap() -> None:
+def _reap() -> bool:
+    """Collect keepers that have ended. Whether one was killed: it has not cleared away its cgroup."""
+    killed = False
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return killed
+            killed = killed or os.WIFSIGNALED(status)
     except ChildProcessError:
-        return
+        return killed
 
 
 def keep_from_descriptors(descriptors: Sequence[int], identity: stage.Identity) -> None:

@@ -96,7 +96,7 @@ class _LayerReader:
     masks: frozenset[str]
     masks_with_something: frozenset[str]
     budget: _Budget
-    owners: bool  # rootless there is only one owner, to whom the kernel gives what it copies up of others
+    owners: bool  # rootless there is only one owner, to whom the kernel gives what it copies up of others; their modes are not the guest's doing
     around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class _LayerReader:
                 same, unread = self._same_file(entry, parent, after.size)
             if not same:
                 kind = Kind.MODIFIED
-            elif before.mode != after.mode:
+            elif before.mode != after.mode and (self.owners or before.uid == after.uid):
                 kind = Kind.MODE
             elif self.owners and (before.uid, before.gid) != (after.uid, after.gid):
                 kind = Kind.OWNER

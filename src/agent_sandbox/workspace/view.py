@@ -223,12 +223,17 @@ def _mask(plan: _Plan, needs: Needs) -> None:
     for path, stays in _hidden_paths(plan.rules):
         for place in places.of(path):
             hidden[place] = hidden.get(place, False) or stays
-    real_needed = {tree: os.path.realpath(tree) for tree in needs.trees}
+    real_needed = {tree: real for tree in needs.trees if os.path.isdir(real := os.path.realpath(tree))}
     kept = [tree for tree, real in real_needed.items() if any(_covers(path, real) for path in hidden)]
+    for file in needs.files:
+        hidden.pop(file, None)
+    files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
     masks: dict[str, list[Mask]] = {}
     room: dict[str, list[str]] = {}  # directories to mount on, below hidden ones
+    room_for_files: dict[str, list[str]] = {}
     for path in sorted(hidden, key=lambda path: path.count("/")):
         inside = [real_needed[tree] for tree in kept if _covers(path, real_needed[tree])]
+        files_inside = [file for file in files if _covers(path, file)]
         for overlay in list(plan.overlays):
             if path == overlay.source:
                 plan.overlays.remove(overlay)
@@ -237,16 +242,29 @@ def _mask(plan: _Plan, needs: Needs) -> None:
                 plan.overlays.remove(overlay)
             elif _covers(overlay.source, path):
                 start = len(overlay.source.rstrip("/")) + 1
-                masks.setdefault(overlay.target, []).append(Mask(path[start:], hidden[path] or bool(inside)))
+                masks.setdefault(overlay.target, []).append(Mask(path[start:], hidden[path] or bool(inside or files_inside)))
                 room.setdefault(overlay.target, []).extend(tree[start:] for tree in inside)
+                room_for_files.setdefault(overlay.target, []).extend(file[start:] for file in files_inside)
     plan.overlays[:] = [
-        replace(each, masks=tuple(masks.get(each.target, ())), places=tuple(room.get(each.target, ())))
+        replace(
+            each,
+            masks=tuple(masks.get(each.target, ())),
+            places=tuple(room.get(each.target, ())),
+            files=tuple(dict.fromkeys(room_for_files.get(each.target, ()))),
+        )
         for each in plan.overlays
         if each.source not in {real_needed[tree] for tree in kept}
     ]
     for real in dict.fromkeys(real_needed[tree] for tree in kept):
         plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
+    plan.steps += [Bind(file, file) for file in files]
     plan.steps[:] = _without_hidden_files(plan.steps, hidden, needs.files)
+
+
+def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
+    """Whether a file that must stay would go with a hidden directory above it."""
+    shown = any(_covers(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
+    return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
 
 
 def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:

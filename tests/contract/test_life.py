@@ -1,0 +1,184 @@
+"""The life of runs: many at once, many in a row, and what is left when any part of the machinery is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
+from tests.leftovers import left_since, traces
+from tests.security.harness import Box
+
+CHECKOUT = Path(__file__).parents[2]
+SEED = 20240607
+
+SUPERVISOR = """
+import os, sys, time
+from pathlib import Path
+from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.runtime.process import ProcessRuntime
+from tests.security.harness import Box
+here = Path(sys.argv[1])
+box = Box(ProcessRuntime(), here, here, Ledger(str(here / "ledger"), clock=time.time))
+print("running", flush=True)
+while True:
+    box.shell("sleep 0.02; (setsid sleep 300 &)")
+    box.python("pass")
+    box.shell("sleep 300 & sleep 300", on_start=lambda guest: print("begun", flush=True))
+"""
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if parent == str(pid):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _kill_a_supervisor_after(delay: float | None, where: Path) -> None:
+    """Start a supervisor that runs and runs, kill it, and see that nothing of it is left two seconds later."""
+    before = traces()
+    command = [sys.executable, "-c", SUPERVISOR, str(where)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=CHECKOUT, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        if delay is None:
+            process.stdout.readline()
+        else:
+            time.sleep(delay)  # not waiting for anything: a random moment is what is tried
+        process.kill()
+    assert left_since(before, patience_seconds=2) == []
+
+
+def test_a_supervisor_killed_while_a_guest_runs_leaves_nothing(tmp_path: Path) -> None:
+    _kill_a_supervisor_after(None, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_supervisor_killed_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
+    """Case 145 of the attack list, as a sample: most kills fall into the first moments, where the sandbox is being built."""
+    moments = random.Random(SEED)
+    for _ in range(40):
+        _kill_a_supervisor_after(moments.choice((moments.uniform(0, 0.05), moments.uniform(0, 0.3))), tmp_path)
+
+
+@pytest.mark.torture
+def test_a_supervisor_killed_at_a_thousand_moments_leaves_nothing(tmp_path: Path) -> None:
+    moments = random.Random(SEED + 1)
+    for _ in range(1000):
+        _kill_a_supervisor_after(moments.uniform(0, 0.4), tmp_path)
+
+
+@pytest.fixture
+def own(box: Box) -> Iterator[Box]:
+    """A box whose runtime may be ruined."""
+    runtime = ProcessRuntime()
+    yield box.with_(runtime=runtime)
+    runtime.close()
+
+
+def _family(zygote: int) -> tuple[int, int]:
+    """The keeper and the init of the one run of a zygote."""
+    (keeper,) = _children(zygote)
+    (init,) = _children(keeper)
+    return keeper, init
+
+
+@pytest.mark.parametrize("victim", ["zygote", "keeper", "init"])
+def test_a_run_whose_helper_is_killed_ends_and_leaves_nothing(own: Box, victim: str) -> None:
+    assert own.run("true").exit.code == 0
+    before = traces()
+    zygote = own.runtime._zygotes[()]._process.pid
+    guests: list[ProcessGuest] = []
+    ready = threading.Event()
+    ended: list[object] = []
+    script = "(setsid sleep 300 &); echo ready; sleep 300"
+    thread = threading.Thread(
+        target=lambda: ended.append(own.shell(script, on_start=guests.append, on_output=lambda *_: ready.set()).exit.reason)
+    )
+    thread.start()
+    assert ready.wait(20)
+    keeper, init = _family(zygote)
+    os.kill({"zygote": zygote, "keeper": keeper, "init": init}[victim], signal.SIGKILL)
+    if victim == "zygote":  # its guests have keepers of their own and go on
+        assert own.run("true").exit.code == 0, "and the next run has another zygote"
+        guests[0].kill()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert ended == [Reason.KILLED]
+    assert own.run("true").exit.code == 0
+    own.runtime.close()
+    assert left_since(before, patience_seconds=2) == []
+
+
+def test_thirty_runs_at_once_do_not_mix(box: Box) -> None:
+    def one(number: int) -> bytes:
+        return box.shell(f"echo {number} > mine; sleep 0.1; cat mine; cat", stdin=b"%d" % number).stdout
+
+    with ThreadPoolExecutor(30) as pool:
+        assert list(pool.map(one, range(30))) == [b"%d\n%d" % (number, number) for number in range(30)]
+
+
+def _held() -> tuple[int, int, int]:
+    cgroups = sum(name.startswith("agent-sandbox") for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return len(os.listdir("/proc/self/fd")), len(Path("/proc/self/mountinfo").read_text().splitlines()), cgroups
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_in_a_row_hold_on_to_nothing(box: Box) -> None:
+    box.run("true")
+    box.python("pass")
+    descriptors, mounts, cgroups = _held()
+    for number in range(200):
+        if number % 4:
+            box.run("true")
+        else:
+            box.python("x = 1")
+    after = _held()
+    assert after[:2] == (descriptors, mounts)
+    assert after[2] <= cgroups + 1, "one may be of somebody else's run at this moment"
+
+
+def test_orphans_are_reaped(box: Box) -> None:
+    """Case 142 of the attack list."""
+    outcome = box.python("""
+import os, time
+for _ in range(2000):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os._exit(0)
+        os._exit(0)
+    os.wait()
+deadline = time.monotonic() + 5
+while len([pid for pid in os.listdir("/proc") if pid.isdecimal()]) > 2 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print([pid for pid in os.listdir("/proc") if pid.isdecimal()])
+""")
+    assert outcome.stdout == b"['1', '2']\n", outcome.stderr
+
+
+def test_an_interrupt_reaches_the_program(box: Box) -> None:
+    guests: list[ProcessGuest] = []
+    outcome = box.shell(
+        "trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.05; done",
+        on_start=guests.append,
+        on_output=lambda _, data: guests[0].interrupt(signal.SIGINT) if b"ready" in data else None,
+    )
+    assert (outcome.exit.code, outcome.stdout) == (7, b"ready\ncaught\n")

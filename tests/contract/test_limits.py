@@ -1,0 +1,156 @@
+"""Limits: each one holds, is reported by name, and costs nobody but the run that met it."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent_sandbox.engine.session import Outcome
+from agent_sandbox.kernel import cgroup_sweep, cgroups
+from agent_sandbox.runtime.base import Reason
+from agent_sandbox.workspace.store import Store
+from tests.security.harness import GENEROUS, ROOT, Box
+
+MIB = 1 << 20
+DEADLINE, LATENESS = 0.5, 1.0
+HARD_MEMORY = "memory" in cgroup_sweep.probe(cgroups.here()).enforces
+
+STUBBORN = {
+    "spins": "while :; do :; done",
+    "ignores SIGTERM": "trap '' TERM INT HUP QUIT; while :; do :; done",
+    "stops itself": "kill -STOP $$",
+    "daemon forked twice": "(setsid bash -c 'trap \"\" TERM; while :; do sleep 1; done' &) ; exec sleep 60",
+    "sleeps": "sleep 60",
+    "stopped children": "for i in 1 2 3 4 5; do (kill -STOP $BASHPID) & done; sleep 60",
+}
+
+
+@pytest.mark.parametrize("script", STUBBORN.values(), ids=STUBBORN.keys())
+def test_a_run_is_over_a_second_after_its_deadline(box: Box, script: str) -> None:
+    outcome = box.with_(limits=replace(GENEROUS, wall_seconds=DEADLINE)).shell(script)
+    assert outcome.exit.reason is Reason.TIMED_OUT
+    assert outcome.exit.limits_hit == ("wall",)
+    assert DEADLINE <= outcome.exit.usage.wall_seconds < DEADLINE + LATENESS
+    assert outcome.seconds < DEADLINE + LATENESS + 0.5, "with the launch"
+
+
+def test_processor_time_is_limited_for_all_processes_together(box: Box) -> None:
+    limited = box.with_(limits=replace(GENEROUS, cpu_seconds=1.0))
+    outcome = limited.shell("for i in 1 2 3 4; do (while :; do :; done) & done; wait")
+    assert outcome.exit.reason is Reason.CPU_LIMIT
+    assert "cpu" in outcome.exit.limits_hit
+    assert outcome.exit.usage.cpu_seconds < 2.5
+    assert limited.shell("sleep 1.2").exit.reason is Reason.EXITED, "time that is waited is not used"
+
+
+MEMORY = {
+    "heap": "x = bytearray(300 << 20)",
+    "many processes": "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(40 << 20); time.sleep(0.5); os._exit(0)\n"
+    "if any([os.wait()[1] for _ in range(8)]): raise MemoryError",
+    "mapped memfd": "import os, mmap\nf = os.memfd_create('x'); os.ftruncate(f, 300 << 20)\nm = mmap.mmap(f, 300 << 20)\n"
+    "for at in range(0, 300 << 20, 4096): m[at] = 1",
+    "shared anonymous": "import mmap\nm = mmap.mmap(-1, 300 << 20)\nfor at in range(0, 300 << 20, 4096): m[at] = 1",
+}
+UNMAPPED = {
+    "tmpfs": "open('/tmp/x', 'wb').write(bytes(300 << 20))",
+    "memfd": "import os\nf = os.memfd_create('x')\nfor _ in range(300): os.write(f, bytes(1 << 20))",
+    "System V": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\nfor _ in range(10):\n"
+    "    a = libc.shmat(libc.shmget(0, 32 << 20, 0o1600), None, 0); ctypes.memset(a, 1, 32 << 20); libc.shmdt(ctypes.c_void_p(a))",
+    "socket buffers": "import socket\nkept = []\nfor _ in range(2000):\n    a, b = socket.socketpair(); kept += [a, b]; a.setblocking(False)\n"
+    "    try:\n        while True: a.send(bytes(65536))\n    except OSError: pass",
+}
+
+
+def _out_of_memory(outcome: Outcome) -> bool:
+    return outcome.exit.reason is Reason.OUT_OF_MEMORY and "memory" in outcome.exit.limits_hit
+
+
+@pytest.mark.parametrize("bomb", MEMORY.values(), ids=MEMORY.keys())
+def test_memory_is_limited(box: Box, bomb: str) -> None:
+    limited = box.with_(limits=replace(GENEROUS, memory_bytes=128 * MIB, wall_seconds=15.0))
+    outcome = limited.python(bomb)
+    # Where a cgroup ends one process of several, the others go on; without one each process may meet its own limit before the watcher sees it.
+    assert _out_of_memory(outcome) or b"MemoryError" in outcome.stderr, outcome.exit
+    assert not HARD_MEMORY or "memory" in outcome.exit.limits_hit
+    assert box.python(bomb).exit.code == 0, "the same program fits elsewhere"
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("bomb", UNMAPPED.values(), ids=UNMAPPED.keys())
+def test_memory_that_is_in_no_process_is_limited_by_the_cgroup(box: Box, bomb: str) -> None:
+    if not HARD_MEMORY:
+        pytest.skip("no cgroup with a memory controller here")
+    assert _out_of_memory(box.with_(limits=replace(GENEROUS, memory_bytes=128 * MIB)).python(bomb))
+
+
+def test_a_fork_bomb_is_bounded_and_other_runs_do_not_notice(box: Box) -> None:
+    bombed = box.with_(limits=replace(GENEROUS, processes=40, wall_seconds=2.0))
+    outcomes: list[Outcome] = []
+    bomb = threading.Thread(target=lambda: outcomes.append(bombed.shell("bomb() { bomb | bomb & }; bomb; sleep 60")))
+    bomb.start()
+    try:
+        for _ in range(5):
+            assert box.run("true").exit.code == 0
+    finally:
+        bomb.join()
+    assert outcomes[0].exit.reason in (Reason.TIMED_OUT, Reason.EXITED)
+    assert b"fork" in outcomes[0].stderr
+    if ROOT:
+        assert "processes" in outcomes[0].exit.limits_hit
+
+
+def test_threads_count_as_processes(box: Box) -> None:
+    outcome = box.with_(limits=replace(GENEROUS, processes=20)).python("""
+import threading
+held = threading.Event()
+try:
+    for count in range(100):
+        threading.Thread(target=held.wait).start()
+except RuntimeError:
+    print(count)
+held.set()
+""")
+    assert 5 <= int(outcome.stdout) < 20
+
+
+def test_open_files_are_limited(box: Box) -> None:
+    outcome = box.with_(limits=replace(GENEROUS, open_files=50)).python("""
+import os
+try:
+    for count in range(100): os.open("/dev/null", os.O_RDONLY)
+except OSError as error:
+    print(count, error.strerror)
+""")
+    assert outcome.stdout == b"47 Too many open files\n"
+
+
+@pytest.mark.slow
+def test_a_flood_of_output_is_cut_and_does_not_grow_the_supervisor(box: Box) -> None:
+    """Case 138 of the attack list. The peak is compared, not the present: a buffer that came and went counts."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcome = box.with_(limits=replace(GENEROUS, output_bytes=1 * MIB)).shell("cat /dev/zero")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert outcome.exit.reason is Reason.OUTPUT_LIMIT
+    assert "output" in outcome.exit.limits_hit
+    assert len(outcome.stdout) == 1 * MIB
+    assert grown < 64 << 10, f"{grown} KiB"
+
+
+def test_a_throw_away_disk_is_sized(box: Box) -> None:
+    outcome = box.with_(limits=replace(GENEROUS, disk_bytes=8 * MIB)).shell("head -c 20000000 /dev/zero > big; ls -s big; rm big; echo x > small")
+    assert b"No space left" in outcome.stderr
+    assert [change.path for change in outcome.changes] == [str(box.project / "small")], "it goes on, and what fits is kept"
+
+
+def test_layers_on_disk_are_watched(box: Box) -> None:
+    state = Store.open(str(box.project.parent / "state")).sandbox_for(str(box.project))
+    kept = box.with_(state=state, limits=replace(GENEROUS, disk_bytes=8 * MIB, wall_seconds=20.0))
+    began = time.monotonic()
+    outcome = kept.shell("while :; do head -c 1000000 /dev/zero >> big; sleep 0.02; done")
+    assert outcome.exit.reason is Reason.DISK_LIMIT, outcome.exit
+    assert "disk" in outcome.exit.limits_hit
+    assert time.monotonic() - began < 15

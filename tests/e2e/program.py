@@ -1,0 +1,62 @@
+"""The installed program, as its users start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(sys.executable).with_name("agent-sandbox")
+PROGRAM = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "agent_sandbox"]
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A directory to stand in and an environment to type in."""
+
+    cwd: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.env}
+
+    def __call__(self, *line: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Type `agent-sandbox` and these words, and wait for it."""
+        return subprocess.run(
+            [*PROGRAM, *line], cwd=self.cwd, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False
+        )
+
+    def start(self, *line: str) -> subprocess.Popen[bytes]:
+        """Type it, and do something else meanwhile."""
+        return subprocess.Popen(
+            [*PROGRAM, *line], cwd=self.cwd, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def json(self, *line: str) -> dict[str, Any]:
+        """Type it with --json, and read the document."""
+        document: dict[str, Any] = json.loads(self("--json", *line).stdout)
+        return document
+
+
+def words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What it said to people."""
+    return done.stderr.decode()
+
+
+def processes_with(marker: str) -> list[str]:
+    """The processes of this machine, those inside sandboxes too, that have a word on their command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path("/proc", pid, "cmdline").read_bytes()
+        except OSError:
+            continue
+        if marker.encode() in line.split(b"\0"):
+            found.append(pid)
+    return found

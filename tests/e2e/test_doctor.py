@@ -1,0 +1,48 @@
+"""`doctor` and `setup` on a machine that can run sandboxes, as every machine that runs these tests can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.program import Shell
+
+REQUIRED = {"user namespaces", "namespaces", "mount copies", "overlay", "own /proc", "seccomp", "pidfd", "openat2", "a run", "a kept run"}
+
+
+def test_every_required_capability_has_a_row_and_is_there(shell: Shell) -> None:
+    document = shell.json("doctor")
+    rows = {row["name"]: row for row in document["rows"]}
+    assert rows.keys() >= REQUIRED | {"Landlock", "control groups", "state directory", "python", "bash", "javascript", "ruby"}
+    assert {name for name in REQUIRED if rows[name]["status"] != "ok"} == set()
+    assert document["usable"] is True
+
+
+def test_whatever_is_not_ok_says_what_to_do(shell: Shell) -> None:
+    rows = shell.json("doctor")["rows"]
+    assert [row["name"] for row in rows if row["status"] != "ok" and not row["remedy"]] == []
+    assert [row["name"] for row in rows if row["status"] == "ok" and row["remedy"]] == []
+
+
+def test_the_doctor_agrees_with_what_then_happens(shell: Shell) -> None:
+    assert shell("doctor").returncode == 0
+    assert shell("run", "true").returncode == 0
+
+
+def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path: Path) -> None:
+    shell("doctor")
+    left = [path for name in ("sandboxes", "trash") for path in (tmp_path / "state" / name).iterdir()]
+    assert left == []
+
+
+def test_setup_makes_the_state_directory_and_says_what_to_do_next(shell: Shell, tmp_path: Path) -> None:
+    done = shell("setup")
+    assert done.returncode == 0
+    assert (tmp_path / "state" / "format").exists()
+    assert b'agent-sandbox run "' in done.stdout
+
+
+def test_the_completion_script_is_one_that_bash_accepts_and_knows_the_verbs(shell: Shell) -> None:
+    script = shell("completion", "bash").stdout
+    done = shell("run", "bash -n /dev/stdin && echo fine", stdin=script)
+    assert done.stdout == b"fine\n"
+    assert b"doctor" in script and b"--throw-away" in script and b"promote" not in script

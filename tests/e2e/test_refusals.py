@@ -1,0 +1,56 @@
+"""What a later version brings is refused by name; help, version and mistyped words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.program import Shell, words
+
+VERBS = ["sim", "promote", "apply", "undo", "snapshot", "rollback", "log", "approve", "verify", "try", "timeline", "rewind", "serve", "mcp"]
+OPTIONS = [["--simulate"], ["--diff"], ["--allow", "git,curl"], ["--allow=git"], ["--network"], ["--deterministic"]]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_of_a_later_version_is_refused_by_name(shell: Shell, verb: str) -> None:
+    done = shell(verb, "whatever", "--else")
+    assert done.returncode == 2
+    assert f"{verb!r} is not there yet" in words(done)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_a_later_version_is_refused_by_name_wherever_it_stands(shell: Shell, option: list[str]) -> None:
+    for line in ([*option, "run", "touch ran"], ["run", *option, "touch ran"]):
+        done = shell(*line)
+        assert done.returncode == 2
+        assert f"{option[0].partition('=')[0]} is not there yet" in words(done)
+    assert shell("diff").stdout == b""
+
+
+def test_the_effect_of_a_command_is_not_shown_before_simulation_is_there(shell: Shell) -> None:
+    done = shell("diff", "make")
+    assert done.returncode == 2
+    assert "arrives with simulation" in words(done)
+
+
+def test_mistyped_words_are_met_with_a_suggestion(shell: Shell) -> None:
+    assert "did you mean 'diff'?" in words(shell("dif"))
+    assert "did you mean --timeout?" in words(shell("run", "--tiemout", "3", "true"))
+    assert "is not an option of 'diff'" in words(shell("--timeout", "3", "diff"))
+
+
+def test_help_is_there_for_the_program_and_for_every_verb_it_lists(shell: Shell) -> None:
+    overview = shell("--help").stdout.decode()
+    listed = overview.partition("verbs:\n")[2].partition("\n\n")[0]
+    verbs = [line.split()[0] for line in listed.splitlines()]
+    assert {"run", "code", "diff", "status", "reset", "doctor", "setup"} <= set(verbs)
+    for verb in verbs:
+        assert shell("help", verb).stdout.decode().startswith(f"usage: agent-sandbox {verb}")
+    assert shell("run", "--help").stdout == shell("help", "run").stdout
+
+
+def test_no_words_at_all_are_a_question(shell: Shell) -> None:
+    assert shell().stdout == shell("help").stdout
+
+
+def test_the_version_is_said(shell: Shell) -> None:
+    assert shell("--version").stdout.startswith(b"agent-sandbox ")

@@ -1,0 +1,45 @@
+"""Where things are: asked of the environment, in one place."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from agent_sandbox import places
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"AGENT_SANDBOX_STATE": "/s", "XDG_STATE_HOME": "/x", "HOME": "/h"}, "/s"),
+        ({"XDG_STATE_HOME": "/x", "HOME": "/h"}, "/x/agent-sandbox"),
+        ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/agent-sandbox"),
+        ({"HOME": "/h"}, "/h/.local/state/agent-sandbox"),
+    ],
+)
+def test_the_state_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+    for name in ("AGENT_SANDBOX_STATE", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert places.state_dir() == expected
+    assert str(places.ledger().path) == f"{expected}/ledger.jsonl"
+
+
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_a_home_that_the_environment_does_not_know_is_the_accounts(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert os.path.isabs(places.home())
+
+
+def test_the_accounts_own_home_counts_when_the_environment_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = places.home()
+    monkeypatch.setenv("HOME", "/nonexistent")
+    if os.path.isdir(account) and account.startswith(("/home/", "/root")):
+        assert account in places.homes_of_others()
+    assert places.home() not in places.homes_of_others()
+
+
+def test_directories_of_the_system_are_nobodys_home() -> None:
+    assert not {"/", "/bin", "/usr/sbin", "/dev"} & set(places.homes_of_others())

@@ -1,0 +1,58 @@
+"""The command line as it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_sandbox.surfaces.arguments import Request, UsageError, parse
+from agent_sandbox.surfaces.verbs import COMMON, OPTIONS, VERBS
+
+
+def test_options_are_the_same_before_and_after_the_verb() -> None:
+    expected = Request("run", ("make",), {"--json": ("",), "--timeout": ("5m",)})
+    assert parse(["--json", "--timeout", "5m", "run", "make"]) == expected
+    assert parse(["run", "--json", "--timeout=5m", "make"]) == expected
+
+
+def test_from_the_first_word_of_a_command_on_nothing_is_ours() -> None:
+    assert parse(["run", "ls", "--json", "--", "-l"]).words == ("ls", "--json", "--", "-l")
+    after_dashes = parse(["run", "--json", "--", "ls", "--json"])
+    assert (after_dashes.words, after_dashes.separated) == (("ls", "--json"), True)
+
+
+def test_for_other_verbs_options_may_follow_the_words() -> None:
+    request = parse(["code", "-", "--language", "python", "--", "--language"])
+    assert (request.words, request.value("--language")) == (("-", "--language"), "python")
+
+
+def test_an_option_given_twice_keeps_every_value_and_the_last_one_counts() -> None:
+    request = parse(["run", "-e", "A=1", "--env=B=2", "--timeout", "1", "--timeout", "2", "x"])
+    assert request.values("--env") == ("A=1", "B=2")
+    assert request.value("--timeout") == "2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["run"],
+        ["run", "--"],
+        ["run", "--timeout"],
+        ["run", "--json=yes", "x"],
+        ["--json"],
+        ["--", "run", "x"],
+        ["diff", "extra"],
+        ["--stat", "run", "x"],
+        ["frobnicate"],
+        ["run", "--frobnicate", "x"],
+        ["status", "-x"],
+    ],
+)
+def test_a_line_that_cannot_be_understood_is_refused(line: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse(line)
+
+
+def test_every_option_of_a_verb_is_in_the_table_and_has_words_for_help() -> None:
+    offered = {name for verb in VERBS.values() if not verb.later for name in (*verb.options, *COMMON)}
+    assert offered <= OPTIONS.keys()
+    assert [name for name in offered if not OPTIONS[name].help or OPTIONS[name].later] == []
