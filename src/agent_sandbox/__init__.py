@@ -8,9 +8,9 @@ where work runs: a guest forked from a warm process into namespaces of its own. 
 changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
 record. `surfaces` is the command line.
 
-Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `config` (every setting, explained), `result`,
-`aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that fails in a
-sandbox is not an error but a result.
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `config` (every setting, explained), `work`,
+`result`, `aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that
+fails in a sandbox is not an error but a result.
 
 Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
 `policy`, then `errors`. Names are loaded when they are first used, because the guest's side imports this package too and must stay small.
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     )
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.result import SandboxResult, SandboxStatus
-    from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
+    from agent_sandbox.sandbox import Sandbox, create_sandbox
+    from agent_sandbox.work import shell
 
 __all__ = [
     "AsyncSandbox",
@@ -66,7 +67,8 @@ _HOMES = {
     "errors": ("Denied", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError", "RuntimeUnavailable", "SandboxError"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "result": ("SandboxResult", "SandboxStatus"),
-    "sandbox": ("Sandbox", "create_sandbox", "shell"),
+    "sandbox": ("Sandbox", "create_sandbox"),
+    "work": ("shell",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from agent_sandbox.config import SandboxConfig
 from agent_sandbox.engine.session import Code, Command
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import OnOutput, Run, RunOptions, Sandbox, Shell, code_of, work_of
+from agent_sandbox.sandbox import Run, Sandbox
+from agent_sandbox.work import OnOutput, RunOptions, Shell, code_of, work_of
 
 # Threads of our own: those of the event loop are few and resolve host names, and a run that takes its time must not keep them.
 MOST_AT_ONCE = 64
@@ -88,7 +89,7 @@ class AsyncSandbox:
         await asyncio.to_thread(self._sandbox.close)
         self._threads.shutdown(wait=False)
 
-    async def __aenter__(self) -> AsyncSandbox:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -83,7 +83,7 @@ class SandboxConfig:
     audit_level: AuditLevel = AuditLevel.INFO
     allow_hidden: bool = True
     reveal: Sequence[PathLike] = ()
-    env_vars: Mapping[str, str] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict, repr=False)  # values are often secrets
     working_dir: PathLike | None = None
     preload: Sequence[str] = ()
     max_cpu_seconds: float | None = None

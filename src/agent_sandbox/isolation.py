@@ -27,7 +27,7 @@ class IsolationConfig:
     max_memory_mb: float | None = 256
     max_output_bytes: int | None = 100_000
     network_disabled: bool = True
-    env_vars: Mapping[str, str] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict, repr=False)  # values are often secrets
     working_dir: PathLike | None = None
 
     def __post_init__(self) -> None:

@@ -7,14 +7,13 @@ What the caller's settings or this machine cause is raised: `PolicyError`, `Runt
 
 from __future__ import annotations
 
-import codecs
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
 from agent_sandbox.config import SandboxConfig
@@ -22,45 +21,14 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
 from agent_sandbox.engine.session import Code, Command, Session, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.action import canonical_language
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.process import ProcessGuest
+from agent_sandbox.work import Listener, OnOutput, RunOptions, Shell, code_of, encoded, with_arguments, work_of
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 CLOSING_SECONDS = 10.0  # how long close() waits for runs in other threads; killing one takes milliseconds
-
-OnOutput = Callable[[Literal["stdout", "stderr"], str], object]
-
-
-class RunOptions(TypedDict, total=False):
-    """What may be given with each piece of work.
-
-    stdin: its input, text or bytes; nothing by default.
-    env_vars: added to those of the configuration.
-    timeout: seconds of wall time, in place of the configuration's.
-    args: what the program finds in its argument list.
-    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
-    """
-
-    stdin: str | bytes
-    env_vars: Mapping[str, str]
-    timeout: float
-    args: Sequence[str]
-    on_output: OnOutput
-
-
-@dataclass(frozen=True)
-class Shell:
-    """A command line for bash."""
-
-    text: str
-
-
-def shell(text: str) -> Shell:
-    """For `Sandbox.run`: this is a command line for bash, not Python code."""
-    return Shell(text)
 
 
 class Run:
@@ -140,7 +108,7 @@ class Sandbox:
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
         """What `execute` and `run` do, with a handle that another thread can cancel."""
-        listener = _Listener(on_output) if on_output is not None else None
+        listener = Listener(on_output) if on_output is not None else None
         self._begin(run)
         status = SandboxStatus.FAILED  # also when an exception passes through
         try:
@@ -148,7 +116,7 @@ class Sandbox:
                 with_arguments(what, args),
                 {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})},
                 cwd=self.config.cwd,
-                stdin=_encoded(stdin),
+                stdin=encoded(stdin),
                 preload=tuple(self.config.preload),
                 on_output=listener,
                 on_start=run.started,
@@ -233,7 +201,7 @@ class Sandbox:
         with self._changed:
             self._changed.wait_for(lambda: all(run.thread == me for run in self._runs), CLOSING_SECONDS)
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -243,56 +211,3 @@ class Sandbox:
 def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
     """A sandbox with these settings; `timeout` is `timeout_seconds`, and every other field of `SandboxConfig` has its own name."""
     return Sandbox(SandboxConfig(timeout_seconds=timeout, **settings))
-
-
-def code_of(code: str, language: str) -> Code:
-    """What `execute` was given, as a value."""
-    for name, value in (("code", code), ("language", language)):
-        if not isinstance(value, str):
-            raise TypeError(f"{name} is a str, not {type(value).__name__}")
-    return Code(canonical_language(language), code)
-
-
-def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
-    """What `run` was given, as a value."""
-    match work:
-        case str():
-            return Code("python", work)
-        case Shell(text=text):
-            return Code("bash", text)
-        case _:
-            return Command(tuple(work))
-
-
-def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
-    """The same work with more arguments."""
-    return replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
-
-
-def _encoded(text: str | bytes) -> bytes:
-    if not isinstance(text, str):
-        return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
-    try:
-        return text.encode("utf-8", "surrogateescape")  # what Python once read from bytes becomes those bytes again
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-
-
-class _Listener:
-    """Turns the bytes of each stream into text as they arrive; a character may come in two pieces."""
-
-    def __init__(self, call: OnOutput) -> None:
-        self._call = call
-        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
-
-    def __call__(self, stream: str, data: bytes) -> None:
-        self._tell(stream, self._decoders[stream].decode(data))
-
-    def finish(self) -> None:
-        """Pass on what was left of a character that never ended."""
-        for stream, decoder in self._decoders.items():
-            self._tell(stream, decoder.decode(b"", final=True))
-
-    def _tell(self, stream: str, text: str) -> None:
-        if text:
-            self._call("stdout" if stream == "stdout" else "stderr", text)

@@ -11,7 +11,7 @@ from typing import Any
 from agent_sandbox import aio, sandbox
 from agent_sandbox.config import SandboxConfig
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import shell
+from agent_sandbox.work import shell
 
 __all__ = ["AsyncSandbox", "Sandbox", "SandboxConfig", "SandboxResult", "SandboxStatus", "create_sandbox", "shell"]
 

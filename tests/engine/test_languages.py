@@ -41,9 +41,9 @@ def test_a_missing_interpreter_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_other_programs_of_the_system_are_shown_only_where_processes_are_allowed() -> None:
-    assert "/usr" not in prepare("bash", "x", arguments=(), search_path=PATH, processes=False).needs.trees
-    assert "/usr" in prepare("bash", "x", arguments=(), search_path=PATH, processes=True).needs.trees
-    assert "/usr" in tools().trees
+    assert "/usr" not in prepare("bash", "x", arguments=(), search_path=PATH, processes=False).needs.tools
+    assert "/usr" in prepare("bash", "x", arguments=(), search_path=PATH, processes=True).needs.tools
+    assert "/usr" in tools().tools
 
 
 def test_no_home_and_no_configuration_of_the_machine_is_needed() -> None:

@@ -187,3 +187,8 @@ def test_importing_the_package_loads_no_part_of_the_machinery() -> None:
 def test_using_a_sandbox_does_not_import_asyncio() -> None:
     code = "import sys; from agent_sandbox import Sandbox; Sandbox(); print('asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_values_of_environment_variables_are_not_shown_when_a_sandbox_is_printed() -> None:
+    sandbox = Sandbox(env_vars={"API_KEY": "hush"})
+    assert "hush" not in repr(sandbox) + repr(sandbox.config) + repr(sandbox.execute("print(1)"))

@@ -56,9 +56,9 @@ class Prepared:
 def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> Prepared:
     """For a canonical language. Raises RuntimeUnavailable, with the remedy, when its interpreter is not there."""
     if language == "python":
-        trees = (*_LIBRARIES, *_python_trees(), *(_TOOLS if processes else ()))
+        trees = (*_LIBRARIES, *_python_trees())
         binary = os.path.realpath(sys.executable)
-        return Prepared(PythonCode(source, arguments), _needs(trees, (binary,)))
+        return Prepared(PythonCode(source, arguments), _needs(trees, (binary,), processes))
     interpreter = NATIVE[language]
     found = next((path for name in interpreter.commands if (path := shutil.which(name, path=search_path))), None)
     if found is None:
@@ -68,9 +68,9 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
             hint=f"install it: apt-get install {interpreter.package}",
         )
     binary = os.path.realpath(found)
-    trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary), *(_TOOLS if processes else ()))
+    trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary))
     program = Script((binary, *interpreter.flags), source, interpreter.file, arguments)
-    return Prepared(program, _needs(trees, (binary,)), (binary, *loader_of(binary)))
+    return Prepared(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))
 
 
 def _python_trees() -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _prefix_of(binary: str) -> tuple[str, ...]:
     return () if prefix in ("/usr", "/usr/local", "/") else (prefix,)
 
 
-def _needs(trees: tuple[str, ...], binaries: tuple[str, ...]) -> Needs:
+def _needs(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool) -> Needs:
     links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
     directories = tuple(
         f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
@@ -96,6 +96,7 @@ def _needs(trees: tuple[str, ...], binaries: tuple[str, ...]) -> Needs:
     files = (*binaries, *(os.path.realpath(path) for binary in binaries for path in loader_of(binary)))
     return Needs(
         shown,
+        tuple(tree for tree in _TOOLS if tree not in linked) if processes else (),
         tuple(dict.fromkeys(files)),
         links,
         (
@@ -144,4 +145,4 @@ def loader_of(binary: str) -> tuple[str, ...]:
 
 def tools() -> Needs:
     """What any command needs where only chosen trees are shown: the programs of the system."""
-    return _needs((*_LIBRARIES, *_TOOLS), ())
+    return _needs(_LIBRARIES, (), processes=True)

@@ -82,9 +82,9 @@ _PLAIN = {
     """,
     "identity, limits and scheduling": """
         capget capset getcpu getegid geteuid getgid getgroups getpriority getresgid getresuid getrlimit getrusage getuid ioprio_get
-        ioprio_set prlimit64 sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
-        sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield setfsgid
-        setfsuid setgid setgroups setpriority setregid setresgid setresuid setreuid setrlimit setuid sysinfo times uname
+        sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
+        sched_getscheduler sched_rr_get_interval sched_yield setfsgid
+        setfsuid setgid setgroups setregid setresgid setresuid setreuid setrlimit setuid sysinfo times uname
     """,
     "time and randomness": """
         alarm clock_getres clock_gettime clock_nanosleep getitimer getrandom gettimeofday nanosleep setitimer time timer_create
@@ -115,6 +115,11 @@ _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW, _SOCK_SEQPACKET = 1, 2, 3, 5
 _SOCK_KIND = 0xF  # the bits above it in the same argument are SOCK_NONBLOCK and SOCK_CLOEXEC
 _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
 
+# Pid 1 is the guest's init, of the same user: what slows it down, or takes its descriptors away, blinds the watch over the limits.
+_NOT_INIT = Condition(0, INT, (1,), holds=False)
+_NOT_WHOLE_USER = (Condition(0, INT, (0, 1)), Condition(1, INT, (1,), holds=False))  # setpriority: a process or a group, and not init
+_NOT_WHOLE_USER_IO = (Condition(0, INT, (1, 2)), Condition(1, INT, (1,), holds=False))  # the same of ioprio_set, which counts from 1
+
 _FILE_TYPE = 0o170000
 _HARMLESS_TYPES = (0, 0o010000, 0o100000, 0o140000)  # unspecified (regular), fifo, regular, socket
 
@@ -124,6 +129,7 @@ _ARCH_CODES = (0x1001, 0x1002, 0x1003, 0x1004, *range(0x1021, 0x1026), *range(0x
 CONDITIONAL: dict[str, Rule] = {
     "arch_prctl": ((Condition(0, INT, _ARCH_CODES),),),
     "clone": ((_NO_NEW_NAMESPACE,),),
+    "ioprio_set": (_NOT_WHOLE_USER_IO,),
     # TIOCSTI and TIOCLINUX type into the terminal for its other users; TIOCSETD makes the kernel load line disciplines, often buggy.
     "ioctl": ((Condition(1, INT, (_TIOCSTI, _TIOCLINUX, _TIOCSETD), holds=False),),),
     # Devices are refused, the 0:0 character device too, which needs no privilege and is how an overlay says "deleted".
@@ -133,8 +139,14 @@ CONDITIONAL: dict[str, Rule] = {
     "personality": ((Condition(0, WHOLE, (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)),),),
     # PR_SET_MM moves what /proc shows as a program's command line, environment and executable.
     "prctl": ((Condition(0, INT, (_PR_SET_MM,), holds=False),),),
+    "prlimit64": ((_NOT_INIT,),),
     # RENAME_WHITEOUT makes the same 0:0 device as mknod.
     "renameat2": ((Condition(4, _RENAME_WHITEOUT, (0,)),),),
+    "sched_setaffinity": ((_NOT_INIT,),),
+    "sched_setattr": ((_NOT_INIT,),),
+    "sched_setparam": ((_NOT_INIT,),),
+    "sched_setscheduler": ((_NOT_INIT,),),
+    "setpriority": (_NOT_WHOLE_USER,),
     # Families and, for the internet, protocols are named one by one: each other one is kernel code that a mere socket() loads and reaches.
     "socket": (
         (Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),

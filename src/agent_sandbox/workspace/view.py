@@ -46,9 +46,13 @@ RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
 
 @dataclass(frozen=True)
 class Needs:
-    """What of the machine a language needs, whatever the rules: `trees` and `files` stay, read-only; `links` and `contents` are made."""
+    """What of the machine a language needs: `trees` and `files` stay whatever the rules, read-only; `links` and `contents` are made.
+
+    `tools` are shown with them, but what the rules deny of those is not there.
+    """
 
     trees: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     contents: tuple[tuple[str, bytes], ...] = ()
@@ -121,7 +125,7 @@ def _chosen_trees(plan: _Plan, needs: Needs) -> None:
     for private, size, mode in (("/tmp", plan.scratch, 0o1777), ("/run", RUN_BYTES, 0o755)):
         if private not in allowed:
             plan.steps.append(Tmpfs(private, size, mode))
-    for tree in _outermost([*needs.trees, *(path for path in allowed if plan.rules.read and plan.rules.allow_hidden)]):
+    for tree in _outermost([*needs.trees, *needs.tools, *(path for path in allowed if plan.rules.read and plan.rules.allow_hidden)]):
         _show_tree(plan, tree, writable=plan.rules.write and any(_covers(path, tree) for path in allowed))
     for tree in allowed:
         if not (plan.rules.read and plan.rules.allow_hidden):

@@ -1,0 +1,187 @@
+"""Attacks on the kernel's interface: namespaces, forbidden and foreign system calls, socket families."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.kernel import seccomp, syscall_rules
+from tests.security.conftest import Tell
+from tests.security.harness import Box, case, outside, snapshot
+
+x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers in this probe are those of x86_64")
+
+CALLS = """
+import ctypes, errno, json
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments))
+    return "ok" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+"""
+
+ESCAPE = (
+    CALLS
+    + """
+import os
+config = os.open(".git/config", os.O_RDWR)
+steps = [call(272, 0x10000000 | 0x00020000)]  # unshare(NEWUSER|NEWNS)
+if steps[0] == "ok":
+    uid = os.getuid()
+    steps.append(call(165, b"none", b"/", None, 0x44000, None))  # all mounts private
+    steps.append(call(165, b"x", b"/mnt", b"tmpfs", 0, None))
+os.write(config, b"planted")
+print(json.dumps(steps))
+"""
+)
+
+
+@x86_64
+@case(13)
+def test_no_namespace_can_be_nested_to_undo_the_view(number: int, box: Box, tell: Tell) -> None:
+    (box.project / ".git/config").write_text("real\n")
+    before = snapshot(box.project)
+    assert box.probe(ESCAPE) == ["EPERM"]
+    assert snapshot(box.project) == before
+    control = outside(ESCAPE, cwd=box.project)
+    assert control == ["ok"] * 3 and (box.project / ".git/config").read_text() == "planted"
+    tell("EPERM at unshare; the real file is unchanged", control="without the filter the chain works, and the file is rewritten")
+
+
+NAMESPACES = {"NEWNS": 0x20000, "NEWCGROUP": 0x2000000, "NEWUTS": 0x4000000, "NEWIPC": 0x8000000, "NEWUSER": 0x10000000} | {
+    "NEWPID": 0x20000000, "NEWNET": 0x40000000, "NEWTIME": 0x80, "NEWUSER with garbage above": 0x10000000 + (1 << 40)
+}  # fmt: skip
+
+
+@x86_64
+@case(29)
+def test_no_kind_of_namespace_can_be_made_or_entered(number: int, box: Box, tell: Tell) -> None:
+    probe = CALLS + f"""
+import os
+pid = os.fork()
+if pid == 0: os._exit(0)
+os.waitpid(pid, 0)
+found = {{}}
+for name, flags in {NAMESPACES!r}.items():
+    found["unshare " + name] = call(272, flags)
+    if name != "NEWTIME":  # no flag of clone: its bits are the signal at exit
+        pid = libc.syscall(ctypes.c_long(56), ctypes.c_long(flags | 17), 0, 0, 0, 0)
+        if pid == 0: os._exit(0)
+        found["clone " + name] = "ok" if pid > 0 else errno.errorcode[ctypes.get_errno()]
+    found["setns " + name] = call(308, 0, flags & 0xffffffff)
+arguments = (ctypes.c_uint64 * 11)(0x10000000)
+found["clone3"] = call(435, ctypes.byref(arguments), 88)
+print(json.dumps(found))
+"""
+    inside = box.probe(probe)
+    assert inside.pop("clone3") == "ENOSYS", "so that libc takes the older way"
+    assert set(inside.values()) == {"EPERM"}, inside
+    control = outside(probe, namespace=("--user", "--map-root-user"))
+    assert control["clone NEWUSER"] == control["unshare NEWNET"] == control["unshare NEWUSER"] == "ok"
+    assert "EPERM" not in {control[f"setns {name}"] for name in ("NEWNS", "NEWUSER")}, "no namespace behind descriptor 0, says the kernel itself"
+    tell(f"{len(inside)} ways: EPERM; clone3: ENOSYS; fork works", control="they work in a bare namespace")
+
+
+# Called with arguments that no kernel accepts: EPERM then is the filter's answer.
+DANGEROUS = """
+    ptrace syslog ustat uselib _sysctl modify_ldt swapon swapoff reboot sethostname setdomainname iopl ioperm create_module init_module delete_module
+    get_kernel_syms query_module quotactl nfsservctl acct settimeofday mount umount2 pivot_root chroot adjtimex clock_settime lookup_dcookie
+    kexec_load add_key request_key keyctl migrate_pages move_pages mbind set_mempolicy get_mempolicy vmsplice unshare perf_event_open fanotify_init
+    name_to_handle_at open_by_handle_at clock_adjtime setns process_vm_readv process_vm_writev kcmp finit_module bpf userfaultfd kexec_file_load
+    io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig fsmount fspick pidfd_getfd process_madvise mount_setattr
+    quotactl_fd memfd_secret process_mrelease set_mempolicy_home_node vhangup remap_file_pages fanotify_mark open_tree_attr
+""".split()  # fmt: skip
+
+
+@x86_64
+@case(31)
+def test_dangerous_calls_are_refused_by_the_filter(number: int, box: Box, tell: Tell) -> None:
+    numbers = {name: at for name, at, _ in seccomp.compile_filter(processes=True).answers}
+    tried = {name: numbers[name] for name in DANGEROUS if name in numbers and name not in ("vhangup", "reboot")}
+    probe = CALLS + f"print(json.dumps({{name: call(number, -1, -1, -1, -1, -1, -1) for name, number in {tried!r}.items()}}))"
+    inside = box.probe(probe)
+    assert set(inside.values()) == {"EPERM"}, {name: answer for name, answer in inside.items() if answer != "EPERM"}
+    assert len(inside) > 60
+    harmless = {name: at for name, at in tried.items() if name in ("bpf", "keyctl", "userfaultfd", "memfd_secret", "io_uring_setup", "mbind")}
+    control = outside(CALLS + f"print(json.dumps({{name: call(number, -1, -1, -1, -1, -1, -1) for name, number in {harmless!r}.items()}}))")
+    assert sum(answer != "EPERM" for answer in control.values()) >= 2, control
+    tell(f"{len(inside)} calls: EPERM", control=f"outside the kernel answers {sorted(set(control.values()))}")
+
+
+@case(31)
+def test_nothing_is_allowed_that_containers_forbid(number: int, evaluation_data: Path, tell: Tell) -> None:
+    import json
+
+    (profile,) = sorted(evaluation_data.rglob("*seccomp*.json"))[:1] or pytest.fail("the container world's default list is not in the data")
+    listed = json.loads(profile.read_text())["syscalls"]
+    unconditional = {
+        name
+        for group in listed
+        if group["action"] == "SCMP_ACT_ALLOW" and not group.get("args") and not group.get("includes", {}).get("caps")
+        for name in group["names"]
+    }
+    assert syscall_rules.ALLOWED - unconditional == set()
+    tell(f"{len(syscall_rules.ALLOWED)} of their {len(unconditional)}", control="what they allow and we do not: " + str(len(unconditional - syscall_rules.ALLOWED)))
+
+
+FOREIGN = r"""
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <errno.h>
+int main(void) {
+    int status;
+    if (fork() == 0) { long answer; __asm__ volatile("int $0x80" : "=a"(answer) : "a"(20)); _exit(answer > 0 ? 42 : 43); }
+    wait(&status);
+    printf("int80 %s %d\n", WIFSIGNALED(status) ? "signal" : "exit", WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    long answer = syscall(0x40000000 | 39);
+    printf("x32 %ld %d\n", answer < 0 ? -1L : 0L, answer < 0 ? errno : 0);
+    return 0;
+}
+"""
+
+
+@x86_64
+@case(32)
+def test_system_calls_of_other_architectures_do_not_go_around_the_filter(number: int, box: Box, tell: Tell) -> None:
+    source, program = box.project / "foreign.c", box.project / "foreign"
+    source.write_text(FOREIGN)
+    subprocess.run(["cc", "-o", program, source], check=True)
+    inside = box.run("./foreign").stdout.decode().splitlines()
+    assert inside == ["int80 signal 31", "x32 -1 38"], "killed with SIGSYS; ENOSYS"
+    control = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert control[0] != inside[0]
+    tell("int 0x80: killed; x32: ENOSYS", control=f"outside: {control[0]}, {control[1]}")
+
+
+FAMILIES = """
+import errno, json, socket
+found = {}
+for name, family, kind, protocol in (
+    ("ALG", 38, 5, 0), ("PACKET", 17, 3, 0x300), ("NETLINK audit", 16, 3, 9), ("NETLINK generic", 16, 3, 16), ("NETLINK uevent", 16, 3, 15),
+    ("VSOCK", 40, 1, 0), ("XDP", 44, 3, 0), ("KEY", 15, 3, 2), ("raw IPv4", 2, 3, 1), ("raw IPv6", 10, 3, 58), ("SCTP", 2, 1, 132),
+    ("MPTCP", 2, 1, 262), ("ICMP", 2, 2, 1), ("BLUETOOTH", 31, 3, 1), ("CAN", 29, 3, 1), ("TIPC", 30, 2, 0), ("RDS", 21, 5, 0), ("SMC", 43, 1, 0),
+    ("INET stream", 2, 1, 0), ("UNIX stream", 1, 1, 0), ("NETLINK route", 16, 3, 0),
+):
+    try:
+        socket.socket(family, kind, protocol).close()
+        found[name] = "ok"
+    except OSError as error:
+        found[name] = errno.errorcode[error.errno]
+print(json.dumps(found))
+"""
+
+
+@case(34)
+def test_only_named_socket_families_exist(number: int, box: Box, tell: Tell) -> None:
+    inside = box.probe(FAMILIES)
+    useful = [inside.pop(name) for name in ("INET stream", "UNIX stream", "NETLINK route")]
+    assert useful == ["ok"] * 3, "what programs need works"
+    assert set(inside.values()) == {"EPERM"}, inside
+    control = outside(FAMILIES, namespace=("--user", "--map-root-user", "--net"))
+    reachable = [name for name in inside if control[name] != "EPERM"]
+    assert {"PACKET", "raw IPv4", "NETLINK audit", "NETLINK generic"} <= {name for name in reachable if control[name] == "ok"}
+    tell(f"{len(inside)} kinds: EPERM", control=f"outside {sum(control[name] == 'ok' for name in inside)} of them open")
