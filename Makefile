@@ -32,8 +32,9 @@ test: check  ## check and the whole suite; as root, then again as an unprivilege
 security: setup  ## the attack suite, with a table of what ran
 	@$(PY) scripts/security_table.py
 
-bench: setup  ## benchmarks beside peers (not yet: they arrive with the warm pool)
-	@echo "make bench: there are no benchmarks yet; they arrive with the warm pool" >&2; exit 1
+bench: setup  ## side by side with peers, in one run: tables, and .bench/report.json; QUICK=1 for a first look
+	@bench/prepare.sh
+	@.bench/venv/bin/python -m bench.run $(if $(QUICK),--quick)
 
 torture: setup  ## the full counts of what make test only samples; long
 	$(PYTEST) -m torture --timeout 3600

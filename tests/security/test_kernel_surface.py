@@ -79,7 +79,7 @@ print(json.dumps(found))
     assert inside.pop("clone3") == "ENOSYS", "so that libc takes the older way"
     assert set(inside.values()) == {"EPERM"}, inside
     control = outside(probe, namespace=("--user", "--map-root-user"))
-    assert control["clone NEWUSER"] == control["unshare NEWNET"] == control["unshare NEWUSER"] == "ok"
+    assert control["unshare NEWNS"] == control["clone NEWNS"] == control["unshare NEWUTS"] == control["unshare NEWUSER"] == "ok"
     assert "EPERM" not in {control[f"setns {name}"] for name in ("NEWNS", "NEWUSER")}, "no namespace behind descriptor 0, says the kernel itself"
     tell(f"{len(inside)} ways: EPERM; clone3: ENOSYS; fork works", control="they work in a bare namespace")
 

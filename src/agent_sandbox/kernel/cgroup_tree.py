@@ -122,10 +122,10 @@ def write(path: str, value: str) -> None:
         os.close(descriptor)
 
 
-def read(path: str) -> str:
+def read(path: str, *, directory: int | None = None) -> str:
     """The content of a cgroup's file, or nothing where this kernel has no such file or the cgroup is gone."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), encoding="utf-8") as file:
             return file.read()
     except OSError:
         return ""

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent_sandbox.kernel import cgroup_tree
 from agent_sandbox.kernel.cgroup_tree import LIMITING, Hierarchy, find, here, read, write
@@ -35,6 +35,7 @@ class Part:
     home: str
     version: int
     controllers: frozenset[str]
+    directory: int | None = None  # a descriptor of it, for who cannot reach the path
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Cgroup:
                 return False
             self._signal_members(deadline)
         return True
+
+    def opened(self) -> Cgroup:
+        """The same with its directories open: `usage` and `hit` then work in another mount namespace and without privilege too."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return replace(self, parts=tuple(replace(part, directory=os.open(part.path, flags)) for part in self.parts))
 
     def usage(self) -> Usage:
         """What was used so far; read it before `remove`."""
@@ -212,7 +218,7 @@ def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
         if controllers is None:
             continue
         try:
-            os.mkdir(f"{place}/{name}", 0o700)
+            os.mkdir(f"{place}/{name}", 0o755)  # as cgroups are elsewhere: init reads its own counters without privilege
             return Part(f"{place}/{name}", hierarchy.own, hierarchy.version, controllers), reason
         except OSError as error:
             reason = f"a cgroup cannot be created in {place}: {error.strerror}"
@@ -242,14 +248,18 @@ def _gone(path: str) -> bool:
     return True
 
 
+def _content(part: Part, file: str) -> str:
+    return read(f"{part.path}/{file}") if part.directory is None else read(file, directory=part.directory)
+
+
 def _number(part: Part, file: str) -> int:
-    text = read(f"{part.path}/{file}").strip()
+    text = _content(part, file).strip()
     return int(text) if text.isdigit() else 0
 
 
 def _keyed(part: Part, file: str, key: str) -> int:
     """The number after `key` in a file of such lines; 0 where file or key are missing."""
-    for line in read(f"{part.path}/{file}").splitlines():
+    for line in _content(part, file).splitlines():
         name, _, value = line.partition(" ")
         if name == key:
             return int(value)

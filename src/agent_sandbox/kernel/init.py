@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, channel
+from agent_sandbox.kernel.cgroups import Cgroup
 
 GO, SIGNAL = b"g\0", b"s"  # orders are two bytes each, the second of SIGNAL being its number
 TICK = 0.05  # seconds between looks at what only can be watched
@@ -23,10 +24,15 @@ FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
 
 def watch_over(
-    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]
+    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, cgroup: Cgroup, request: dict[str, Any]
 ) -> NoReturn:
-    """Watch over the guest's main program until the run is over, say how it ended, and exit."""
+    """Watch over the guest's main program until the run is over and nothing of it lives, say how it ended, and exit."""
     verdict = _watch(guest, control, keeper, supervisor, layers, request)
+    used = cgroup.usage()
+    verdict["cpu"] = used.cpu_seconds or verdict["cpu"]
+    verdict["memory"] = used.peak_memory_bytes or verdict["memory"]
+    verdict["oom"] = used.oom_kills
+    verdict["hit"] += sorted(cgroup.hit().difference(verdict["hit"]))
     with suppress(OSError):  # perhaps nobody is left to be told
         channel.send(control, verdict)
     os._exit(0)
@@ -69,9 +75,10 @@ def _watch(
             else:
                 reason, hit = watch.look()
     wall = time.monotonic() - began
-    if status is None:
-        status = _end_everything(guest)
-    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+    # What it left in the background ends with it, and before anybody is told that the run is over.
+    last = _end_everything(guest)
+    status = last if status is None else status
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
         reason, hit = "cpu-limit", "cpu"
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
@@ -140,13 +147,15 @@ def _reap(guest: int) -> int | None:
 
 
 def _end_everything(guest: int) -> int:
-    """Kill every process of the namespace but ourselves, and wait until they are gone."""
+    """Kill every process of the namespace but ourselves and wait until they are gone: all descend from us, so no child means none."""
     status = int(signal.SIGKILL)
     while True:
-        with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
         try:
-            pid, ended = os.waitpid(-1, 0)
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                with suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+                pid, ended = os.waitpid(-1, 0)
         except ChildProcessError:
             return status
         if pid == guest:

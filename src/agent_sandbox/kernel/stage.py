@@ -92,7 +92,7 @@ def _keep(seat: Seat, identity: Identity, program: Callable[[socket.socket], NoR
         child = os.fork()
         if child == 0:
             ours.close()
-            _become_init(seat, identity, program, request, theirs)
+            _become_init(seat, identity, program, request, theirs, cgroup)
         theirs.close()
         channel.close_all((*seat.stdio, seat.payload.detach()))
         full = False
@@ -159,9 +159,15 @@ def _disk_bytes(path: str) -> int:
 
 
 def _become_init(
-    seat: Seat, identity: Identity, program: Callable[[socket.socket], NoReturn], request: dict[str, Any], keeper: socket.socket
+    seat: Seat,
+    identity: Identity,
+    program: Callable[[socket.socket], NoReturn],
+    request: dict[str, Any],
+    keeper: socket.socket,
+    cgroup: cgroups.Cgroup,
 ) -> NoReturn:
     try:
+        cgroup = cgroup.opened()
         # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -181,7 +187,7 @@ def _become_init(
         if master is not None:
             os.close(master)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-        watch_over(guest, seat.control, keeper, seat.supervisor, layers, request)
+        watch_over(guest, seat.control, keeper, seat.supervisor, layers, cgroup, request)
     except BaseException as error:
         _report(seat.control, {"kind": "failed", "why": _explain(error)})
     finally:

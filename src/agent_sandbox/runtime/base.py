@@ -136,7 +136,7 @@ class Process(Protocol):
     """A running guest. Its end, and everything it started, is when `wait` returns."""
 
     def wait(self) -> Completed:
-        """Pump stdin and output until everything of this run is gone, then say how it ended. Raises nothing for a failing program."""
+        """Pump stdin and output until nothing of the guest lives, then say how it ended. Raises nothing for a failing program."""
         ...
 
     def kill(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import stat
 import threading
@@ -114,7 +115,7 @@ class ProcessRuntime:
                 self._identity = _identify()
             pid = os.fork()
             if pid == 0:
-                _let_go_of_all_but(descriptors, self._identity.userns)
+                _forget_the_caller(descriptors, self._identity.userns)
                 keep_from_descriptors(descriptors, self._identity)
             return pid
         self._zygote(launch.preload).spawn(descriptors)
@@ -147,6 +148,7 @@ class ProcessGuest:
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
+        self._waker: int | None = None
         self._ends: list[int] = []
         self._stdin: int | None = None
         self._outputs: dict[str, int] = {}
@@ -240,6 +242,18 @@ class ProcessGuest:
         """The master side of the guest's terminal, to resize it."""
         return self._terminal
 
+    def wake_on(self, fd: int) -> None:
+        """Have `wait` also watch a non-blocking descriptor, the far end of `signal.set_wakeup_fd`, and read away what it holds.
+
+        Python runs signal handlers between its own steps: one that comes just before a call that waits would be noticed only at its end.
+        """
+        self._waker = fd
+
+    def _woken(self) -> bool:
+        assert self._waker is not None
+        os.read(self._waker, 4096)
+        return True
+
     def kill(self) -> None:
         """End the run at once, from any thread."""
         self._end("killed")
@@ -259,7 +273,7 @@ class ProcessGuest:
             return
 
     def wait(self) -> Completed:
-        """Pump until everything of this run is gone, then say how it ended."""
+        """Pump until nothing of the guest lives, then say how it ended. What may remain for an instant is our own clean-up."""
         limit = self.launch.limits.output_bytes
         source: Source | None
         if self._terminal is not None:
@@ -292,7 +306,9 @@ class ProcessGuest:
                 selector.register(sink.fd, selectors.EVENT_READ, sink.take)
             if source is not None:
                 source.register(selector)
-            while self._control.fileno() in selector.get_map():
+            if self._waker is not None:
+                selector.register(self._waker, selectors.EVENT_READ, self._woken)
+            while self._control.fileno() in selector.get_map() and "exit" not in self._messages:
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
                 events = selector.select(timeout)
                 if not events and deadline is not None and time.monotonic() >= deadline:
@@ -316,11 +332,11 @@ class ProcessGuest:
         return True
 
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
-        ended, cgroup = self._messages.get("exit"), self._messages.get("end", {})
+        ended = self._messages.get("exit")  # from init; if it was killed itself, what the keeper says has to do
+        told = ended or self._messages.get("end", {})
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
-        hit = list(ended["hit"]) if ended else []
-        hit += [name for name in cgroup.get("hit", ()) if name not in hit]
+        hit = list(told.get("hit", ()))
         if any(sink.cut for sink in sinks.values()):
             hit.append("output")
         status = ended["status"] if ended else 9
@@ -329,9 +345,9 @@ class ProcessGuest:
         reason = Reason(ended["reason"]) if ended else Reason.KILLED
         if reason is Reason.EXITED and number is not None:
             reason = Reason.SIGNALLED
-        if cgroup.get("oom") and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
+        if told.get("oom") and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
             reason = Reason.OUT_OF_MEMORY
-        if cgroup.get("full"):
+        if told.get("full"):
             reason = Reason.DISK_LIMIT
         if reason is Reason.KILLED and self._killed and self._killed != "killed":
             reason = Reason(self._killed)
@@ -339,8 +355,8 @@ class ProcessGuest:
             hit.append("memory")
         usage = Usage(
             wall_seconds=ended["wall"] if ended else time.monotonic() - self._began,
-            cpu_seconds=cgroup.get("cpu") or (ended["cpu"] if ended else 0.0),
-            peak_memory_bytes=cgroup.get("memory") or (ended["memory"] if ended else 0),
+            cpu_seconds=told.get("cpu", 0.0),
+            peak_memory_bytes=told.get("memory", 0),
         )
         if self._refused is not None and reason is Reason.EXITED:
             code = self._refused.code
@@ -375,8 +391,15 @@ class ProcessGuest:
         self.close()
 
 
-def _let_go_of_all_but(descriptors: Sequence[int], userns: int | None) -> None:
-    """In a fork of the caller: a copy of the guest's own input pipe would keep it from ending, one of a lock would keep the lock."""
+def _forget_the_caller(descriptors: Sequence[int], userns: int | None) -> None:
+    """In a fork of the caller: let go of its signal handlers and of every descriptor but these.
+
+    A copy of the far end of the guest's input would keep that input from ending, one of a lock would hold on to the lock; and a guest can
+    signal an init that has handlers.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH):
+        signal.signal(number, signal.SIG_DFL)
     lowest = 3
     for fd in sorted({*descriptors, *(() if userns is None else (userns,))}):
         if fd > lowest:

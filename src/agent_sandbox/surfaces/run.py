@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 
 from agent_sandbox import places
 from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
-from agent_sandbox.surfaces import streams, terminal
+from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, session_for, working_directory
 from agent_sandbox.surfaces.environment import guest_environment
@@ -42,27 +43,38 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes) -> in
             from agent_sandbox.surfaces.documents import run_document  # and with it json: not needed on the common path
 
             return run_document(session, work, found, project)
-        return _streamed(request, session, work, found, project)
+        return _streamed(request, session, work, found)
 
 
-def _streamed(request: Request, session: Session, work: Work, found: Current | None, project: Project) -> int:
-    from dataclasses import replace
-
-    lend = isinstance(work.stdin, int) and terminal.interactive()
-    with streams.forwarding() as forward, terminal.lent() if lend else nullcontext() as loan:
-
-        def begin(guest: ProcessGuest) -> None:
-            forward.begin(guest)
-            if loan is not None:
-                loan.begin(guest)
-
-        outcome = session.run(replace(work, on_start=begin, terminal=terminal.size() if lend else None))
+def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
+    with streams.forwarding() as forward:
+        outcome = (
+            _interactive(session, work, forward)
+            if streams.interactive() and isinstance(work.stdin, int)
+            else _piped(session, work, forward)
+        )
     _say_how_it_ended(work, outcome)
     if not request.has("--quiet") and sys.stderr.isatty():
         from agent_sandbox.surfaces.pending import remark_on_changes
 
         remark_on_changes(outcome, session.policy, found)
     return code_of(outcome.exit, forward.received)
+
+
+def _piped(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
+    return session.run(replace(work, on_start=forward.begin))
+
+
+def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
+    from agent_sandbox.surfaces import terminal  # termios and tty: only where somebody types
+
+    with terminal.lent() as loan:
+
+        def begin(guest: ProcessGuest) -> None:
+            forward.begin(guest)
+            loan.begin(guest)
+
+        return session.run(replace(work, on_start=begin, terminal=terminal.size()))
 
 
 @contextmanager

@@ -14,6 +14,14 @@ from agent_sandbox.runtime.process import ProcessGuest
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+def interactive() -> bool:
+    """Whether somebody sits at both ends of the run, and it is in the foreground: one in the background must not change the terminal."""
+    try:
+        return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
 def pass_on(name: str, data: bytes) -> None:
     """Write all of it to our own standard output or error. Raises BrokenPipeError when nobody reads any more, which ends the run."""
     write_all(1 if name == "stdout" else 2, data)
@@ -32,12 +40,14 @@ def write_all(fd: int, data: bytes) -> None:
 class Forwarding:
     """Passes signals on to one guest. The second one, of whichever kind, ends the run: the first may have been ignored."""
 
-    def __init__(self) -> None:
+    def __init__(self, woken: int) -> None:
         self.received: list[int] = []
+        self._woken = woken
         self._guest: ProcessGuest | None = None
 
     def begin(self, guest: ProcessGuest) -> None:
         """From now on there is somebody to pass them to."""
+        guest.wake_on(self._woken)
         self._guest = guest
 
     def take(self, number: int, frame: FrameType | None) -> None:
@@ -54,7 +64,9 @@ class Forwarding:
 @contextmanager
 def forwarding() -> Iterator[Forwarding]:
     """Forward signals for the length of the block, then handle them as before. Ignored ones (nohup) stay ignored."""
-    forward = Forwarding()
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    forward = Forwarding(woken)
+    waker_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     before = {number: signal.getsignal(number) for number in FORWARDED}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
@@ -64,3 +76,6 @@ def forwarding() -> Iterator[Forwarding]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(waker_before)
+        os.close(waker)
+        os.close(woken)

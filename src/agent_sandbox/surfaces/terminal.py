@@ -1,6 +1,6 @@
 """The caller's terminal, lent to a guest that has a terminal of its own.
 
-Ours is raw for the length of the run, so that every key, Ctrl-C too, reaches the guest's terminal, which then does with it what terminals
+Ours is raw while the guest runs, so that every key, Ctrl-C too, reaches the guest's terminal, which then does with it what terminals
 do. It is put back as it was, however the run ends. The guest never holds our terminal: bytes are passed between the two.
 """
 
@@ -20,14 +20,6 @@ from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.process import ProcessGuest
 
 
-def interactive() -> bool:
-    """Whether somebody sits at both ends of the run, and it is in the foreground: one in the background must not change the terminal."""
-    try:
-        return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
-
-
 def size() -> Terminal:
     """The size of our terminal; that of a very old one where it has none."""
     rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
@@ -41,7 +33,11 @@ class Lent:
         self._theirs: int | None = None
 
     def begin(self, guest: ProcessGuest) -> None:
-        """Keep a descriptor of the guest's terminal of our own: the guest's closes with its streams."""
+        """Make our terminal raw, now that there is somebody to type to; before, Ctrl-C is for us.
+
+        The descriptor of the guest's terminal is copied, because the guest's own closes with its streams.
+        """
+        tty.setraw(0, termios.TCSADRAIN)
         if guest.terminal is not None:
             self._theirs = os.dup(guest.terminal)
             self.resize(signal.SIGWINCH, None)  # it may have changed while the guest was being made
@@ -61,12 +57,11 @@ class Lent:
 
 @contextmanager
 def lent() -> Iterator[Lent]:
-    """Make our terminal raw for the length of the block."""
+    """Lend our terminal for the length of the block, from `Lent.begin` on."""
     before = termios.tcgetattr(0)
     loan = Lent()
     resized = signal.signal(signal.SIGWINCH, loan.resize)
     try:
-        tty.setraw(0, termios.TCSADRAIN)
         yield loan
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

