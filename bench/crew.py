@@ -21,7 +21,6 @@ class Crew:
         self._stack = ExitStack()
         self._workers: dict[str, subprocess.Popen[str]] = {}
         self._missing: dict[str, str] = {}
-        self._values: dict[str, list[float]] = {key: [] for key in keys}
 
     def __enter__(self) -> Crew:
         with ExitStack() as stack:
@@ -38,10 +37,10 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def ask(self, key: str, request: dict[str, Any]) -> None:
+    def ask(self, key: str, request: dict[str, Any]) -> list[float]:
         """Have one subject measured now, if it takes part."""
         if key in self._missing:
-            return
+            return []
         stdin = self._workers[key].stdin
         assert stdin is not None
         try:
@@ -49,25 +48,22 @@ class Crew:
             stdin.flush()
         except BrokenPipeError:
             self._missing[key] = "its process has ended"
-            return
-        self._receive(key)
-
-    def values(self, key: str) -> list[float]:
-        """What was measured; nothing of a subject that broke half-way."""
-        return [] if key in self._missing else self._values[key]
+            return []
+        return self._receive(key)
 
     def missing(self, key: str) -> str:
         """Why a subject did not take part, or an empty string."""
         return self._missing.get(key, "")
 
-    def _receive(self, key: str) -> None:
+    def _receive(self, key: str) -> list[float]:
         stdout = self._workers[key].stdout
         assert stdout is not None
         line = stdout.readline()
         answer = json.loads(line) if line else {"missing": "its process has ended"}
         if "missing" in answer:
             self._missing[key] = " ".join(str(answer["missing"]).split())
-        self._values[key] += answer.get("values", [])
+        values: list[float] = answer.get("values", [])
+        return values
 
 
 def _dismiss(worker: subprocess.Popen[str]) -> None:

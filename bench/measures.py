@@ -5,8 +5,9 @@ Subjects take turns in short bursts. Whatever else the machine does meanwhile, i
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from bench.subjects import FEW_FILES, MANY_FILES, SUBJECTS
 from bench.tables import Row, Table
 
 ALIVE = 200
+QUICK_ROUNDS = 1
 THREADS_PER_CORE = 2  # a run spends part of its time waiting for the kernel
 
 
@@ -35,10 +37,10 @@ class Measure:
 
 
 def _burst(calls: int, seconds: float, gap: float = 0.03, skip: int = 1) -> dict[str, Any]:
-    return {"calls": calls, "seconds": seconds, "gap": gap, "skip": skip}
+    return {"burst": {"calls": calls, "seconds": seconds, "gap": gap, "skip": skip}}
 
 
-BACK_TO_BACK = {"calls": 1_000, "seconds": 0.6, "gap": 0.0, "skip": 0}
+BACK_TO_BACK = _burst(1_000, 0.6, gap=0.0, skip=0)
 MEASURES = (
     Measure("warm", "print(1), calls 30 ms apart", "print", _burst(8, 0.8), rounds=6),
     Measure("drained", "print(1), back to back", "print", BACK_TO_BACK, rounds=5),
@@ -56,36 +58,36 @@ MEASURES = (
         "rate",
         "print(1) from all cores",
         "rate",
-        {"seconds": 1.0, "threads": THREADS_PER_CORE * len(os.sched_getaffinity(0))},
+        {"rate": {"seconds": 1.0, "threads": THREADS_PER_CORE * len(os.sched_getaffinity(0))}},
         rounds=5,
         unit="/s",
         more_is_better=True,
     ),
     Measure("command", "a program as a shell starts it", "command", _burst(6, 1.0), rounds=6),
+    Measure("memory", f"memory of a guest, {ALIVE} alive at once", "asleep", {"asleep": {"alive": ALIVE}}, rounds=1, unit="MB"),
+    Measure("pool", "memory of a guest between runs", "waiting", {"waiting": {"calls": 20, "gap": 0.03}}, rounds=1, unit="MB"),
 )
 
 
-def take(measure: Measure, *, rounds: int, say: Callable[[str], None]) -> Table:
-    """Carry out one measure with every subject that can take part."""
+def take(measures: Sequence[Measure], *, quick: bool, say: Callable[[str], None]) -> Iterator[Table]:
+    """Carry out measures, with every subject that can take part. Neighbours with the same subjects share their workers."""
+    for who, neighbours in itertools.groupby(measures, lambda measure: measure.subjects):
+        say(f"getting ready: {', '.join(subject.title for subject in SUBJECTS[who])}")
+        with Crew(who, [subject.key for subject in SUBJECTS[who]]) as crew:
+            for measure in neighbours:
+                yield _take(measure, crew, rounds=QUICK_ROUNDS if quick else measure.rounds, say=say)
+
+
+def _take(measure: Measure, crew: Crew, *, rounds: int, say: Callable[[str], None]) -> Table:
     subjects = SUBJECTS[measure.subjects]
-    with Crew(measure.subjects, [subject.key for subject in subjects]) as crew:
-        for turn in range(rounds):
-            say(f"{measure.key}: round {turn + 1} of {rounds}")
-            for subject in subjects:
-                crew.ask(subject.key, measure.request)
-    rows = [
-        Row(subject.key, subject.title, summarise(values, more_is_better=measure.more_is_better) if values else None, crew.missing(subject.key))
-        for subject in subjects
-        for values in [crew.values(subject.key)]
-    ]
+    values: dict[str, list[float]] = {subject.key: [] for subject in subjects}
+    for turn in range(rounds):
+        say(f"{measure.key}: round {turn + 1} of {rounds}")
+        for subject in subjects:
+            values[subject.key] += crew.ask(subject.key, measure.request)
+    rows = []
+    for subject in subjects:
+        why = crew.missing(subject.key)  # one that broke half-way has no figures: they would be those of its better half
+        figures = None if why else summarise(values[subject.key], more_is_better=measure.more_is_better)
+        rows.append(Row(subject.key, subject.title, figures, why))
     return Table(measure.key, measure.title, measure.unit, tuple(rows), measure.reference, measure.notes)
-
-
-def take_memory(*, alive: int, say: Callable[[str], None]) -> Table:
-    """Memory of our own guests. Nobody else keeps any waiting, so there is nobody to compare with."""
-    say(f"memory: {alive} guests alive at once")
-    with Crew("memory", ["us"]) as crew:
-        crew.ask("us", {"alive": alive})
-    values = crew.values("us")
-    row = Row("us", f"us, {alive} asleep at once", summarise(values) if values else None, crew.missing("us"))
-    return Table("memory", "proportional memory of guest, init and keeper", "MB", (row,), "us")

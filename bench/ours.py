@@ -61,34 +61,49 @@ def command_line() -> Call:
     program = str(Path(sys.executable).parent / "agent-sandbox")
     project = Path(places.state_dir()) / "bench-project"
     project.mkdir(parents=True, exist_ok=True)
-    os.environ["PATH"] = ENVIRONMENT["PATH"]
     return command((program, "run", "--project", str(project), "--", "true"))
 
 
-def megabytes_each(alive: int) -> float:
-    """Proportional memory of one guest with its keeper and init, `alive` of them at once, asleep in their first line.
+def megabytes_asleep(*, alive: int) -> float:
+    """Proportional memory of one guest with its keeper and init, so many of them at once, asleep in their first line.
 
-    A guest that waits for its program holds a little less: this is the upper bound that needs no look inside.
+    A guest that waits for its program holds a little less: this is the upper bound, and needs no look inside the runtime.
     """
     sandbox = Sandbox(timeout_seconds=READY_SECONDS)
-    sandbox.execute("pass")
-    waiting = threading.Semaphore(0)
+    asleep = threading.Semaphore(0)
     with ThreadPoolExecutor(alive) as threads:
         runs = [
-            threads.submit(sandbox.execute, "print(flush=True); import time; time.sleep(3600)", on_output=lambda *_: waiting.release())
+            threads.submit(sandbox.execute, "print(flush=True); import time; time.sleep(3600)", on_output=lambda *_: asleep.release())
             for _ in range(alive)
         ]
         try:
-            if not all(waiting.acquire(timeout=READY_SECONDS) for _ in range(alive)):
+            if not all(asleep.acquire(timeout=READY_SECONDS) for _ in range(alive)):
                 raise Missing(f"{alive} guests were not alive at once within {READY_SECONDS:.0f} s")
-            zygote, *_ = _children(os.getpid())
-            family = _descendants(zygote)
-            total = sum(_proportional_kib(pid) for pid in family)
+            return _megabytes_of_each_guest()
         finally:
             sandbox.kill()
-        for run in runs:
-            run.result()
-    return total / KIB / alive
+            for run in runs:
+                run.result()
+
+
+def megabytes_waiting(call: Call, *, calls: int, gap: float) -> float:
+    """The same of the guests that wait between runs, however many the runtime thinks right."""
+    for _ in range(calls):
+        call()
+        time.sleep(gap)
+    return _megabytes_of_each_guest()
+
+
+def _megabytes_of_each_guest() -> float:
+    zygotes = _children(os.getpid())
+    keepers = [keeper for zygote in zygotes for keeper in _children(zygote)]
+    if not keepers:
+        raise Missing("no pool yet: nothing waits between runs")
+    try:
+        total = sum(_proportional_kib(pid) for keeper in keepers for pid in (keeper, *_descendants(keeper)))
+    except PermissionError as error:
+        raise Missing("init hides its memory from this user, as from its guest; only root can look") from error
+    return total / KIB / len(keepers)
 
 
 def _descendants(pid: int) -> list[int]:

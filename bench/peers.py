@@ -15,6 +15,7 @@ from dataclasses import dataclass
 Call = Callable[[], None]  # one complete run; raises when it did not do what it should
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
+PASSED_ON = ("HOME", "XDG_RUNTIME_DIR", "AGENT_SANDBOX_STATE", "XDG_STATE_HOME")  # where programs keep what they need
 BUBBLEWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "--die-with-parent", "--new-session")
 RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups", "do")
 # Without CAP_SYS_RESOURCE podman cannot raise limits, and crun refuses a mixture of control group versions: the first way that works is taken.
@@ -57,11 +58,17 @@ def command(argv: Sequence[str], prints: str = "") -> Call:
     program = shutil.which(argv[0], path=ENVIRONMENT["PATH"])
     if program is None:
         raise Missing(f"{argv[0]} is not installed")
-    environment = {**ENVIRONMENT, "HOME": os.environ.get("HOME", "/")}
+    environment = {**ENVIRONMENT, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}}
 
     def call() -> None:
         done = subprocess.run(
-            [program, *argv[1:]], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=LONGEST_RUN
+            [program, *argv[1:]],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST_RUN,
         )
         expect(prints, done.stdout, done.stderr)
         if done.returncode != 0:

@@ -11,6 +11,7 @@ from bench.targets import Verdict, judge
 
 SCHEMA = "agent-sandbox-bench/1"
 DIGITS = 3  # as many as a benchmark on a shared machine can mean
+LONGEST_REASON = 110  # printed of it; the document has it whole
 
 
 def text(machine: Mapping[str, Any], accounts: Sequence[Account]) -> str:
@@ -53,7 +54,7 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    width = max(len(table.title), *(len(row.title) for row in table.rows))
+    width = max(len(table.title), *(len(row.title) + 2 for row in table.rows))
     yield f"{table.title:<{width}}  {'p50 ' + table.unit:>10}  {'p95':>8}  {'runs':>5}  {'ratio':>6}"
     for row in table.rows:
         yield f"  {row.title:<{width - 2}}  {_figures(table, row)}"
@@ -62,7 +63,7 @@ def _table(table: Table) -> Iterator[str]:
 
 def _figures(table: Table, row: Row) -> str:
     if row.figures is None:
-        return f"missing: {row.missing}"
+        return f"missing: {row.missing[:LONGEST_REASON]}"
     ratio = table.times_reference(row)
     told = "" if ratio is None else number(ratio)
     return f"{number(row.figures.p50):>10}  {number(row.figures.p95):>8}  {row.figures.runs:>5}  {told:>6}"

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, report, unprivileged
-from bench.measures import ALIVE, MEASURES, take, take_memory
+from bench.measures import MEASURES, take
 from bench.samples import Summary
 from bench.subjects import HOME
 from bench.tables import Account, Row, Table
 
-QUICK_ROUNDS, QUICK_ALIVE = 1, 50
-NAMES = (*(measure.key for measure in MEASURES), "memory")
+NAMES = tuple(measure.key for measure in MEASURES)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,12 +60,8 @@ def _measure(options: argparse.Namespace) -> Account:
     wanted = options.only.split(",")
     if unknown := set(wanted) - set(NAMES):
         raise SystemExit(f"bench: no such measure: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    tables = [
-        take(measure, rounds=QUICK_ROUNDS if options.quick else measure.rounds, say=_say) for measure in MEASURES if measure.key in wanted
-    ]
-    if "memory" in wanted:
-        tables.append(take_memory(alive=QUICK_ALIVE if options.quick else ALIVE, say=_say))
-    return Account("root" if os.geteuid() == 0 else "rootless", os.geteuid(), tuple(tables))
+    tables = tuple(take([measure for measure in MEASURES if measure.key in wanted], quick=options.quick, say=_say))
+    return Account("root" if os.geteuid() == 0 else "rootless", os.geteuid(), tables)
 
 
 def _measure_rootless(arguments: Sequence[str]) -> Account:

@@ -62,5 +62,6 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("bubblewrap", "bwrap … true", partial(peers.command, (*peers.BUBBLEWRAP, "true"))),
         Subject("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
     ),
-    "memory": (),
+    "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
+    "waiting": (Subject("us", "us, waiting in the pool", partial(ours.locked, PRINT)),),
 }

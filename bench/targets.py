@@ -44,7 +44,7 @@ TARGETS = (
     Target("pandas", "pandas, preloaded: times faster than bubblewrap + python", "bubblewrap", "us", 20, True),
     Target("clone", "clone of 200,000 files: times the cost of 10", "many", "few", 1.3, False),
     Target("rate", "fresh sandboxes a second", "us", None, 150, True),
-    Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False),
+    Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False, ("root",)),
     Target("command", "agent-sandbox run -- true: times python -I -c pass", "us", "python", 4, False),
 )
 

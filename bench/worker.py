@@ -12,10 +12,11 @@ import threading
 import time
 from typing import Any, TextIO
 
+from bench import ours
 from bench.peers import Call, Missing
 from bench.subjects import SUBJECTS
 
-WARM_UP_RUNS = 3  # the first fills caches and may start helpers; the next ones show that it works repeatedly
+WARM_UP_RUNS, WARM_UP_SECONDS = 3, 0.5  # the first fills caches and may start helpers; a slow one is as warm as it gets after one
 
 
 def burst(call: Call, *, calls: int, seconds: float, gap: float, skip: int) -> list[float]:
@@ -61,41 +62,46 @@ def rate(call: Call, *, seconds: float, threads: int) -> list[float]:
     return [sum(done) / (time.perf_counter() - began)]
 
 
-def memory(*, alive: int) -> list[float]:
-    """Megabytes of each of our guests."""
-    from bench import ours
-
-    return [ours.megabytes_each(alive)]
-
-
 def main(measure: str, key: str) -> None:
     """Serve one subject until the input ends."""
     # What a subject prints by mistake must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    if measure == "memory":
-        _tell(answers, {"ready": True})
-        for line in sys.stdin:
-            _answer(answers, lambda request: memory(alive=request["alive"]), line)
-        return
     subject = next(subject for subject in SUBJECTS[measure] if subject.key == key)
     try:
         call = subject.make()
-        for _ in range(WARM_UP_RUNS):
-            call()
+        _warm_up(call)
     except Exception as error:
         _tell(answers, {"missing": _reason(error)})
         return
     _tell(answers, {"ready": True})
     for line in sys.stdin:
-        _answer(answers, lambda request: rate(call, **request) if "threads" in request else burst(call, **request), line)
+        try:
+            _tell(answers, {"values": _measured(call, json.loads(line))})
+        except Exception as error:
+            _tell(answers, {"missing": _reason(error)})
 
 
-def _answer(answers: TextIO, measure: Any, line: str) -> None:
-    try:
-        _tell(answers, {"values": measure(json.loads(line))})
-    except Exception as error:
-        _tell(answers, {"missing": _reason(error)})
+def _measured(call: Call, request: dict[str, Any]) -> list[float]:
+    match request:
+        case {"burst": how}:
+            return burst(call, **how)
+        case {"rate": how}:
+            return rate(call, **how)
+        case {"asleep": how}:
+            return [ours.megabytes_asleep(**how)]
+        case {"waiting": how}:
+            return [ours.megabytes_waiting(call, **how)]
+        case _:
+            raise ValueError(f"no such request: {request}")
+
+
+def _warm_up(call: Call) -> None:
+    began = time.perf_counter()
+    for _ in range(WARM_UP_RUNS):
+        call()
+        if time.perf_counter() - began > WARM_UP_SECONDS:
+            return
 
 
 def _reason(error: Exception) -> str:

@@ -10,12 +10,13 @@ top=$(mktemp --directory /var/tmp/agent-sandbox-demo.XXXXXX)
 trap 'chmod -R u+rwX "$top" && rm -rf --one-file-system "$top"' EXIT
 mkdir -p "$top/project" "$top/state"
 export XDG_STATE_HOME="$top/state" XDG_DATA_HOME="$top/state" XDG_CACHE_HOME="$top/state"
-readonly SYSTEM_FILE=/etc/agent-sandbox-demo.conf
+# Outside the project: as root a file of the system's, else one in the home directory, because a clone lets nobody do what they may not do outside it.
+if [ "$(id -u)" -eq 0 ]; then outside=/etc/agent-sandbox-demo.conf; else outside=$HOME/agent-sandbox-demo.conf; fi
 
 title() { if [ -t 1 ]; then printf '\n\033[1m%s\033[0m\n' "$1"; else printf '\n%s\n' "$1"; fi; }
 # Prints the command as a person would type it, then runs it just so.
 show() { printf '$ %s\n' "$1"; bash -c "$1"; }
-real_disk() { find "$top/project" -type f -exec sha256sum {} + | sort; ls -l "$SYSTEM_FILE" 2>&1 || true; }
+real_disk() { find "$top/project" -type f -exec sha256sum {} + | sort; ls -l "$outside" 2>&1 || true; }
 
 cd "$top/project"
 git init --quiet 2>/dev/null || true
@@ -26,15 +27,15 @@ before=$(real_disk)
 title "A project with two files"
 show 'head *.txt'
 
-title "An agent edits one, deletes the other and writes to /etc: all of it on a clone"
-show "agent-sandbox run \"sed -i 's/real disk/clone/' greeting.txt; rm notes.txt; echo planted > $SYSTEM_FILE; ls; cat greeting.txt $SYSTEM_FILE\""
+title "An agent edits one, deletes the other and writes outside the project: all of it on a clone"
+show "agent-sandbox run \"sed -i 's/real disk/clone/' greeting.txt; rm notes.txt; echo planted > $outside; ls; cat greeting.txt $outside\""
 
 title "What it changed"
 show 'agent-sandbox diff'
 
 title "The real disk"
 show 'head *.txt'
-show "ls $SYSTEM_FILE" || true
+show "ls $outside" || true
 
 title "Forget it"
 show 'agent-sandbox reset'

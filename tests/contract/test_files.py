@@ -18,7 +18,9 @@ def _kinds(outcome_changes: object) -> dict[str, str]:
 
 def test_what_is_written_inside_is_in_the_change_set_and_not_on_the_machine(box: Box) -> None:
     before = snapshot(box.project)
-    outcome = box.shell("echo new > new.txt; echo more >> greeting.txt; rm src/app.py; mkdir -p a/b; ln -s /etc/passwd link; cat greeting.txt")
+    outcome = box.shell(
+        "echo new > new.txt; echo more >> greeting.txt; rm src/app.py; mkdir -p a/b; ln -s /etc/passwd link; cat greeting.txt"
+    )
     assert outcome.stdout == b"hello\nmore\n"
     assert _kinds(outcome.changes) == {
         f"{box.project}/{name}": kind
@@ -108,7 +110,9 @@ def test_a_masked_file_stays_hidden_when_the_machine_replaces_or_makes_it_during
 
 
 def test_setuid_files_give_nothing(box: Box) -> None:
-    outcome = box.shell("cp /usr/bin/id mine; chmod 6755 mine; ./mine -u; ./mine -ru; stat -c %a mine; for s in su mount passwd; do :; done")
+    outcome = box.shell(
+        "cp /usr/bin/id mine; chmod 6755 mine; ./mine -u; ./mine -ru; stat -c %a mine; for s in su mount passwd; do :; done"
+    )
     effective, real, mode = outcome.stdout.decode().split()
     assert effective == real == str(os.getuid())
     assert mode in ("6755", "755")

@@ -49,7 +49,8 @@ def test_processor_time_is_limited_for_all_processes_together(box: Box) -> None:
 
 MEMORY = {
     "heap": "x = bytearray(300 << 20)",
-    "many processes": "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(40 << 20); time.sleep(0.5); os._exit(0)\n"
+    "many processes": "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n"
+    "        x = bytearray(40 << 20); time.sleep(0.5); os._exit(0)\n"
     "if any([os.wait()[1] for _ in range(8)]): raise MemoryError",
     "mapped memfd": "import os, mmap\nf = os.memfd_create('x'); os.ftruncate(f, 300 << 20)\nm = mmap.mmap(f, 300 << 20)\n"
     "for at in range(0, 300 << 20, 4096): m[at] = 1",
@@ -60,7 +61,8 @@ UNMAPPED = {
     "memfd": "import os\nf = os.memfd_create('x')\nfor _ in range(300): os.write(f, bytes(1 << 20))",
     "System V": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\nfor _ in range(10):\n"
     "    a = libc.shmat(libc.shmget(0, 32 << 20, 0o1600), None, 0); ctypes.memset(a, 1, 32 << 20); libc.shmdt(ctypes.c_void_p(a))",
-    "socket buffers": "import socket\nkept = []\nfor _ in range(2000):\n    a, b = socket.socketpair(); kept += [a, b]; a.setblocking(False)\n"
+    "socket buffers": "import socket\nkept = []\nfor _ in range(2000):\n    a, b = socket.socketpair()\n"
+    "    kept += [a, b]; a.setblocking(False)\n"
     "    try:\n        while True: a.send(bytes(65536))\n    except OSError: pass",
 }
 
@@ -73,7 +75,7 @@ def _out_of_memory(outcome: Outcome) -> bool:
 def test_memory_is_limited(box: Box, bomb: str) -> None:
     limited = box.with_(limits=replace(GENEROUS, memory_bytes=128 * MIB, wall_seconds=15.0))
     outcome = limited.python(bomb)
-    # Where a cgroup ends one process of several, the others go on; without one each process may meet its own limit before the watcher sees it.
+    # Where a cgroup ends one process of several, the others go on; without one each may meet its own limit before the watcher sees it.
     assert _out_of_memory(outcome) or b"MemoryError" in outcome.stderr, outcome.exit
     assert not HARD_MEMORY or "memory" in outcome.exit.limits_hit
     assert box.python(bomb).exit.code == 0, "the same program fits elsewhere"
@@ -141,7 +143,9 @@ def test_a_flood_of_output_is_cut_and_does_not_grow_the_supervisor(box: Box) -> 
 
 
 def test_a_throw_away_disk_is_sized(box: Box) -> None:
-    outcome = box.with_(limits=replace(GENEROUS, disk_bytes=8 * MIB)).shell("head -c 20000000 /dev/zero > big; ls -s big; rm big; echo x > small")
+    outcome = box.with_(limits=replace(GENEROUS, disk_bytes=8 * MIB)).shell(
+        "head -c 20000000 /dev/zero > big; ls -s big; rm big; echo x > small"
+    )
     assert b"No space left" in outcome.stderr
     assert [change.path for change in outcome.changes] == [str(box.project / "small")], "it goes on, and what fits is kept"
 

@@ -67,4 +67,4 @@ def test_code_behaves_as_a_script(box: Box) -> None:
     outcome = box.python("import sys, threading\nif __name__ == '__main__':\n    print(input())\n    sys.exit('bye')", stdin=b"line\n")
     assert (outcome.stdout, outcome.stderr, outcome.exit.code) == (b"line\n", b"bye\n", 1)
     failing = box.python("def f():\n    1 / 0\nf()")
-    assert b'line 2, in f' in failing.stderr and failing.exit.code == 1
+    assert b"line 2, in f" in failing.stderr and failing.exit.code == 1

@@ -32,11 +32,10 @@ class Shell:
             [*PROGRAM, *line], cwd=self.cwd, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False
         )
 
-    def start(self, *line: str) -> subprocess.Popen[bytes]:
+    def start(self, *line: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Type it, and do something else meanwhile."""
-        return subprocess.Popen(
-            [*PROGRAM, *line], cwd=self.cwd, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*PROGRAM, *line], cwd=self.cwd, env=self.environment, stdin=stdin, stdout=pipe, stderr=pipe)
 
     def json(self, *line: str) -> dict[str, Any]:
         """Type it with --json, and read the document."""

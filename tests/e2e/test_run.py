@@ -176,15 +176,18 @@ def test_nobody_reading_our_output_ends_the_run_quietly(shell: Shell) -> None:
         assert run.stderr.read() == b""
 
 
-def test_two_runs_at_once_go_one_after_the_other_and_say_so(shell: Shell, tmp_path: Path) -> None:
-    with shell.start("run", "echo holding; read -t 3 <> <(:); echo first >> order.txt") as first:
-        assert first.stdout is not None
+def test_two_runs_at_once_go_one_after_the_other_and_say_so(shell: Shell) -> None:
+    with shell.start("run", "echo holding; read line; echo first >> order.txt", stdin=subprocess.PIPE) as first:
+        assert first.stdin is not None and first.stdout is not None
         assert first.stdout.readline() == b"holding\n"
         refused = shell("run", "--no-wait", "true")
         assert refused.returncode == 125
         assert f"in use by process {first.pid}" in words(refused)
         assert f"process {first.pid}" in shell("status").stdout.decode()
-        second = shell("run", "echo second >> order.txt")
-        assert "waiting for it" in words(second)
-        assert first.wait(20) == 0
+        with shell.start("run", "echo second >> order.txt") as second:
+            assert second.stderr is not None
+            assert b"waiting for it" in second.stderr.readline()
+            first.stdin.write(b"go on\n")
+            first.stdin.close()
+            assert (first.wait(20), second.wait(20)) == (0, 0)
     assert shell("run", "cat order.txt").stdout == b"first\nsecond\n"

@@ -58,7 +58,9 @@ NAMESPACES = {"NEWNS": 0x20000, "NEWCGROUP": 0x2000000, "NEWUTS": 0x4000000, "NE
 @x86_64
 @case(29)
 def test_no_kind_of_namespace_can_be_made_or_entered(number: int, box: Box, tell: Tell) -> None:
-    probe = CALLS + f"""
+    probe = (
+        CALLS
+        + f"""
 import os
 pid = os.fork()
 if pid == 0: os._exit(0)
@@ -75,24 +77,29 @@ arguments = (ctypes.c_uint64 * 11)(0x10000000)
 found["clone3"] = call(435, ctypes.byref(arguments), 88)
 print(json.dumps(found))
 """
+    )
     inside = box.probe(probe)
     assert inside.pop("clone3") == "ENOSYS", "so that libc takes the older way"
     assert set(inside.values()) == {"EPERM"}, inside
     control = outside(probe, namespace=("--user", "--map-root-user"))
     assert control["unshare NEWNS"] == control["clone NEWNS"] == control["unshare NEWUTS"] == control["unshare NEWUSER"] == "ok"
-    assert "EPERM" not in {control[f"setns {name}"] for name in ("NEWNS", "NEWUSER")}, "no namespace behind descriptor 0, says the kernel itself"
+    assert "EPERM" not in {control[f"setns {name}"] for name in ("NEWNS", "NEWUSER")}, (
+        "no namespace behind descriptor 0, says the kernel itself"
+    )
     tell(f"{len(inside)} ways: EPERM; clone3: ENOSYS; fork works", control="they work in a bare namespace")
 
 
 # Called with arguments that no kernel accepts: EPERM then is the filter's answer.
-DANGEROUS = """
-    ptrace syslog ustat uselib _sysctl modify_ldt swapon swapoff reboot sethostname setdomainname iopl ioperm create_module init_module delete_module
-    get_kernel_syms query_module quotactl nfsservctl acct settimeofday mount umount2 pivot_root chroot adjtimex clock_settime lookup_dcookie
-    kexec_load add_key request_key keyctl migrate_pages move_pages mbind set_mempolicy get_mempolicy vmsplice unshare perf_event_open fanotify_init
-    name_to_handle_at open_by_handle_at clock_adjtime setns process_vm_readv process_vm_writev kcmp finit_module bpf userfaultfd kexec_file_load
-    io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig fsmount fspick pidfd_getfd process_madvise mount_setattr
-    quotactl_fd memfd_secret process_mrelease set_mempolicy_home_node vhangup remap_file_pages fanotify_mark open_tree_attr
-""".split()  # fmt: skip
+_DANGEROUS = """
+    ptrace syslog ustat uselib _sysctl modify_ldt swapon swapoff reboot sethostname setdomainname iopl ioperm create_module
+    init_module delete_module get_kernel_syms query_module quotactl nfsservctl acct settimeofday mount umount2 pivot_root chroot
+    adjtimex clock_settime lookup_dcookie kexec_load add_key request_key keyctl migrate_pages move_pages mbind set_mempolicy
+    get_mempolicy vmsplice unshare perf_event_open fanotify_init name_to_handle_at open_by_handle_at clock_adjtime setns
+    process_vm_readv process_vm_writev kcmp finit_module bpf userfaultfd kexec_file_load io_uring_setup io_uring_enter
+    io_uring_register open_tree move_mount fsopen fsconfig fsmount fspick pidfd_getfd process_madvise mount_setattr quotactl_fd
+    memfd_secret process_mrelease set_mempolicy_home_node vhangup remap_file_pages fanotify_mark open_tree_attr
+"""
+DANGEROUS = _DANGEROUS.split()
 
 
 @x86_64
@@ -104,7 +111,9 @@ def test_dangerous_calls_are_refused_by_the_filter(number: int, box: Box, tell: 
     inside = box.probe(probe)
     assert set(inside.values()) == {"EPERM"}, {name: answer for name, answer in inside.items() if answer != "EPERM"}
     assert len(inside) > 60
-    harmless = {name: at for name, at in tried.items() if name in ("bpf", "keyctl", "userfaultfd", "memfd_secret", "io_uring_setup", "mbind")}
+    harmless = {
+        name: at for name, at in tried.items() if name in ("bpf", "keyctl", "userfaultfd", "memfd_secret", "io_uring_setup", "mbind")
+    }
     control = outside(CALLS + f"print(json.dumps({{name: call(number, -1, -1, -1, -1, -1, -1) for name, number in {harmless!r}.items()}}))")
     assert sum(answer != "EPERM" for answer in control.values()) >= 2, control
     tell(f"{len(inside)} calls: EPERM", control=f"outside the kernel answers {sorted(set(control.values()))}")
@@ -123,7 +132,10 @@ def test_nothing_is_allowed_that_containers_forbid(number: int, evaluation_data:
         for name in group["names"]
     }
     assert syscall_rules.ALLOWED - unconditional == set()
-    tell(f"{len(syscall_rules.ALLOWED)} of their {len(unconditional)}", control="what they allow and we do not: " + str(len(unconditional - syscall_rules.ALLOWED)))
+    tell(
+        f"{len(syscall_rules.ALLOWED)} of their {len(unconditional)}",
+        control="what they allow and we do not: " + str(len(unconditional - syscall_rules.ALLOWED)),
+    )
 
 
 FOREIGN = r"""
@@ -163,7 +175,8 @@ found = {}
 for name, family, kind, protocol in (
     ("ALG", 38, 5, 0), ("PACKET", 17, 3, 0x300), ("NETLINK audit", 16, 3, 9), ("NETLINK generic", 16, 3, 16), ("NETLINK uevent", 16, 3, 15),
     ("VSOCK", 40, 1, 0), ("XDP", 44, 3, 0), ("KEY", 15, 3, 2), ("raw IPv4", 2, 3, 1), ("raw IPv6", 10, 3, 58), ("SCTP", 2, 1, 132),
-    ("MPTCP", 2, 1, 262), ("ICMP", 2, 2, 1), ("BLUETOOTH", 31, 3, 1), ("CAN", 29, 3, 1), ("TIPC", 30, 2, 0), ("RDS", 21, 5, 0), ("SMC", 43, 1, 0),
+    ("MPTCP", 2, 1, 262), ("ICMP", 2, 2, 1), ("BLUETOOTH", 31, 3, 1), ("CAN", 29, 3, 1), ("TIPC", 30, 2, 0),
+    ("RDS", 21, 5, 0), ("SMC", 43, 1, 0),
     ("INET stream", 2, 1, 0), ("UNIX stream", 1, 1, 0), ("NETLINK route", 16, 3, 0),
 ):
     try:

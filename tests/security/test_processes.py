@@ -8,6 +8,7 @@ import pty
 import pytest
 
 from agent_sandbox.runtime.base import Reason, Terminal
+from agent_sandbox.runtime.process import ProcessGuest
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside
 
@@ -42,7 +43,10 @@ def test_nothing_can_be_typed_into_a_terminal(number: int, box: Box, tell: Tell)
     os.waitpid(pid, 0)
     os.close(master)
     assert b"EPERM" not in said or b"EIO" in said or ROOT, said
-    tell("EPERM, on a pipe and on a terminal of its own", control="outside the kernel decides: " + ("typed" if b'"ok"' in said else "EIO or EINVAL"))
+    tell(
+        "EPERM, on a pipe and on a terminal of its own",
+        control="outside the kernel decides: " + ("typed" if b'"ok"' in said else "EIO or EINVAL"),
+    )
 
 
 MEDDLING = """
@@ -121,7 +125,9 @@ print(json.dumps(found))
     inside = box.probe(probe)
     # On kernels before Landlock's sixth version signals to init are accepted, and dropped by the kernel because init handles none.
     assert set(inside) <= {"init"}, inside
-    deadline = box.with_(limits=box.limits.__class__(wall_seconds=0.5, memory_bytes=None)).shell("kill -STOP -1; kill -KILL -1; while :; do :; done")
+    deadline = box.with_(limits=box.limits.__class__(wall_seconds=0.5, memory_bytes=None)).shell(
+        "kill -STOP -1; kill -KILL -1; while :; do :; done"
+    )
     assert deadline.exit.reason is Reason.TIMED_OUT, "and the timer still fires"
     victim = os.fork()
     if victim == 0:
@@ -137,7 +143,7 @@ def test_a_run_that_has_ended_is_never_signalled_by_number(number: int, box: Box
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     monkeypatch.setattr(os, "killpg", lambda pid, number: sent.append(pid))
-    plan_guests = []
+    plan_guests: list[ProcessGuest] = []
     outcome = box.run("true", on_start=plan_guests.append)
     plan_guests[0].kill()
     plan_guests[0].interrupt(15)
@@ -162,7 +168,10 @@ def test_setuid_programs_change_nobody(number: int, box: Box, tell: Tell) -> Non
     """)
     said = outcome.stdout.decode()
     assert "NoNewPrivs:\t1" in said and "unmounted" not in said
-    assert f"\n{os.getuid()}\n" in said and "PermissionError" in said or "OSError" in said
+    assert (f"\n{os.getuid()}\n" in said and "PermissionError" in said) or "OSError" in said
     mounts = box.shell("grep -v nosuid /proc/self/mountinfo | grep -v ' /dev/\\| /proc/'").stdout
     assert mounts == b"", "every mount that can hold a program is nosuid"
-    tell("NoNewPrivs, nosuid everywhere, same uid", control=f"real setuid programs are there: {[w for w in said.split() if w.startswith('4')]}")
+    tell(
+        "NoNewPrivs, nosuid everywhere, same uid",
+        control=f"real setuid programs are there: {[w for w in said.split() if w.startswith('4')]}",
+    )

@@ -74,8 +74,8 @@ def make_id_mapping() -> int:
 def bound_kernel_objects(settings: int) -> None:
     """Keep a guest's share of what the kernel counts for each user: without this, one guest could use up what its starter may have.
 
-    `settings` is a descriptor of /proc/sys/user, where what is looked up belongs to the user namespace of who looks. Where it is read-only, as in most
-    containers, the limit stays the starter's.
+    `settings` is a descriptor of /proc/sys/user, where what is looked up belongs to the user namespace of who looks. Where it is
+    read-only, as in most containers, the limit stays the starter's.
     """
     for name, most in (("max_inotify_instances", INOTIFY_INSTANCES), ("max_inotify_watches", INOTIFY_WATCHES)):
         try:

@@ -142,7 +142,12 @@ class ProcessGuest:
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
         self._control, self._control_end = socket.socketpair()
-        self._payload, self._payload_end = socket.socketpair()
+        try:
+            self._payload, self._payload_end = socket.socketpair()
+        except OSError:
+            self._control.close()
+            self._control_end.close()
+            raise
         self._child: int | None = None
         self._refused: Exit | None = None
         self._messages: dict[str, dict[str, Any]] = {}
@@ -156,12 +161,14 @@ class ProcessGuest:
 
     def start(self, spawn: Callable[[Launch, Sequence[int]], int | None]) -> None:
         """Have the guest made, wait until it is confined, hand it its program."""
-        theirs = [] if self.launch.terminal else self._make_pipes()
-        me = os.pidfd_open(os.getpid())
+        theirs: list[int] = []
         try:
-            self._child = spawn(self.launch, [self._control_end.fileno(), self._payload_end.fileno(), me, *theirs])
+            theirs.append(os.pidfd_open(os.getpid()))
+            if not self.launch.terminal:
+                self._make_pipes(theirs)
+            self._child = spawn(self.launch, [self._control_end.fileno(), self._payload_end.fileno(), *theirs])
         finally:
-            channel.close_all([me, *theirs])
+            channel.close_all(theirs)
             self._control_end.close()
             self._payload_end.close()
         self._await_readiness()
@@ -169,8 +176,8 @@ class ProcessGuest:
         self._began = time.monotonic()
         self._hand_over()
 
-    def _make_pipes(self) -> list[int]:
-        theirs = []
+    def _make_pipes(self, theirs: list[int]) -> None:
+        """Make the guest's three streams. Its ends go into `theirs` one by one, to be closed even if we run out of descriptors."""
         if self.launch.stdin == DEVNULL:
             theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
         else:
@@ -180,12 +187,11 @@ class ProcessGuest:
             self._outputs[name], writing = os.pipe2(os.O_CLOEXEC)
             theirs.append(writing)
         if os.geteuid() == 0:
-            for fd in theirs:
+            for fd in theirs[1:]:
                 # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
                 if stat.S_ISFIFO(os.fstat(fd).st_mode):
                     with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
                         os.fchown(fd, namespaces.FIRST_ID, namespaces.FIRST_ID)
-        return theirs
 
     def _await_readiness(self) -> None:
         self._control.settimeout(READY_SECONDS)

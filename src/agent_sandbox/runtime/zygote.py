@@ -1,7 +1,8 @@
 """The zygote: a small process that has imported what guests will need, and forks them.
 
 It never sees code, environment or input, and does not even read the requests: it passes descriptors to a forked keeper, which reads for
-itself. So nothing of one guest can be found in the memory of the next. One thread, no network, no descriptors but its two and, at times, its own image.
+itself. So nothing of one guest can be found in the memory of the next. One thread, no network, no
+descriptors but its two and, at times, its own image.
 
 What guests of one zygote do share: the address-space layout and the seed of string hashes. Neither is a wall here.
 """
@@ -92,8 +93,8 @@ class Zygote:
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
     """What to execute instead of an interpreter that belongs to us, and the variables that this needs.
 
-    A forked guest reaches the very file that the zygote was executed from, as /proc/self/exe and past its view. With our uid it could change the
-    mode of that file, and on some kernels its content, if the file were ours. Root's guests have other ids; the system's files are root's.
+    A forked guest reaches the very file that the zygote was executed from, as /proc/self/exe and past its view. With our uid it could
+    change the mode of that file, and on some kernels its content, if it were ours. Root's guests have other ids, and most files are root's.
     """
     if os.geteuid() == 0 or os.stat(interpreter).st_uid != os.geteuid():
         return None, {}

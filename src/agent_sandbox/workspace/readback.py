@@ -96,7 +96,7 @@ class _LayerReader:
     masks: frozenset[str]
     masks_with_something: frozenset[str]
     budget: _Budget
-    owners: bool  # rootless there is only one owner, to whom the kernel gives what it copies up of others; their modes are not the guest's doing
+    owners: bool  # rootless there is only one owner, who gets what is copied up of others, with another mode
     around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
 
     def __post_init__(self) -> None:
