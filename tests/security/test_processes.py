@@ -168,7 +168,7 @@ def test_setuid_programs_change_nobody(number: int, box: Box, tell: Tell) -> Non
     """)
     said = outcome.stdout.decode()
     assert "NoNewPrivs:\t1" in said and "unmounted" not in said
-    assert (f"\n{os.getuid()}\n" in said and "PermissionError" in said) or "OSError" in said
+    assert f"\n{os.getuid()}\n" in said and ("PermissionError" in said or "OSError" in said)
     mounts = box.shell("grep -v nosuid /proc/self/mountinfo | grep -v ' /dev/\\| /proc/'").stdout
     assert mounts == b"", "every mount that can hold a program is nosuid"
     tell(

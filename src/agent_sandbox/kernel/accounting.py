@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MOST_PROCESSES = 4096  # read in one pass
@@ -97,12 +97,16 @@ class CpuMeter:
         return self._most
 
 
-def memory_bytes(proc: str = "/proc") -> int:
+def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> int:
     """Anonymous and shared memory of all processes but the caller, in RAM and in swap; pages that several share count once in all.
 
-    Mapped files are not counted: the kernel can drop those pages, as it would in a cgroup.
+    `private` are tmpfs that only these processes write to, by path or descriptor: what is in them, and in memfds, is memory whether or not
+    anybody maps it. Mapped files of other filesystems are not counted: the kernel can drop those pages, as it would in a cgroup.
     """
-    return sum(_process_memory(f"{proc}/{pid}") for pid in _others(proc))
+    pids = list(_others(proc))
+    measured = [_process_memory(f"{proc}/{pid}") for pid in pids]
+    held = sum(map(_used, private)) + _memfd_bytes(proc, pids)
+    return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured))
 
 
 def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
@@ -165,13 +169,41 @@ def _tree_seconds(stats: list[Stat]) -> float:
     return ticks / _TICKS + reaped.ru_utime + reaped.ru_stime
 
 
-def _process_memory(directory: str) -> int:
+def _used(tmpfs: str | int) -> int:
+    try:
+        space = os.statvfs(tmpfs)
+    except OSError:
+        return 0
+    return (space.f_blocks - space.f_bfree) * space.f_frsize
+
+
+def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
+    """What is in memfds that somebody has open, each once. One that is open only in a process closed to us is not seen."""
+    seen: dict[tuple[int, int], int] = {}
+    left = MOST_PROCESSES
+    for pid in pids:
+        try:
+            for name in os.listdir(f"{proc}/{pid}/fd"):
+                left -= 1
+                if left < 0:
+                    return sum(seen.values())
+                path = f"{proc}/{pid}/fd/{name}"
+                if os.readlink(path).startswith("/memfd:"):
+                    status = os.stat(path)
+                    seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+        except OSError:
+            continue  # it has gone, or it is closed to us
+    return sum(seen.values())
+
+
+def _process_memory(directory: str) -> tuple[int, int]:
+    """Its anonymous memory, and its part of the shared memory that is mapped."""
     rollup = _kilobytes(_read(f"{directory}/smaps_rollup"))
     if b"Pss_Anon" in rollup:
-        return rollup[b"Pss_Anon"] + rollup.get(b"Pss_Shmem", 0) + rollup.get(b"SwapPss", 0)
+        return rollup[b"Pss_Anon"] + rollup.get(b"SwapPss", 0), rollup.get(b"Pss_Shmem", 0)
     # A process that made itself undumpable is closed to us, but not its status. There shared pages count in full: on the safe side.
     status = _kilobytes(_read(f"{directory}/status"))
-    return status.get(b"RssAnon", 0) + status.get(b"RssShmem", 0) + status.get(b"VmSwap", 0)
+    return status.get(b"RssAnon", 0) + status.get(b"VmSwap", 0), status.get(b"RssShmem", 0)
 
 
 def _kilobytes(content: bytes) -> dict[bytes, int]:

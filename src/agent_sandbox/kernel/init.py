@@ -102,6 +102,8 @@ class Watch:
         self.sized = request["layers"] is None  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
         self._meter = accounting.CpuMeter()
+        tmpfs = [values["target"] for kind, values in request["plan"][1] if kind == "tmpfs"]
+        self._private: list[str | int] = [*tmpfs, "/dev/shm", *([layers] if self.sized else [])]
 
     def begin(self) -> None:
         """The guest has its program: look from now on, if there is anything to look at."""
@@ -114,7 +116,7 @@ class Watch:
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
             return "cpu-limit", "cpu"
-        if self.memory is not None and accounting.memory_bytes() > self.memory:
+        if self.memory is not None and accounting.memory_bytes(private=self._private) > self.memory:
             return "out-of-memory", "memory"
         return "exited", ""
 

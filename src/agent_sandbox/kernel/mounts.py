@@ -63,6 +63,13 @@ class ThrowAway:
 
     def perform(self, site: Site) -> None:
         sc.mount("layers", "u", "tmpfs", QUIET, f"size={self.size_bytes},mode=700")
+        if site.userxattr:
+            try:
+                os.setxattr("u", "user.try", b"")
+                os.removexattr("u", "user.try")
+            except OSError:
+                why = "tmpfs takes no user attributes on this kernel (they came with Linux 6.6)"
+                site.notes.append(f"{why}: in a throw-away sandbox a directory that was removed cannot be made again")
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class Overlay:
     masks: tuple[Mask, ...] = ()  # wider ones first
     places: tuple[str, ...] = ()  # directories below masked ones that must exist, to mount on
     files: tuple[str, ...] = ()  # the same for single files
+    stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view`
     writable: bool = True
     required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so
 
@@ -106,9 +114,9 @@ class Overlay:
             os.mkdir(lower)
             attach_clone(self.source, lower, site.userns, writable=False)
             lowers = [lower]
-            if self.masks or not self.writable:  # an overlay without an upper wants two layers
+            if self.masks or self.stand_ins or not self.writable:  # an overlay without an upper wants two layers
                 make_layer(mask_layer, lower)
-                fill_mask_layer(mask_layer, lower, self.masks, site)
+                fill_mask_layer(mask_layer, lower, self.masks, site, stand_ins=self.stand_ins)
                 for place in (*self.places, *map(os.path.dirname, self.files)):
                     os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
                 for place in self.files:
@@ -134,6 +142,7 @@ class Copies:
     key: str
     entries: tuple[str, ...] = ()  # relative paths, parents first; directories, regular files and symlinks
     writable: bool = True
+    contents: tuple[tuple[str, bytes], ...] = ()  # small files made beside them
 
     def describe(self) -> str:
         return f"copy {len(self.entries)} entries of {self.source} to {self.target} [{'copy-on-write' if self.writable else 'read-only'}]"
@@ -143,8 +152,17 @@ class Copies:
         layer, spare = f"m/{number}", f"l/{number}"
         make_layer(layer, self.source, site.shift)
         os.mkdir(spare)
-        for entry in self.entries:
-            copy_entry(f"{self.source}/{entry}", f"{layer}/{entry}", site.shift)
+        source = sc.openat2(sc.AT_FDCWD, self.source, os.O_PATH | os.O_DIRECTORY, resolve=sc.RESOLVE_NO_SYMLINKS)
+        try:
+            for entry in self.entries:
+                with suppress(PermissionError, FileNotFoundError):  # closed to us, as it would be to the guest, or gone meanwhile
+                    copy_entry(source, entry, f"{layer}/{entry}", site.shift)
+        finally:
+            os.close(source)
+        for name, content in self.contents:
+            with suppress(FileExistsError), open(f"{layer}/{name}", "xb") as file:
+                file.write(content)
+                os.fchown(file.fileno(), site.shift or -1, site.shift or -1)
         mount_overlay([layer, spare], self.key, self.target, self.writable, site)
 
 

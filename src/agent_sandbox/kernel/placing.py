@@ -142,7 +142,7 @@ def make_layer(path: str, like: str, shift: int = 0) -> None:
     look_like(path, os.stat(like), shift)
 
 
-def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site) -> None:
+def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site, *, stand_ins: Sequence[str] = ()) -> None:
     """Put a whiteout, or an empty opaque directory, for each mask into a mask layer, with parents that look like the real ones.
 
     Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear. There
@@ -169,6 +169,8 @@ def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site) -
         else:
             os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
         parents[mask.path] = False
+    for path in stand_ins:
+        parent(path)
 
 
 def _make_parent(layer: str, lower: str, path: str) -> bool:
@@ -186,21 +188,30 @@ def _make_parent(layer: str, lower: str, path: str) -> bool:
     return True
 
 
-def copy_entry(source: str, place: str, shift: int) -> None:
-    """Copy one directory (empty), regular file or symlink, never following a link."""
-    real = os.lstat(source)
-    if stat.S_ISDIR(real.st_mode):
-        os.mkdir(place)
-    elif stat.S_ISLNK(real.st_mode):
-        os.symlink(os.readlink(source), place)
-        return
-    elif stat.S_ISREG(real.st_mode):
-        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as old, open(place, "xb") as new:
-            while chunk := old.read(1 << 20):
-                new.write(chunk)
-    else:
-        return  # sockets, pipes and devices are not copied
-    look_like(place, real, shift)
+def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
+    """Copy one directory (empty), regular file or symlink from below a directory, never through a link: names may change under us."""
+    resolve = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
+    parent = sc.openat2(source, os.path.dirname(entry) or ".", os.O_PATH | os.O_DIRECTORY, resolve=resolve)
+    try:
+        name = os.path.basename(entry)
+        real = os.lstat(name, dir_fd=parent)
+        if stat.S_ISDIR(real.st_mode):
+            os.mkdir(place)
+        elif stat.S_ISLNK(real.st_mode):
+            os.symlink(os.readlink(name, dir_fd=parent), place)
+            return
+        elif stat.S_ISREG(real.st_mode):
+            with (
+                open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent), "rb") as old,
+                open(place, "xb") as new,
+            ):
+                while chunk := old.read(1 << 20):
+                    new.write(chunk)
+        else:
+            return  # sockets, pipes and devices are not copied
+        look_like(place, real, shift)
+    finally:
+        os.close(parent)
 
 
 def look_like(path: str, real: os.stat_result, shift: int = 0) -> None:

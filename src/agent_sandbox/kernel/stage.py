@@ -173,6 +173,7 @@ def _become_init(
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         notes, layers = _build_view(identity, request)
+        notes += _missing_from_landlock(request)
         _give_up_identity(identity, keeper)
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
@@ -205,6 +206,12 @@ def _build_view(identity: Identity, request: dict[str, Any]) -> tuple[list[str],
     namespaces.raise_loopback()
     socket.sethostname(HOSTNAME)
     return site.notes, layers
+
+
+def _missing_from_landlock(request: dict[str, Any]) -> list[str]:
+    """Landlock is the second wall behind the view. What this kernel's lacks is said, never left out in silence."""
+    rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
+    return [f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}"] if rules.left_out else []
 
 
 def _give_up_identity(identity: Identity, keeper: socket.socket) -> None:

@@ -149,7 +149,8 @@ class ProcessGuest:
             self._control_end.close()
             raise
         self._child: int | None = None
-        self._refused: Exit | None = None
+        self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
+        self._refused: int | None = None  # and the exit code for that
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
@@ -234,14 +235,9 @@ class ProcessGuest:
             answer = b""  # it was ended meanwhile: by a limit, or by us; the exit says which
         if answer:
             code, _, why = answer.decode(errors="replace").partition(" ")
-            self._refused = Exit(int(code) if code.isdigit() else 126)
-            self.notes += (why,)
+            self._refused = int(code) if code.isdigit() else 126
+            self.refused = why or "it could not be started"
         self._payload.close()
-
-    @property
-    def refused(self) -> str:
-        """Why the program could not be started inside the view (not found, not executable, no such directory), or an empty string."""
-        return self.notes[-1] if self._refused else ""
 
     @property
     def terminal(self) -> int | None:
@@ -365,7 +361,7 @@ class ProcessGuest:
             peak_memory_bytes=told.get("memory", 0),
         )
         if self._refused is not None and reason is Reason.EXITED:
-            code = self._refused.code
+            code = self._refused
         return Exit(code, reason, number, tuple(hit), usage)
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ def _code_of(error: SandboxError) -> int:
 
 
 def _hint(error: SandboxError) -> str:
-    if isinstance(error, LaunchFailed | RuntimeUnavailable):
+    if isinstance(error, LaunchFailed):  # what is unavailable by itself says best what to do; a launch knows only where it failed
         from agent_sandbox.surfaces.remedies import remedy_here
 
         if remedy := remedy_here():

@@ -20,7 +20,7 @@ PASSED = frozenset(
         *("VISUAL", "PAGER", "LESS"),
         # how to behave
         *("CI", "DEBIAN_FRONTEND", "NODE_ENV", "RAILS_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONUTF8"),
-        *("SOURCE_DATE_EPOCH"),
+        "SOURCE_DATE_EPOCH",
     }
 )
 _FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}

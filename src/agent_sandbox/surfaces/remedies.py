@@ -13,6 +13,7 @@ APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 MAX_USERNS = "/proc/sys/user/max_user_namespaces"
 CLONE_USERNS = "/proc/sys/kernel/unprivileged_userns_clone"
 OLDEST = (5, 13)  # overlays without root: 5.11; mount_setattr: 5.12; Landlock: 5.13
+OLDEST_FOR_ROOT = (5, 19)  # overlays over idmapped mounts
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def remedy(here: Situation) -> str:
         update = "run: wsl --update" if here.wsl else "update the kernel"
         needed = f"{OLDEST[0]}.{OLDEST[1]} or later is needed (overlays without root came with 5.11, mount_setattr with 5.12)"
         return f"Linux {here.release} is too old: {needed}; {update}"
+    if here.root and here.version < OLDEST_FOR_ROOT:
+        return f"Linux {here.release} is too old for root: overlays over idmapped mounts came with 5.19; start it as an ordinary user"
     if here.max_user_namespaces == 0:
         return "user namespaces are switched off here: sysctl -w user.max_user_namespaces=15000 (as root; keep it in /etc/sysctl.d)"
     if here.userns_clone == 0 and not here.root:

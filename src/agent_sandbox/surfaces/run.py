@@ -54,6 +54,8 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
             else _piped(session, work, forward)
         )
     _say_how_it_ended(work, outcome)
+    for note in outcome.notes if not request.has("--quiet") else ():
+        remark(note)
     if not request.has("--quiet") and sys.stderr.isatty():
         from agent_sandbox.surfaces.pending import remark_on_changes
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from agent_sandbox.errors import PolicyError
@@ -93,7 +94,10 @@ def plan_view(
     else:
         _chosen_trees(plan, needs)
     _copy_what_cannot_be_masked(plan)
+    _make_files_where_copies_are(plan)
     _mask(plan, needs)
+    if not host.privileged:
+        _stand_in_for_others(plan)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
@@ -210,6 +214,17 @@ def _copy_what_cannot_be_masked(plan: _Plan) -> None:
             _copy(plan, pattern.directory)
 
 
+def _make_files_where_copies_are(plan: _Plan) -> None:
+    """A file of ours in a directory that is replaced by copies has to be made among them."""
+    files = [step for step in plan.steps if isinstance(step, File)]
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies):
+            inside = [file for file in files if os.path.dirname(file.target) == step.target]
+            plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
+    made = {step.target for step in plan.steps if isinstance(step, Copies)}
+    plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in made)]
+
+
 def _copy(plan: _Plan, directory: str) -> None:
     real = os.path.realpath(directory)
     if not os.path.isdir(real) or any(isinstance(step, Copies) and _covers(step.target, directory) for step in plan.steps):
@@ -282,6 +297,26 @@ def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed
             yield replace(step, entries=tuple(entry for entry in step.entries if not is_hidden(f"{step.source}/{entry}")))
         elif not isinstance(step, Bind) or step.source in needed or not is_hidden(step.source):
             yield step
+
+
+def _stand_in_for_others(plan: _Plan) -> None:
+    """Rootless: a write below another's directory would copy that directory up and give the copy to an owner who does not exist here, and fail.
+
+    So directories of others in which we may write, such as /var/tmp, are made beforehand in a layer of ours. Only those right below the top of an
+    overlay are looked for: finding all of them would cost a walk through the machine.
+    """
+    me = os.geteuid()
+    for index, overlay in enumerate(plan.overlays):
+        if overlay.writable:
+            with suppress(OSError), os.scandir(overlay.source) as entries:
+                names = tuple(
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_uid != me
+                    and os.access(entry.path, os.W_OK | os.X_OK)
+                )
+                plan.overlays[index] = replace(overlay, stand_ins=names)
 
 
 def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:

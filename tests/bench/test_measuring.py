@@ -1,0 +1,66 @@
+"""How bursts are taken, and what becomes of a subject that cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.measures import MEASURES
+from bench.peers import PRINT, Missing, command, expect, python
+from bench.subjects import SUBJECTS
+from bench.targets import TARGETS
+from bench.worker import burst, rate
+
+
+def test_the_first_runs_of_a_burst_with_gaps_are_not_counted() -> None:
+    runs: list[int] = []
+    values = burst(lambda: runs.append(1), calls=5, seconds=60, gap=0.0001, skip=2)
+    assert (len(runs), len(values)) == (7, 5)
+
+
+def test_of_a_burst_back_to_back_the_first_half_is_not_counted() -> None:
+    runs: list[int] = []
+    values = burst(lambda: runs.append(1), calls=1_000, seconds=60, gap=0.0, skip=0)
+    assert len(runs) == 1_000
+    assert 0 < len(values) < len(runs)
+
+
+def test_a_slow_subject_is_asked_less_often_but_never_without_an_answer() -> None:
+    assert len(burst(lambda: None, calls=1_000_000, seconds=0, gap=0.0001, skip=1)) == 1
+
+
+def test_every_thread_counts_towards_a_rate() -> None:
+    (value,) = rate(lambda: None, seconds=0.01, threads=2)
+    assert value > 0
+
+
+def test_a_run_that_fails_in_a_thread_is_no_rate() -> None:
+    def call() -> None:
+        raise Missing("broken")
+
+    with pytest.raises(Missing, match="broken"):
+        rate(call, seconds=1, threads=2)
+
+
+def test_a_program_that_is_not_there_is_missing_and_named() -> None:
+    with pytest.raises(Missing, match="no-such-sandbox is not installed"):
+        command(("no-such-sandbox", "true"))
+
+
+def test_a_run_without_its_output_is_not_a_fast_run() -> None:
+    with pytest.raises(Missing, match="did not print '1': Killed"):
+        expect("1\n", "", "starting\nKilled\n")
+
+
+def test_a_program_that_fails_after_printing_is_missing() -> None:
+    with pytest.raises(Missing, match="ended with 3"):
+        command(("sh", "-c", "echo 1; exit 3"), "1\n")()
+
+
+def test_the_job_is_done_by_a_plain_interpreter() -> None:
+    python(PRINT)()
+
+
+def test_every_measure_and_every_target_names_subjects_that_exist() -> None:
+    keys = {measure.key: {subject.key for subject in SUBJECTS[measure.subjects]} for measure in MEASURES}
+    assert all(measure.reference in keys[measure.key] for measure in MEASURES)
+    assert all({target.over, target.under or target.over} <= keys[target.measure] for target in TARGETS)
