@@ -146,7 +146,10 @@ class SandboxConfig:
         )
 
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
-        """Secrets that what is shown could reach. Each allowed directory, and where packages are, counts as a project with environment files."""
+        """Secrets that what is shown could reach.
+
+        Each allowed directory, and where packages are, counts as a project with environment files.
+        """
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
         found: dict[str, Mask] = {}

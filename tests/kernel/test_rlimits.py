@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from agent_sandbox.kernel import rlimits, seccomp
+from tests.kernel.children import in_child
+
 PREAMBLE = """
 import json, os, resource, sys
 from agent_sandbox.kernel import rlimits
@@ -70,3 +73,24 @@ def test_a_heap_above_the_data_limit_is_a_memory_error() -> None:
 @pytest.mark.slow
 def test_a_program_that_uses_up_its_cpu_time_is_told_so_by_the_signal() -> None:
     assert limited("while True: pass", cpu_seconds=0.5).returncode == -signal.SIGXCPU
+
+
+def test_a_crash_starts_no_program_on_the_host_and_the_guest_cannot_change_that() -> None:
+    """The kernel runs a piped core_pattern at a core limit of 0, and at 1 it does not: so the limit is 1, and stays."""
+
+    def attempt() -> tuple[int, list[str]]:
+        rlimits.apply()
+        seccomp.install(seccomp.compile_filter(processes=True))
+        refused = []
+        for change in ((0, 0), (0, 1)):
+            try:
+                resource.setrlimit(resource.RLIMIT_CORE, change)
+                refused.append("changed")
+            except (OSError, ValueError) as error:
+                refused.append(type(error).__name__)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))  # the control arm: other limits can be lowered
+        return resource.getrlimit(resource.RLIMIT_CORE)[1], refused
+
+    limit, refused = in_child(attempt)
+    assert limit == 1
+    assert "changed" not in refused

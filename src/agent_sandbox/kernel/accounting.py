@@ -105,7 +105,7 @@ def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> i
     """
     pids = list(_others(proc))
     measured = [_process_memory(f"{proc}/{pid}") for pid in pids]
-    held = sum(map(_used, private)) + _memfd_bytes(proc, pids)
+    held = sum(map(_used, private)) + _memfd_bytes(proc, pids) + _segment_bytes(f"{proc}/sysvipc/shm")
     return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured))
 
 
@@ -194,6 +194,12 @@ def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
         except OSError:
             continue  # it has gone, or it is closed to us
     return sum(seen.values())
+
+
+def _segment_bytes(path: str) -> int:
+    """System V shared memory of this ipc namespace, attached or not: the last two columns are what is in RAM and in swap."""
+    rows = [line.split() for line in _read(path).split(b"\n")[1:]]
+    return sum(int(row[14]) + int(row[15]) for row in rows if len(row) >= 16)
 
 
 def _process_memory(directory: str) -> tuple[int, int]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 import resource
 
+# Not 0: a machine whose core_pattern is a program starts it, as root, at any limit but 1 (core(5) and do_coredump in the kernel). A crash
+# in a guest must not start a program on the host; the filter keeps the guest from changing this limit.
+CORE_BYTES = 1
 LOCKED_BYTES = 64 << 10  # enough for a key in gpg or ssh-agent; locked memory cannot be reclaimed
 MESSAGE_QUEUE_BYTES = 800 << 10  # the kernel's own default
 PENDING_SIGNALS = 4096  # each one queued is kernel memory
@@ -22,7 +25,6 @@ def apply(
     file_bytes: int | None = None,
     data_bytes: int | None = None,
     cpu_seconds: float | None = None,
-    core_bytes: int = 0,
 ) -> None:
     """Limit the calling process and all it starts. `None` leaves that limit as it is.
 
@@ -32,7 +34,7 @@ def apply(
 
     `data_bytes` bounds heap and private writable mappings of each process; give it only where no cgroup bounds memory.
     """
-    _lower(resource.RLIMIT_CORE, core_bytes)
+    _lower(resource.RLIMIT_CORE, CORE_BYTES)
     _lower(resource.RLIMIT_MEMLOCK, LOCKED_BYTES)
     _lower(resource.RLIMIT_MSGQUEUE, MESSAGE_QUEUE_BYTES)
     _lower(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)

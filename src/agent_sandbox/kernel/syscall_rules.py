@@ -84,7 +84,7 @@ _PLAIN = {
         capget capset getcpu getegid geteuid getgid getgroups getpriority getresgid getresuid getrlimit getrusage getuid ioprio_get
         sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
         sched_getscheduler sched_rr_get_interval sched_yield setfsgid
-        setfsuid setgid setgroups setregid setresgid setresuid setreuid setrlimit setuid sysinfo times uname
+        setfsuid setgid setgroups setregid setresgid setresuid setreuid setuid sysinfo times uname
     """,
     "time and randomness": """
         alarm clock_getres clock_gettime clock_nanosleep getitimer getrandom gettimeofday nanosleep setitimer time timer_create
@@ -108,6 +108,7 @@ _NO_NEW_NAMESPACE = Condition(0, _NEW_NAMESPACES, (0,))
 
 _TIOCSETD, _TIOCSTI, _TIOCLINUX = 0x5423, 0x5412, 0x541C
 _PR_SET_MM = 35
+_RLIMIT_CORE = 4
 _RENAME_WHITEOUT = 4
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
@@ -139,7 +140,9 @@ CONDITIONAL: dict[str, Rule] = {
     "personality": ((Condition(0, WHOLE, (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)),),),
     # PR_SET_MM moves what /proc shows as a program's command line, environment and executable.
     "prctl": ((Condition(0, INT, (_PR_SET_MM,), holds=False),),),
-    "prlimit64": ((_NOT_INIT,),),
+    # A guest may ask for its limit on core files, not set it: see `rlimits`.
+    "prlimit64": ((_NOT_INIT, Condition(1, INT, (_RLIMIT_CORE,), holds=False)), (_NOT_INIT, Condition(2, WHOLE, (0,)))),
+    "setrlimit": ((Condition(0, INT, (_RLIMIT_CORE,), holds=False),),),
     # RENAME_WHITEOUT makes the same 0:0 device as mknod.
     "renameat2": ((Condition(4, _RENAME_WHITEOUT, (0,)),),),
     "sched_setaffinity": ((_NOT_INIT,),),

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent_sandbox.errors import Denied, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
+from agent_sandbox.errors import Denied, LaunchFailed, PolicyError, SandboxError
 from agent_sandbox.surfaces.arguments import Request, UsageError, parse
 from agent_sandbox.surfaces.messages import complain
 

@@ -300,10 +300,10 @@ def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed
 
 
 def _stand_in_for_others(plan: _Plan) -> None:
-    """Rootless: a write below another's directory would copy that directory up and give the copy to an owner who does not exist here, and fail.
+    """Rootless: a write below another's directory copies that directory up, for an owner who does not exist here, and fails.
 
-    So directories of others in which we may write, such as /var/tmp, are made beforehand in a layer of ours. Only those right below the top of an
-    overlay are looked for: finding all of them would cost a walk through the machine.
+    So directories of others in which we may write, such as /var/tmp, are made beforehand in a layer of ours. Only those right below the
+    top of an overlay are looked for: finding all of them would cost a walk through the machine.
     """
     me = os.geteuid()
     for index, overlay in enumerate(plan.overlays):
