@@ -21,7 +21,7 @@ REST = b" S 1 1 1 0 -1 4194560 9 9 9 9 100 20 3 4 20 0 5 0 777 10 10"
 def in_a_pid_namespace(script: str) -> str:
     """What a script prints that runs as the first process of a pid namespace with a /proc of its own, as init does."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", *user, "--pid", "--fork", "--mount", "--mount-proc", sys.executable, "-c", SCRIPT + script]
+    command = ["unshare", *user, "--pid", "--ipc", "--fork", "--mount", "--mount-proc", sys.executable, "-c", SCRIPT + script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unshare: " in done.stderr:
         pytest.skip(f"no pid namespace to be had here: {done.stderr.strip()}")

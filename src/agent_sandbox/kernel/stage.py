@@ -32,6 +32,7 @@ from agent_sandbox.kernel.placing import Site
 
 HOSTNAME = "sandbox"
 DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
+RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in what it starts, and so in what that starts
 READY = b"R"  # the guest's one byte: everything is in force
 
 
@@ -291,6 +292,8 @@ def _default_signals() -> None:
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
+    for number in RESERVED_SIGNALS:
+        sc.rt_sigaction_default(number)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

@@ -15,8 +15,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 # Numbers above 423 are the same on every architecture; the older ones are not.
 MACHINE = platform.machine()
 _OLD_NUMBERS = {
-    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
-    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
@@ -169,6 +169,12 @@ def capset(permitted: int, *, inheritable: int = 0) -> None:
         )
     )
     check(libc.syscall(_number("capset"), ctypes.byref(header), ctypes.byref(data)), "capset")
+
+
+def rt_sigaction_default(number: int) -> None:
+    """rt_sigaction(2) back to the default, also for the signals that the C library keeps for itself and does not let programs touch."""
+    nothing = (ctypes.c_ulong * 8)()  # struct sigaction of the kernel, all zero: SIG_DFL
+    check(libc.syscall(_number("rt_sigaction"), number, ctypes.byref(nothing), None, ctypes.c_size_t(8)), "rt_sigaction")
 
 
 def seccomp(operation: int, flags: int, argument: int) -> int:
