@@ -40,17 +40,17 @@ def _burst(calls: int, seconds: float, gap: float = 0.03, skip: int = 1) -> dict
     return {"burst": {"calls": calls, "seconds": seconds, "gap": gap, "skip": skip}}
 
 
-BACK_TO_BACK = _burst(1_000, 0.6, gap=0.0, skip=0)
+BACK_TO_BACK = _burst(1_000, 0.4, gap=0.0, skip=0)
 MEASURES = (
-    Measure("warm", "print(1), calls 30 ms apart", "print", _burst(8, 0.8), rounds=6),
+    Measure("warm", "print(1), calls 30 ms apart", "print", _burst(6, 0.6), rounds=6),
     Measure("drained", "print(1), back to back", "print", BACK_TO_BACK, rounds=5),
-    Measure("pandas", "import pandas, calls 30 ms apart", "pandas", _burst(6, 1.0), rounds=4),
+    Measure("pandas", "import pandas, calls 30 ms apart", "pandas", _burst(6, 0.6), rounds=3),
     Measure(
         "clone",
         "true on a throw-away clone",
         "clone",
-        _burst(10, 0.8),
-        rounds=8,
+        _burst(8, 0.8),
+        rounds=5,
         reference="few",
         notes=(f"project of {FEW_FILES} files against one of {MANY_FILES:,}",),
     ),
@@ -63,7 +63,7 @@ MEASURES = (
         unit="/s",
         more_is_better=True,
     ),
-    Measure("command", "a program as a shell starts it", "command", _burst(6, 1.0), rounds=6),
+    Measure("command", "a program as a shell starts it", "command", _burst(5, 1.0), rounds=5),
     Measure("memory", f"memory of a guest, {ALIVE} alive at once", "asleep", {"asleep": {"alive": ALIVE}}, rounds=1, unit="MB"),
     Measure("pool", "memory of a guest between runs", "waiting", {"waiting": {"calls": 20, "gap": 0.03}}, rounds=1, unit="MB"),
 )

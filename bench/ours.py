@@ -59,7 +59,7 @@ def clone_of(project: Path) -> Call:
 def command_line() -> Call:
     """`agent-sandbox run -- true` in a project of its own, which keeps one sandbox between the calls."""
     program = str(Path(sys.executable).parent / "agent-sandbox")
-    project = Path(places.state_dir()) / "bench-project"
+    project = Path(places.state_dir()).parent / "project"
     project.mkdir(parents=True, exist_ok=True)
     return command((program, "run", "--project", str(project), "--", "true"))
 

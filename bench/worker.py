@@ -22,11 +22,12 @@ WARM_UP_RUNS, WARM_UP_SECONDS = 3, 0.5  # the first fills caches and may start h
 def burst(call: Call, *, calls: int, seconds: float, gap: float, skip: int) -> list[float]:
     """The milliseconds of runs one after the other: at most so many, and none begun after so many seconds.
 
-    With a gap, the first `skip` are not counted. Back to back, the first half is not: by then a pool has been emptied.
+    With a gap, the first `skip` are not counted, unless there is no other. Back to back, the first half is not: by then a pool has been
+    emptied.
     """
     taken: list[tuple[float, float]] = []
     began = time.perf_counter()
-    while len(taken) < calls + skip and (len(taken) < 2 or time.perf_counter() - began < seconds):
+    while len(taken) < calls + skip and (not taken or time.perf_counter() - began < seconds):
         if gap:
             time.sleep(gap)
         start = time.perf_counter()

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.running import ProcessGuest
 from tests.leftovers import left_since, traces
 from tests.security.harness import Box
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent_sandbox.kernel import namespaces
 from agent_sandbox.runtime.base import Terminal
-from agent_sandbox.runtime.process import ProcessGuest
+from agent_sandbox.runtime.running import ProcessGuest
 from tests.security.harness import ROOT, Box, knows, listening, outside, until
 
 DESCRIPTORS = """

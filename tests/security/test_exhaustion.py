@@ -13,7 +13,7 @@ import pytest
 
 from agent_sandbox.kernel import cgroup_sweep, cgroups
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.process import ProcessGuest
+from agent_sandbox.runtime.running import ProcessGuest
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, outside
 

@@ -17,7 +17,8 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel.mounts import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view import Host, Needs, plan_view
 from tests.security.conftest import Tell

@@ -8,7 +8,7 @@ import pty
 import pytest
 
 from agent_sandbox.runtime.base import Reason, Terminal
-from agent_sandbox.runtime.process import ProcessGuest
+from agent_sandbox.runtime.running import ProcessGuest
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside
 

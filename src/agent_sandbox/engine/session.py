@@ -22,7 +22,8 @@ from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
-from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers import layer_targets
 from agent_sandbox.workspace.readback import read_layers

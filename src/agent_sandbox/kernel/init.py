@@ -11,6 +11,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import time
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -18,7 +19,8 @@ from typing import Any, NoReturn
 from agent_sandbox.kernel import accounting, channel
 from agent_sandbox.kernel.cgroups import Cgroup
 
-GO, SIGNAL = b"g\0", b"s"  # orders are two bytes each, the second of SIGNAL being its number
+ORDER = struct.Struct("!cd")  # what the supervisor says to init: GO with the wall time in seconds, SIGNAL with its number
+GO, SIGNAL = b"g", b"s"
 TICK = 0.05  # seconds between looks at what only can be watched
 FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
@@ -57,14 +59,15 @@ def _watch(
         if supervisor in ready or keeper.fileno() in ready:
             reason, hit = "killed", "supervisor"
         elif control.fileno() in ready:
-            command = control.recv(2)
-            if command == GO:
+            order = control.recv(ORDER.size)
+            kind, value = ORDER.unpack(order) if len(order) == ORDER.size else (b"", 0.0)
+            if kind == GO:
                 began = time.monotonic()
-                deadline = began + (request["wall_seconds"] or float(1 << 32))
+                deadline = began + min(value, float(1 << 32))
                 watch.begin()
-            elif command[:1] == SIGNAL:
-                _signal_group(guest, command[1])
-            else:
+            elif kind == SIGNAL:
+                _signal_group(guest, int(value))
+            else:  # the end of orders: it is not wanted any more
                 reason, hit = "killed", "supervisor"
         if woken in ready:
             os.read(woken, 4096)

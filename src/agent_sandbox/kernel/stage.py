@@ -292,8 +292,8 @@ def _default_signals() -> None:
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
-    for number in RESERVED_SIGNALS:
-        sc.rt_sigaction_default(number)
+    for reserved in RESERVED_SIGNALS:
+        sc.rt_sigaction_default(reserved)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

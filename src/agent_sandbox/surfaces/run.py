@@ -12,7 +12,8 @@ from agent_sandbox import places
 from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.runtime.base import Exit, Reason
-from agent_sandbox.runtime.process import ProcessGuest, ProcessRuntime
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, session_for, working_directory

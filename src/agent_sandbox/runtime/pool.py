@@ -1,0 +1,164 @@
+"""Guests made beforehand: confined, and waiting for their program. Each is used once; when there is none, a run is simply slower.
+
+A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
+(program, environment, input, working directory, wall time) reaches a guest only when it is used. A thread refills the shelves that are in
+use, keeps more where runs came too fast for one, and clears away what nobody has asked for lately; with nothing left to tend it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel.mounts import Copies, ThrowAway
+from agent_sandbox.runtime.base import DEVNULL, Argv, Launch, PythonCode
+from agent_sandbox.runtime.running import ProcessGuest, request_for
+
+IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
+CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
+
+
+@dataclass
+class _Shelf:
+    """`wanted` guests for launches like `launch`, which itself has no code, environment or input in it."""
+
+    launch: Launch
+    wanted: int = 0
+    guests: deque[ProcessGuest] = field(default_factory=deque)
+    used: float = 0.0
+    empty_at: float = 0.0  # when a run last found nothing here
+
+
+class Pool:
+    """At most `most` waiting guests, made by `make`. Safe to use from many threads."""
+
+    def __init__(self, make: Callable[[Launch], ProcessGuest], *, most: int) -> None:
+        self._make = make
+        self._most = most
+        self._shelves: dict[bytes, _Shelf] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def take(self, launch: Launch) -> ProcessGuest | None:
+        """A waiting guest for this launch, or None. Either way there will be one for the next like it."""
+        key = kind_of(launch)
+        if key is None:
+            return None
+        dead: list[ProcessGuest] = []
+        with self._changed:
+            shelf = self._shelves.get(key)
+            if shelf is None:
+                shelf = self._shelves[key] = _Shelf(_without_secrets(launch))
+            shelf.used = time.monotonic()
+            guest = shelf.guests.popleft() if shelf.guests else None
+            while guest is not None and not guest.waiting:  # somebody killed it
+                dead.append(guest)
+                guest = shelf.guests.popleft() if shelf.guests else None
+            if guest is None:
+                shelf.empty_at = shelf.used
+                shelf.wanted = min(shelf.wanted + 1, self._most)
+            self._tend()
+        for gone in dead:
+            gone.close()
+        return guest
+
+    @property
+    def waiting(self) -> int:
+        """How many guests wait."""
+        with self._changed:
+            return sum(len(shelf.guests) for shelf in self._shelves.values())
+
+    def close(self) -> None:
+        """End all that wait."""
+        with self._changed:
+            self._closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def _tend(self) -> None:
+        """Have the thread look again; with the lock held."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _keep_tending(self) -> None:
+        while True:
+            with self._changed:
+                surplus = self._clear()
+                shelf = None if self._closed else self._most_wanting()
+                if shelf is None and not surplus:
+                    if self._closed or not self._shelves:
+                        self._thread = None
+                        return
+                    self._changed.wait(CALM_SECONDS)
+                    continue
+            for guest in surplus:
+                guest.close()
+            if shelf is not None:
+                self._fill(shelf)
+
+    def _clear(self) -> list[ProcessGuest]:
+        """Take away what is not wanted any more; with the lock held."""
+        now = time.monotonic()
+        surplus: list[ProcessGuest] = []
+        for key, shelf in list(self._shelves.items()):
+            if self._closed or now - shelf.used > IDLE_SECONDS:
+                surplus += shelf.guests
+                del self._shelves[key]
+                shelf.wanted = 0
+            elif shelf.wanted > 1 and now - shelf.empty_at > CALM_SECONDS:
+                shelf.wanted -= 1
+                shelf.empty_at = now
+            while len(shelf.guests) > shelf.wanted > 0:
+                surplus.append(shelf.guests.popleft())
+        return surplus
+
+    def _most_wanting(self) -> _Shelf | None:
+        """The shelf to fill next: the one used last of those that lack something, while there is room for another guest at all."""
+        if sum(len(shelf.guests) for shelf in self._shelves.values()) >= self._most:
+            return None
+        lacking = [shelf for shelf in self._shelves.values() if len(shelf.guests) < shelf.wanted]
+        return max(lacking, key=lambda shelf: shelf.used, default=None)
+
+    def _fill(self, shelf: _Shelf) -> None:
+        try:
+            guest = self._make(shelf.launch)
+        except (SandboxError, OSError):
+            with self._changed:
+                shelf.wanted = 0  # the next run of this kind makes its own, and says what is wrong
+            return
+        with self._changed:
+            if shelf.wanted and not self._closed:
+                shelf.guests.append(guest)
+                return
+        guest.close()
+
+
+def kind_of(launch: Launch) -> bytes | None:
+    """Names the kind of a launch; None when its guest cannot be made beforehand.
+
+    Not for a terminal, whose size is the run's; nor on layers that are kept, which have one user at a time; nor with copies, which are made
+    of what is there when the run starts.
+    """
+    if launch.terminal is not None or not isinstance(launch.root.layers, ThrowAway):
+        return None
+    if any(isinstance(step, Copies) for step in launch.root.steps):
+        return None
+    kind = (request_for(launch), launch.preload, isinstance(launch.program, PythonCode), launch.stdin == DEVNULL)
+    return hashlib.blake2b(marshal.dumps(kind), digest_size=16).digest()
+
+
+def _without_secrets(launch: Launch) -> Launch:
+    program = PythonCode("") if isinstance(launch.program, PythonCode) else Argv(())
+    stdin = DEVNULL if launch.stdin == DEVNULL else b""
+    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None)

@@ -1,0 +1,326 @@
+"""One run, as its supervisor sees it: a guest that waits for its program, gets it, is pumped, and ends.
+
+Everything that crosses to the guest's side is here: the request (paths and limits) to keeper and init, the program to the guest alone,
+orders to init, and its reports back.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import selectors
+import socket
+import stat
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, assert_never
+
+from agent_sandbox.errors import LaunchFailed
+from agent_sandbox.kernel import channel, mounts, namespaces, stage
+from agent_sandbox.kernel.init import GO, ORDER, SIGNAL
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.runtime import guest
+from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.pump import Sink, Source
+
+READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
+GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
+SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
+
+
+class ProcessGuest:
+    """One run, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
+
+    `layers` is a descriptor of its upper layers, readable until `close`.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.notes: tuple[str, ...] = ()
+        self.layers: int | None = None
+        self._control, self._control_end = socket.socketpair()
+        try:
+            self._payload, self._payload_end = socket.socketpair()
+        except OSError:
+            self._control.close()
+            self._control_end.close()
+            raise
+        self._child: int | None = None
+        self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
+        self._refused: int | None = None  # and the exit code for that
+        self._messages: dict[str, dict[str, Any]] = {}
+        self._terminal: int | None = None
+        self._killed = ""
+        self._waker: int | None = None
+        self._stdin: int | None = None
+        self._outputs: dict[str, int] = {}
+        self._began = time.monotonic()
+
+    def prepare(self, spawn: Callable[[Launch, Sequence[int]], int | None]) -> None:
+        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
+        theirs: list[int] = []
+        try:
+            theirs.append(os.pidfd_open(os.getpid()))
+            if not self.launch.terminal:
+                self._make_pipes(theirs)
+            self._child = spawn(self.launch, [self._control_end.fileno(), self._payload_end.fileno(), *theirs])
+        finally:
+            channel.close_all(theirs)
+            self._control_end.close()
+            self._payload_end.close()
+        self._await_readiness()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is still there: nothing is said on the control socket before it has a program, so anything to read means its end."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        return not poller.poll(0)
+
+    def begin(self, launch: Launch) -> None:
+        """Start the clock and hand over the program. `launch` is built for the same view and limits, wall time aside."""
+        self.launch = launch
+        self._began = time.monotonic()
+        wall = launch.limits.wall_seconds
+        with suppress(OSError):  # it has ended meanwhile: its exit says why
+            self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
+        self._hand_over()
+
+    def _make_pipes(self, theirs: list[int]) -> None:
+        """Make the guest's three streams. Its ends go into `theirs` one by one, to be closed even if we run out of descriptors."""
+        if self.launch.stdin == DEVNULL:
+            theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        else:
+            reading, self._stdin = os.pipe2(os.O_CLOEXEC)
+            theirs.append(reading)
+        for name in ("stdout", "stderr"):
+            self._outputs[name], writing = os.pipe2(os.O_CLOEXEC)
+            theirs.append(writing)
+        if os.geteuid() == 0:
+            for fd in theirs[1:]:
+                # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
+                if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                    with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
+                        os.fchown(fd, namespaces.FIRST_ID, namespaces.FIRST_ID)
+
+    def _await_readiness(self) -> None:
+        self._control.settimeout(READY_SECONDS)
+        self._payload.settimeout(READY_SECONDS)
+        try:
+            channel.send(self._control, request_for(self.launch))
+            message, descriptors = channel.receive(self._control)
+            if message["kind"] == "failed":
+                raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
+            self.layers, *terminal = descriptors
+            self._terminal = terminal[0] if terminal else None
+            self.notes = tuple(message["notes"])
+            answer = self._payload.recv(4096)
+            if answer != stage.READY:
+                why = answer.decode(errors="replace") or "it ended before it was ready"
+                raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            raise LaunchFailed(
+                f"the sandbox could not be built: {str(error) or 'it took too long'}", hint="run: agent-sandbox doctor"
+            ) from error
+        self._control.settimeout(None)
+
+    def _hand_over(self) -> None:
+        """Send the program; an empty answer says that it has started, anything else why it could not."""
+        program = self.launch.program
+        message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
+        match program:
+            case Argv(words=words):
+                message["argv"] = list(words)
+            case Script(words=words, source=source, name=name, argv=arguments):
+                message.update(argv=[*words, f"{guest.SCRIPTS}/{name}", *arguments], file=name, source=source)
+            case PythonCode(source=source, argv=arguments):
+                message.update(file=os.path.basename(guest.SCRIPT), source=source, arguments=list(arguments))
+            case _:
+                assert_never(program)
+        try:
+            channel.send(self._payload, message)
+            answer = self._payload.recv(4096)
+        except (OSError, TimeoutError):
+            answer = b""  # it was ended meanwhile: by a limit, or by us; the exit says which
+        if answer:
+            code, _, why = answer.decode(errors="replace").partition(" ")
+            self._refused = int(code) if code.isdigit() else 126
+            self.refused = why or "it could not be started"
+        self._payload.close()
+
+    @property
+    def terminal(self) -> int | None:
+        """The master side of the guest's terminal, to resize it."""
+        return self._terminal
+
+    def wake_on(self, fd: int) -> None:
+        """Have `wait` also watch a non-blocking descriptor, the far end of `signal.set_wakeup_fd`, and read away what it holds.
+
+        Python runs signal handlers between its own steps: one that comes just before a call that waits would be noticed only at its end.
+        """
+        self._waker = fd
+
+    def _woken(self) -> bool:
+        assert self._waker is not None
+        os.read(self._waker, 4096)
+        return True
+
+    def kill(self) -> None:
+        """End the run at once, from any thread."""
+        self._end("killed")
+
+    def _end(self, why: str) -> None:
+        self._killed = self._killed or why
+        try:
+            self._control.shutdown(socket.SHUT_WR)  # init sees the end of its orders, and ends everything; its report still reaches us
+        except OSError:
+            return
+
+    def interrupt(self, number: int) -> None:
+        """Forward a signal to the guest's main program and its process group."""
+        try:
+            self._control.send(ORDER.pack(SIGNAL, number))
+        except OSError:
+            return
+
+    def wait(self) -> Completed:
+        """Pump until nothing of the guest lives, then say how it ended. What may remain for an instant is our own clean-up."""
+        limit = self.launch.limits.output_bytes
+        source: Source | None
+        if self._terminal is not None:
+            sinks = {"stdout": Sink("stdout", self._terminal, limit, self.launch)}
+            source = Source(self.launch.stdin, os.dup(self._terminal))
+        else:
+            sinks = {name: Sink(name, fd, limit, self.launch) for name, fd in self._outputs.items()}
+            source = Source(self.launch.stdin, self._stdin) if self._stdin is not None else None
+        self._outputs, self._stdin, self._terminal = {}, None, None
+        try:
+            self._pump(sinks, source)
+        finally:
+            if source is not None:
+                source.close()
+            for sink in sinks.values():
+                sink.close()
+        if self._child is not None:
+            os.waitpid(self._child, 0)
+            self._child = None
+        stdout = sinks["stdout"]
+        stderr = sinks.get("stderr")
+        return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
+
+    def _pump(self, sinks: dict[str, Sink], source: Source | None) -> None:
+        wall = self.launch.limits.wall_seconds
+        deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ, self._take_message)
+            for sink in sinks.values():
+                selector.register(sink.fd, selectors.EVENT_READ, sink.take)
+            if source is not None:
+                source.register(selector)
+            if self._waker is not None:
+                selector.register(self._waker, selectors.EVENT_READ, self._woken)
+            while self._control.fileno() in selector.get_map() and "exit" not in self._messages:
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                events = selector.select(timeout)
+                if not events and deadline is not None and time.monotonic() >= deadline:
+                    self._end("timed-out")
+                    deadline = None
+                for key, _ in events:
+                    if key.fileobj in selector.get_map() and not key.data():
+                        selector.unregister(key.fileobj)
+                if any(sink.overflowing for sink in sinks.values()):
+                    self._end("output-limit")
+        for sink in sinks.values():
+            sink.drain()  # every writer has ended: what is in the pipe is all there will be
+
+    def _take_message(self) -> bool:
+        try:
+            message, descriptors = channel.receive(self._control)
+        except (EOFError, OSError):
+            return False
+        channel.close_all(descriptors)
+        self._messages[message["kind"]] = message
+        return True
+
+    def _exit(self, sinks: dict[str, Sink]) -> Exit:
+        ended = self._messages.get("exit")  # from init; if it was killed itself, what the keeper says has to do
+        told = ended or self._messages.get("end", {})
+        if "failed" in self._messages:
+            raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
+        hit = list(told.get("hit", ()))
+        if any(sink.cut for sink in sinks.values()):
+            hit.append("output")
+        status = ended["status"] if ended else 9
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = 128 + number if number is not None else os.WEXITSTATUS(status)
+        reason = Reason(ended["reason"]) if ended else Reason.KILLED
+        if reason is Reason.EXITED and number is not None:
+            reason = Reason.SIGNALLED
+        if told.get("oom") and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
+            reason = Reason.OUT_OF_MEMORY
+        if told.get("full"):
+            reason = Reason.DISK_LIMIT
+        if reason is Reason.KILLED and self._killed and self._killed != "killed":
+            reason = Reason(self._killed)
+        if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
+            hit.append("memory")
+        usage = Usage(
+            wall_seconds=ended["wall"] if ended else time.monotonic() - self._began,
+            cpu_seconds=told.get("cpu", 0.0),
+            peak_memory_bytes=told.get("memory", 0),
+        )
+        if self._refused is not None and reason is Reason.EXITED:
+            code = self._refused
+        return Exit(code, reason, number, tuple(hit), usage)
+
+    def close(self) -> None:
+        """Kill it if it runs, wait until it is gone, and free what it holds. Idempotent."""
+        if self._control.fileno() < 0:
+            return
+        if "exit" not in self._messages:
+            self._end("killed")
+            self._control.settimeout(GRACE_SECONDS)
+            with suppress(TimeoutError):
+                while "exit" not in self._messages and self._take_message():
+                    continue
+        if self._child is not None:
+            self._control.close()
+            os.waitpid(self._child, 0)
+            self._child = None
+        for sock in (self._control, self._payload, self._control_end, self._payload_end):
+            sock.close()
+        left = [fd for fd in (self.layers, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
+        self.layers, self._terminal, self._stdin, self._outputs = None, None, None, {}
+        channel.close_all(left)
+
+    def __enter__(self) -> ProcessGuest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def request_for(launch: Launch) -> dict[str, Any]:
+    """What keeper and init are told: paths, limits and permissions, never code, environment or input."""
+    limits = launch.limits
+    native = not isinstance(launch.program, PythonCode)
+    layers = launch.root.layers.path if isinstance(launch.root.layers, mounts.OnDisk) else None
+    return {
+        "plan": mounts.encode(launch.root),
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_bytes,
+        "memory_hard": Guarantee.MEMORY_HARD in launch.requires,
+        "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
+        "open_files": limits.open_files,
+        "layers": layers,
+        "disk_bytes": limits.disk_bytes,
+        "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
+        "may_fork": launch.processes,
+        "may_exec": launch.processes or native,
+        "system": launch.system,
+        "scratch": None if launch.writable else list(SCRATCH),
+        "executables": None if launch.processes or not native else list(launch.executables),
+        "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
+    }
