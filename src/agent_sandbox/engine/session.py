@@ -28,9 +28,10 @@ from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers import layer_targets
 from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.store import SandboxState
-from agent_sandbox.workspace.view import Host, plan_view
+from agent_sandbox.workspace.view import Host, Needs, plan_view
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
+KNOWN_SECONDS = 5.0  # an interpreter that is installed meanwhile is seen after this
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -91,6 +92,16 @@ class Outcome:
     notes: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A plan made lately, and what it was made from."""
+
+    needs: Needs
+    host: Host
+    plan: MountPlan
+    until: float
+
+
 class Session:
     """A gate, a runtime, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads."""
 
@@ -111,6 +122,7 @@ class Session:
         self._state = state
         self._look = look
         self._on_busy = on_busy
+        self._known: _Known | None = None  # replaced whole, so threads may share it
 
     @property
     def policy(self) -> Policy:
@@ -140,10 +152,20 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
+        return program, executables, self._view(needs)
+
+    def _view(self, needs: Needs) -> MountPlan:
+        """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
+        policy, host = self.policy, self._look()
+        known = self._known
+        if known is not None and known.needs == needs and known.host == host and time.monotonic() < known.until:
+            return known.plan
         disk = policy.limits.disk_bytes or DISK_BYTES
         layers = OnDisk(self._state.layers) if self._state is not None else ThrowAway(disk)
-        plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=disk)
-        return program, executables, plan
+        plan = plan_view(policy.files, needs, layers, host=host, project=self._project, scratch_bytes=disk)
+        if not (policy.files.read or policy.files.write):
+            self._known = _Known(needs, host, plan, time.monotonic() + KNOWN_SECONDS)
+        return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:
         began = time.monotonic()
