@@ -22,11 +22,16 @@ def describe() -> dict[str, Any]:
         "processor": _field("/proc/cpuinfo", "model name", ":"),
         "cores": len(os.sched_getaffinity(0)),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
-        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "load": load(),
         "python": platform.python_version(),
         "commit": _first_line("git", "-c", "safe.directory=*", "describe", "--always", "--dirty") or "unknown",
         "versions": {name: version for name, version in (*_packages(), *_programs()) if version},
     }
+
+
+def load() -> str:
+    """How busy the machine is, over one, five and fifteen minutes. Much more than the subject's own part is noise."""
+    return " ".join(f"{average:.2f}" for average in os.getloadavg())
 
 
 def _packages() -> list[tuple[str, str]]:

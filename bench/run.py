@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         accounts = [_measure(options)]
     if os.geteuid() == 0:
         accounts.append(_measure_rootless(arguments))
+    described["load after"] = machine.load()
     print(report.text(described, accounts), end="")
     output = Path(options.output)
     output.write_text(json.dumps(report.document(described, accounts), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,196 @@
+"""Waiting guests: used once, for exactly what they were built for, and gone when nobody wants them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.engine.languages import prepare
+from agent_sandbox.kernel.mounts import Copies, MountPlan, OnDisk, ThrowAway
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import locked
+from agent_sandbox.runtime import pool
+from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Terminal
+from agent_sandbox.runtime.pool import kind_of
+from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.workspace.view import Host, plan_view
+
+PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)
+PLAN = plan_view(locked().files, PREPARED.needs, ThrowAway(16 << 20), host=Host.look())
+
+
+def launch_of(source: str, **changes: object) -> Launch:
+    made = Launch(PythonCode(source), PLAN, "/tmp", {"A": "1"}, Limits(), frozenset(), processes=False, writable=False)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runtime() -> Iterator[ProcessRuntime]:
+    made = ProcessRuntime(warm=4)
+    yield made
+    made.close()
+
+
+def run(runtime: ProcessRuntime, launch: Launch) -> Completed:
+    with runtime.launch(launch) as guest:
+        return guest.wait()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does; what never comes fails the test."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        os.sched_yield()
+
+
+def waiting(runtime: ProcessRuntime) -> int:
+    assert runtime._pool is not None
+    return runtime._pool.waiting
+
+
+def test_after_a_run_a_guest_waits_for_the_next_like_it_and_is_used_once(runtime: ProcessRuntime) -> None:
+    run(runtime, launch_of("1"))
+    until(lambda: waiting(runtime) == 1)
+    seen = {
+        run(runtime, launch_of("import os; print(os.urandom(4).hex(), sorted(os.listdir('/tmp'))); open('/tmp/x', 'w')")).stdout
+        for _ in range(4)
+    }
+    assert len(seen) == 4
+    assert all(line.endswith(b"[]\n") for line in seen), "no file of one run is seen by another"
+
+
+def test_a_waiting_guest_learns_program_environment_input_and_directory_only_when_it_is_used(runtime: ProcessRuntime) -> None:
+    source = "import os; print(os.environ, os.getcwd(), input())"
+    run(runtime, launch_of("1"))
+    until(lambda: waiting(runtime) == 1)
+    done = run(runtime, launch_of(source, env={"B": "2"}, cwd="/usr/lib", stdin=b"hello\n"))
+    assert done.stdout == b"environ({'B': '2'}) /usr/lib hello\n"
+
+
+def test_the_wall_time_is_the_runs_own(runtime: ProcessRuntime) -> None:
+    run(runtime, launch_of("1", limits=Limits(wall_seconds=None)))
+    until(lambda: waiting(runtime) == 1)
+    done = run(runtime, launch_of("while True: pass", limits=Limits(wall_seconds=0.2)))
+    assert done.exit.limits_hit == ("wall",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"limits": Limits(memory_bytes=64 << 20)},
+        {"limits": Limits(processes=5)},
+        {"processes": True},
+        {"writable": True},
+        {"preload": ("json",)},
+        {"stdin": DEVNULL},
+        {"program": Argv(("true",))},
+        {"root": MountPlan(ThrowAway(17 << 20), PLAN.steps)},
+        {"root": MountPlan(PLAN.layers, PLAN.steps[:-1])},
+    ],
+    ids=lambda other: str(next(iter(other))),
+)
+def test_a_guest_built_for_something_else_is_not_used(other: dict[str, object]) -> None:
+    assert kind_of(launch_of("1")) != kind_of(launch_of("1", **other))
+    assert kind_of(launch_of("1", **other)) == kind_of(launch_of("2", **(other | ({} if "program" in other else {"env": {}}))))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"terminal": Terminal(24, 80)},
+        {"root": MountPlan(OnDisk("/nowhere"), PLAN.steps)},
+        {"root": MountPlan(PLAN.layers, (*PLAN.steps, Copies("/etc", "/etc", "etc")))},
+    ],
+    ids=["terminal", "kept layers", "copies"],
+)
+def test_what_belongs_to_one_run_is_never_made_beforehand(other: dict[str, object]) -> None:
+    assert kind_of(launch_of("1", **other)) is None
+
+
+def test_no_code_environment_or_input_stays_on_a_shelf(runtime: ProcessRuntime) -> None:
+    run(runtime, launch_of("'s3cret'", env={"KEY": "s3cret"}, stdin=b"s3cret"))
+    assert runtime._pool is not None
+    (shelf,) = runtime._pool._shelves.values()
+    assert "s3cret" not in repr(shelf.launch)
+
+
+def test_a_guest_that_was_killed_while_it_waited_is_not_handed_out(runtime: ProcessRuntime) -> None:
+    run(runtime, launch_of("1"))
+    until(lambda: waiting(runtime) == 1)
+    assert runtime._pool is not None
+    (shelf,) = runtime._pool._shelves.values()
+    guest = shelf.guests[0]
+    guest.kill()
+    until(lambda: not guest.waiting)
+    assert run(runtime, launch_of("print(1)")).stdout == b"1\n"
+
+
+def test_an_unused_shelf_is_cleared_and_its_thread_ends(runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(pool, "CALM_SECONDS", 0.01)
+    run(runtime, launch_of("1"))
+    assert runtime._pool is not None
+    until(lambda: runtime._pool is not None and runtime._pool._thread is None)
+    assert waiting(runtime) == 0
+
+
+def test_no_more_wait_than_may(runtime: ProcessRuntime) -> None:
+    for number in range(6):
+        run(runtime, launch_of("1", limits=Limits(processes=10 + number)))
+    until(lambda: waiting(runtime) == 4)
+    assert runtime._pool is not None
+    assert runtime._pool._most_wanting() is None
+
+
+def test_a_fork_of_the_application_has_a_pool_and_a_zygote_of_its_own(runtime: ProcessRuntime) -> None:
+    run(runtime, launch_of("1"))
+    until(lambda: waiting(runtime) == 1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if run(runtime, launch_of("print(1)")).stdout == b"1\n" else 2
+            runtime.close()
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert run(runtime, launch_of("print(1)")).stdout == b"1\n"
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        found += [child, *descendants(child)]
+    return found
+
+
+def test_waiting_guests_end_with_their_supervisor() -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            made = ProcessRuntime(warm=2)
+            run(made, launch_of("1"))
+            until(lambda: waiting(made) == 1)
+            os.write(writing, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    assert os.read(reading, 1) == b"x"
+    handles = [os.pidfd_open(pid) for pid in descendants(child)]
+    assert len(handles) >= 4, "zygote, keeper, init and guest live while their supervisor does"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for handle in handles:
+        assert select.select([handle], [], [], 2.0)[0], "it has outlived its supervisor"
+        os.close(handle)
+    os.close(reading)
+    os.close(writing)
