@@ -166,9 +166,11 @@ def test_a_fork_of_the_application_has_a_pool_and_a_zygote_of_its_own(runtime: P
 
 
 def descendants(pid: int) -> list[int]:
+    """Of all its threads: a process is the child of the thread that made it."""
     found = []
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        found += [child, *descendants(child)]
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            found += [child, *descendants(child)]
     return found
 
 
@@ -184,11 +186,13 @@ def test_waiting_guests_end_with_their_supervisor() -> None:
             signal.pause()
         finally:
             os._exit(1)
-    assert os.read(reading, 1) == b"x"
-    handles = [os.pidfd_open(pid) for pid in descendants(child)]
-    assert len(handles) >= 4, "zygote, keeper, init and guest live while their supervisor does"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        assert os.read(reading, 1) == b"x"
+        handles = [os.pidfd_open(pid) for pid in descendants(child)]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert len(handles) >= 4, "zygote, keeper, init and guest lived while their supervisor did"
     for handle in handles:
         assert select.select([handle], [], [], 2.0)[0], "it has outlived its supervisor"
         os.close(handle)
