@@ -337,16 +337,17 @@ def test_another_run_is_nowhere_to_be_seen(number: int, box: Box, tell: Tell) ->
     reading, writing = os.pipe()
     ready = threading.Event()
     guests: list[ProcessGuest] = []
-    plant = "for d in /tmp /dev/shm /run /var/tmp $PWD; do echo x > $d/MARK-of-first; done; echo ready; read -r _"
+    mark = f"mark-of-the-first-{os.urandom(8).hex()}"
+    plant = f"for d in /tmp /dev/shm /run /var/tmp $PWD; do echo x > $d/{mark}; done; echo ready; read -r _"
     state = Store.open(str(box.project.parent / "state"))
     work = {"stdin": reading, "on_start": guests.append, "on_output": lambda *_: ready.set()}
     first = threading.Thread(target=lambda: box.with_(state=state.sandbox_for(str(box.project))).shell(plant, **work))
     first.start()
     try:
         assert ready.wait(20)
-        second = box.shell(f"find /tmp /dev/shm /run /var/tmp {box.project.parent} -name 'MARK-of-first' 2>/dev/null; ls {state.path}")
+        second = box.shell(f"find /tmp /dev/shm /run /var/tmp {box.project.parent} -name {mark} 2>/dev/null; ls {state.path}")
         assert second.stdout == b""
-        found = list(Path(state.path).rglob("MARK-of-first"))
+        found = list(Path(state.path).rglob(mark))
         assert len(found) >= 2, "from outside, the layers of the first hold them"
     finally:
         os.close(writing)
