@@ -9,7 +9,7 @@ import pytest
 from agent_sandbox import Sandbox, shared
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
     shared.runtime().close()

@@ -12,7 +12,7 @@ from agent_sandbox import shared
 Example = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
     shared.runtime().close()
