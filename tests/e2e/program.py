@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,16 @@ class Shell:
             [*PROGRAM, *line], cwd=self.cwd, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False
         )
 
-    def start(self, *line: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """Type it, and do something else meanwhile."""
+    @contextmanager
+    def start(self, *line: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
+        """Type it, and do something else meanwhile. A test that fails in the block does not wait for what will never end."""
         pipe = subprocess.PIPE
-        return subprocess.Popen([*PROGRAM, *line], cwd=self.cwd, env=self.environment, stdin=stdin, stdout=pipe, stderr=pipe)
+        with subprocess.Popen([*PROGRAM, *line], cwd=self.cwd, env=self.environment, stdin=stdin, stdout=pipe, stderr=pipe) as process:
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
 
     def json(self, *line: str) -> dict[str, Any]:
         """Type it with --json, and read the document."""
