@@ -146,9 +146,8 @@ def test_explain_prints_the_plan_and_runs_nothing(shell: Shell, project: Path) -
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, 43), (signal.SIGHUP, 44)])
 def test_a_signal_reaches_the_program_which_may_answer_it(shell: Shell, number: signal.Signals, code: int) -> None:
-    with shell.start(
-        "run", "trap 'exit 42' INT; trap 'exit 43' TERM; trap 'exit 44' HUP; echo ready; while :; do read -t 1 <> <(:); done"
-    ) as run:
+    answering = f"signal.signal({number:d}, lambda *_: sys.exit({code})); print('ready', flush=True)"
+    with shell.start("run", "--", "python3", "-c", f"import signal, sys; {answering}\nwhile True: signal.pause()") as run:
         assert run.stdout is not None
         assert run.stdout.readline() == b"ready\n"
         run.send_signal(number)
