@@ -10,12 +10,15 @@ import os
 import shutil
 import struct
 import sys
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.runtime.base import PythonCode, Script
 from agent_sandbox.workspace.view import Needs
 
+KNOWN_SECONDS = 5.0  # an interpreter that is installed or removed meanwhile is noticed after this
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/local/lib", "/usr/share/zoneinfo")
 _TOP_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _TOOLS = ("/usr", "/bin", "/sbin", "/etc/alternatives")  # what programs that start programs expect
@@ -87,6 +90,12 @@ def _prefix_of(binary: str) -> tuple[str, ...]:
 
 
 def _needs(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool) -> Needs:
+    return _needs_at(trees, binaries, processes, int(time.monotonic() / KNOWN_SECONDS))
+
+
+@lru_cache(maxsize=16)
+def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool, moment: int) -> Needs:
+    """Looked up on disk once for a row of runs; `moment` makes an answer expire."""
     links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
     directories = tuple(
         f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")

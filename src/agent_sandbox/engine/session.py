@@ -31,7 +31,6 @@ from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import Host, Needs, plan_view
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
-KNOWN_SECONDS = 5.0  # an interpreter that is installed meanwhile is seen after this
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -164,7 +163,7 @@ class Session:
         layers = OnDisk(self._state.layers) if self._state is not None else ThrowAway(disk)
         plan = plan_view(policy.files, needs, layers, host=host, project=self._project, scratch_bytes=disk)
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, host, plan, time.monotonic() + KNOWN_SECONDS)
+            self._known = _Known(needs, host, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:

@@ -125,10 +125,18 @@ def write(path: str, value: str) -> None:
 def read(path: str, *, directory: int | None = None) -> str:
     """The content of a cgroup's file, or nothing where this kernel has no such file or the cgroup is gone."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), encoding="utf-8") as file:
-            return file.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return ""
+    try:  # not a file object: it would ask the kernel six more questions, and this is on the way of every run
+        parts = []
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+        return b"".join(parts).decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _words(path: str) -> frozenset[str]:

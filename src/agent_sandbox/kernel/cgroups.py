@@ -100,8 +100,10 @@ class Cgroup:
                 cpu = max(cpu, _keyed(part, "cpu.stat", "usage_usec") / 1e6)
                 peak = max(peak, _number(part, "memory.peak"))
                 kills += _keyed(part, "memory.events", "oom_kill")
-            else:
+                continue
+            if "cpuacct" in part.controllers:
                 cpu = max(cpu, _number(part, "cpuacct.usage") / 1e9)
+            if "memory" in part.controllers:
                 peak = max(peak, _number(part, "memory.max_usage_in_bytes"))
                 kills += _keyed(part, "memory.oom_control", "oom_kill")
         return Usage(cpu, peak, kills)
@@ -114,15 +116,9 @@ class Cgroup:
         """
         reached = set()
         for part in self.parts:
-            if part.version == 2:
-                ran_out = _keyed(part, "memory.events", "oom") > 0
-            else:
-                # Not memory.failcnt: newer kernels (seen on 6.18) leave it at 0. The peak stops at the limit, or just below it.
-                room = _number(part, "memory.limit_in_bytes") - _number(part, "memory.max_usage_in_bytes")
-                ran_out = room < _LARGEST_REQUEST and _keyed(part, "memory.oom_control", "oom_kill") > 0
-            if ran_out:
+            if "memory" in part.controllers and _ran_out(part):
                 reached.add("memory")
-            if _keyed(part, "pids.events", "max") > 0:
+            if "pids" in part.controllers and _keyed(part, "pids.events", "max") > 0:
                 reached.add("processes")
         return frozenset(reached)
 
@@ -246,6 +242,15 @@ def _gone(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _ran_out(part: Part) -> bool:
+    if part.version == 2:
+        return _keyed(part, "memory.events", "oom") > 0
+    if _keyed(part, "memory.oom_control", "oom_kill") == 0:
+        return False
+    # Not memory.failcnt: newer kernels (seen on 6.18) leave it at 0. The peak stops at the limit, or just below it.
+    return _number(part, "memory.limit_in_bytes") - _number(part, "memory.max_usage_in_bytes") < _LARGEST_REQUEST
 
 
 def _content(part: Part, file: str) -> str:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import types
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from agent_sandbox.kernel import channel
@@ -57,7 +58,8 @@ def _prepare_interpreter(message: dict[str, Any]) -> None:
     """Give this process what a fresh interpreter would have had: its own environment, streams, arguments, search path and randomness."""
     os.environ.clear()
     os.environ.update(message["env"])
-    time.tzset()
+    if "TZ" in os.environ:
+        time.tzset()
     _open_streams()
     sys.argv[:] = [SCRIPT, *message["arguments"]]
     sys.path.insert(0, message["cwd"])
@@ -79,9 +81,12 @@ def _open_streams() -> None:
 
 def _write_script(path: str, source: str) -> None:
     # A real file, so that tracebacks show its lines and multiprocessing can import it again.
-    os.makedirs(SCRIPTS, exist_ok=True)
-    with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(source)
+    with suppress(FileExistsError):
+        os.mkdir(SCRIPTS)
+    with open(path, "wb", buffering=0) as file:
+        left = memoryview(source.encode("utf-8", "surrogatepass"))
+        while left:
+            left = left[file.write(left) :]
 
 
 def _reseed() -> None:

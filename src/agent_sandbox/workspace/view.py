@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
@@ -69,7 +70,13 @@ class Host:
     @classmethod
     def look(cls) -> Host:
         """This machine, now."""
-        return cls(mountinfo.visible(mountinfo.read()), os.geteuid() == 0)
+        with open("/proc/self/mountinfo", "rb") as file:
+            return cls(_visible_mounts(file.read()), os.geteuid() == 0)
+
+
+@lru_cache(maxsize=4)  # the table hardly ever changes, and reading it tells whether it has
+def _visible_mounts(table: bytes) -> tuple[Mount, ...]:
+    return mountinfo.visible(mountinfo.parse(table))
 
 
 @dataclass
