@@ -22,7 +22,7 @@ demo: setup  ## an agent's command on a clone of this machine, what it changed, 
 check: setup  ## formatting, lint, types, layers (seconds)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy src tests scripts
+	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
 
 test: check  ## check and the whole suite; as root, then again as an unprivileged user
@@ -40,5 +40,5 @@ torture: setup  ## the full counts of what make test only samples; long
 	$(PYTEST) -m torture --timeout 3600
 
 clean:  ## forget .venv and caches
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -191,3 +191,9 @@ def test_two_runs_at_once_go_one_after_the_other_and_say_so(shell: Shell) -> Non
             first.stdin.close()
             assert (first.wait(20), second.wait(20)) == (0, 0)
     assert shell("run", "cat order.txt").stdout == b"first\nsecond\n"
+
+
+def test_shared_directories_of_others_can_be_written_to_in_the_clone(shell: Shell) -> None:
+    name = f"/var/tmp/from-a-clone-{os.urandom(8).hex()}"
+    assert shell("run", f"mkdir {name} && echo made > {name}/file && cat {name}/file").stdout == b"made\n"
+    assert not os.path.exists(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,17 @@ def test_the_record_and_the_state_of_the_product_are_never_shown(monkeypatch: py
     sandbox.execute("print(1)")
     assert (tmp_path / "state" / "ledger.jsonl").exists()
     assert shown(sandbox, tmp_path) == {"seen"}
+
+
+@pytest.mark.parametrize("allowed", [["/etc/hosts"], ["/etc/host*"]], ids=["a file", "a pattern"])
+def test_a_file_allowed_among_those_we_make_ourselves_is_the_machines_own(allowed: list[str]) -> None:
+    with Sandbox(allow_file_read=True, allowed_paths=allowed) as sandbox:
+        result = sandbox.execute("import pwd, os; print(open('/etc/hosts').read() + pwd.getpwuid(os.getuid()).pw_name)")
+    assert result.stdout.startswith(Path("/etc/hosts").read_text()), result.stderr
+    assert result.stdout.strip().endswith(("root", "sandbox")), "what an interpreter needs of /etc is still made"
+
+
+def test_an_environment_file_beside_the_packages_is_hidden() -> None:
+    """A virtual environment made in the top directory of a project shows that project with the interpreter."""
+    masks = {mask.path for mask in SandboxConfig().policy().files.masks}
+    assert f"{sys.prefix}/.env" in masks

@@ -1,0 +1,57 @@
+"""What holds where no cgroup can be had: memory is watched, wherever it is held, and who asks for more is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent_sandbox import Sandbox, shared
+from agent_sandbox.engine.languages import prepare
+from agent_sandbox.errors import LaunchFailed
+from agent_sandbox.kernel import cgroup_sweep, cgroups
+from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import locked
+from agent_sandbox.runtime.base import Launch, PythonCode
+from agent_sandbox.workspace.view import Host, plan_view
+
+HOLD = "import os, time\n{hold}\ntime.sleep(5)\nprint('it was not noticed')"
+MEMFDS = "for _ in range(20):\n  f = os.memfd_create('x'); os.write(f, b'x' * (8 << 20))"
+SEGMENTS = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+for _ in range(20):
+  place = libc.shmat(libc.shmget(0, 8 << 20, 0o1600), None, 0)
+  ctypes.memset(place, 1, 8 << 20)
+  libc.shmdt(ctypes.c_void_p(place))
+"""
+SCRATCH = "for n in range(20):\n  open(f'/tmp/{n}', 'wb').write(b'x' * (8 << 20))"
+
+
+@pytest.fixture(autouse=True)
+def _no_cgroup() -> Iterator[None]:
+    if "memory" in cgroup_sweep.probe(cgroups.here(), unique="test").enforces:
+        pytest.skip("there is a memory cgroup here, which limits all of this by itself")
+    yield
+    shared.runtime().close()
+
+
+@pytest.mark.needs_user
+@pytest.mark.parametrize("hold", [MEMFDS, SEGMENTS, SCRATCH], ids=["memfds", "System V segments", "scratch files"])
+def test_memory_that_is_in_no_process_counts(hold: str) -> None:
+    result = Sandbox(max_memory_mb=64).execute(HOLD.format(hold=hold))
+    assert result.limits_hit == ("memory",), result
+    control = Sandbox(max_memory_mb=512).execute(HOLD.format(hold=hold).replace("time.sleep(5)", ""))
+    assert control.stdout == "it was not noticed\n", "the control arm: with room for it, it can be held"
+
+
+@pytest.mark.needs_user
+def test_a_hard_limit_that_cannot_be_had_is_refused_and_nothing_runs() -> None:
+    needs = prepare("python", "", arguments=(), search_path="/usr/bin", processes=False).needs
+    plan = plan_view(locked().files, needs, ThrowAway(16 << 20), host=Host.look())
+    launch = Launch(PythonCode("print('ran')"), plan, "/tmp", {}, Limits(), frozenset({Guarantee.MEMORY_HARD}), processes=False)
+    with pytest.raises(LaunchFailed, match="a hard memory limit was asked for"):
+        shared.runtime().launch(launch)
