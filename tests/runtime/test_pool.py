@@ -20,7 +20,8 @@ from agent_sandbox.runtime import pool
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Terminal
 from agent_sandbox.runtime.pool import kind_of
 from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.workspace.view import Host, plan_view
+from agent_sandbox.workspace.draft import Host
+from agent_sandbox.workspace.view import plan_view
 
 PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)
 PLAN = plan_view(locked().files, PREPARED.needs, ThrowAway(16 << 20), host=Host.look())

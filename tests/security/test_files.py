@@ -19,8 +19,9 @@ from agent_sandbox.kernel.mounts import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.view import Host, Needs, plan_view
+from agent_sandbox.workspace.view import plan_view
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside, snapshot
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.runtime.base import PythonCode, Script
-from agent_sandbox.workspace.view import Needs
+from agent_sandbox.workspace.draft import Needs
 
 KNOWN_SECONDS = 5.0  # an interpreter that is installed or removed meanwhile is noticed after this
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/local/lib", "/usr/share/zoneinfo")

@@ -25,10 +25,11 @@ from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, T
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.layers import layer_targets
 from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.store import SandboxState
-from agent_sandbox.workspace.view import Host, Needs, plan_view
+from agent_sandbox.workspace.view import plan_view
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size

@@ -1,0 +1,134 @@
+"""Hide what is denied or secret in a plan, by name, wherever it can be reached, and keep what an interpreter needs.
+
+Names, not contents: a whiteout below the guest's view holds when the real file is replaced or appears later (`kernel.placing`). Here it
+is decided which names, in which overlay. The same object may have several: behind links, and where its filesystem is mounted again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel import mountinfo
+from agent_sandbox.kernel.mounts import Bind, Copies, Directory, Overlay, Step
+from agent_sandbox.kernel.placing import Mask
+from agent_sandbox.policy.model import FileRules
+from agent_sandbox.policy.paths import Beneath, Glob, ancestors
+from agent_sandbox.workspace.draft import Draft, Host, Needs, covers
+from agent_sandbox.workspace.layers import quote_target
+
+
+def hide(plan: Draft, needs: Needs) -> None:
+    """Hide what is denied or secret wherever it can be reached, and give what must stay an overlay of its own."""
+    hidden: dict[str, bool] = {}  # path: whether the directory itself stays
+    places = _Places(plan.host)
+    for path, stays in _hidden_paths(plan.rules):
+        for place in places.of(path):
+            hidden[place] = hidden.get(place, False) or stays
+    real_needed = {tree: real for tree in needs.trees if os.path.isdir(real := os.path.realpath(tree))}
+    kept = [tree for tree, real in real_needed.items() if any(covers(path, real) for path in hidden)]
+    for file in needs.files:
+        hidden.pop(file, None)
+    files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
+    masks: dict[str, list[Mask]] = {}
+    room: dict[str, list[str]] = {}  # directories to mount on, below hidden ones
+    room_for_files: dict[str, list[str]] = {}
+    for path in sorted(hidden, key=lambda path: path.count("/")):
+        inside = [real_needed[tree] for tree in kept if covers(path, real_needed[tree])]
+        files_inside = [file for file in files if covers(path, file)]
+        for overlay in list(plan.overlays):
+            if path == overlay.source:
+                plan.overlays.remove(overlay)
+                plan.steps.append(Directory(overlay.target))
+            elif covers(path, overlay.source):  # a filesystem mounted below what is hidden
+                plan.overlays.remove(overlay)
+            elif covers(overlay.source, path):
+                start = len(overlay.source.rstrip("/")) + 1
+                masks.setdefault(overlay.target, []).append(Mask(path[start:], hidden[path] or bool(inside or files_inside)))
+                room.setdefault(overlay.target, []).extend(tree[start:] for tree in inside)
+                room_for_files.setdefault(overlay.target, []).extend(file[start:] for file in files_inside)
+    plan.overlays[:] = [
+        replace(
+            each,
+            masks=tuple(masks.get(each.target, ())),
+            places=tuple(room.get(each.target, ())),
+            files=tuple(dict.fromkeys(room_for_files.get(each.target, ()))),
+        )
+        for each in plan.overlays
+        if each.source not in {real_needed[tree] for tree in kept}
+    ]
+    for real in dict.fromkeys(real_needed[tree] for tree in kept):
+        plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
+    plan.steps += [Bind(file, file) for file in files]
+    plan.steps[:] = _without_hidden_files(plan.steps, hidden, needs.files)
+
+
+def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
+    """Whether a file that must stay would go with a hidden directory above it."""
+    shown = any(covers(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
+    return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
+
+
+def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
+    """Single files are bound and copied under their own names, past every overlay: what is hidden must be left out of them too."""
+
+    def is_hidden(path: str) -> bool:
+        return any(above in hidden and not (above == path and hidden[above]) for above in ancestors(path))
+
+    for step in steps:
+        if isinstance(step, Copies):
+            yield replace(step, entries=tuple(entry for entry in step.entries if not is_hidden(f"{step.source}/{entry}")))
+        elif not isinstance(step, Bind) or step.source in needed or not is_hidden(step.source):
+            yield step
+
+
+def stand_in_for_others(plan: Draft) -> None:
+    """Rootless: a write below another's directory copies that directory up, for an owner who does not exist here, and fails.
+
+    So directories of others in which we may write, such as /var/tmp, are made beforehand in a layer of ours. Only those right below the
+    top of an overlay are looked for: finding all of them would cost a walk through the machine.
+    """
+    me = os.geteuid()
+    for index, overlay in enumerate(plan.overlays):
+        if overlay.writable:
+            with suppress(OSError), os.scandir(overlay.source) as entries:
+                names = tuple(
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_uid != me
+                    and os.access(entry.path, os.W_OK | os.X_OK)
+                )
+                plan.overlays[index] = replace(overlay, stand_ins=names)
+
+
+def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
+    for pattern in rules.denied:
+        if not isinstance(pattern, Glob):
+            yield pattern.path, isinstance(pattern, Beneath)
+    for mask in rules.masks:
+        yield mask.path, False
+
+
+class _Places:
+    """Everywhere the same thing can be reached: under its own name, behind links, and where its filesystem is mounted again."""
+
+    def __init__(self, host: Host) -> None:
+        devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
+        self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
+        self._directories: dict[str, str] = {}  # there are hundreds of masks in a handful of directories
+
+    def of(self, path: str) -> Iterator[str]:
+        if path == "/":
+            raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
+        directory = os.path.dirname(path)
+        if directory not in self._directories:
+            self._directories[directory] = os.path.realpath(directory)
+        named = os.path.join(self._directories[directory], os.path.basename(path))
+        for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
+            yield place
+            if self._mounts:
+                yield from mountinfo.aliases(self._mounts, place)
