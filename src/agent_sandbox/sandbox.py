@@ -11,7 +11,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -25,6 +24,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, RunOptions, Shell, code_of, encoded, with_arguments, work_of
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}

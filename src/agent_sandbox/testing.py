@@ -14,12 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 from agent_sandbox.kernel.mounts import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.runtime.base import Argv, Completed, Launch, Reason, Runtime
+from agent_sandbox.values import dataclass, field, replace
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 LATENESS = 1.0  # seconds that a run may outlive its deadline

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, TypedDict
 
 from agent_sandbox.engine.session import Code, Command
 from agent_sandbox.policy.action import canonical_language
+from agent_sandbox.values import dataclass, replace
 
 OnOutput = Callable[[Literal["stdout", "stderr"], str], object]
 

@@ -11,6 +11,9 @@ import pytest
 
 from tests.e2e.program import PROGRAM, Shell, processes_with, words
 
+# Blocked and waited for: a handler would miss a signal that comes between saying "ready" and going to sleep.
+AWAITING = "import signal, sys; awaited = [{number:d}]; signal.pthread_sigmask(signal.SIG_BLOCK, awaited); print('ready', flush=True)"
+
 
 def test_the_readme_flow_leaves_the_real_file_alone_and_forgets_on_request(shell: Shell, project: Path) -> None:
     real = project / "greeting.txt"
@@ -146,8 +149,7 @@ def test_explain_prints_the_plan_and_runs_nothing(shell: Shell, project: Path) -
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, 43), (signal.SIGHUP, 44)])
 def test_a_signal_reaches_the_program_which_may_answer_it(shell: Shell, number: signal.Signals, code: int) -> None:
-    answering = f"signal.signal({number:d}, lambda *_: sys.exit({code})); print('ready', flush=True)"
-    with shell.start("run", "--", "python3", "-c", f"import signal, sys; {answering}\nwhile True: signal.pause()") as run:
+    with shell.start("run", "--", "python3", "-c", f"{AWAITING.format(number=number)}\nsignal.sigwait(awaited); sys.exit({code})") as run:
         assert run.stdout is not None
         assert run.stdout.readline() == b"ready\n"
         run.send_signal(number)
@@ -156,8 +158,8 @@ def test_a_signal_reaches_the_program_which_may_answer_it(shell: Shell, number: 
 
 def test_a_second_signal_ends_a_program_that_ignores_them(shell: Shell) -> None:
     marker = f"marker-{os.getpid()}"
-    ignoring = "signal.signal(15, lambda *_: print('heard', flush=True)); print('ready', flush=True)"
-    with shell.start("run", "--", "python3", "-c", f"import signal; {ignoring}\nwhile True: signal.pause()", marker) as run:
+    ignoring = "while True: signal.sigwait(awaited); print('heard', flush=True)"
+    with shell.start("run", "--", "python3", "-c", f"{AWAITING.format(number=15)}\n{ignoring}", marker) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == b"ready\n"
         run.send_signal(signal.SIGTERM)

@@ -7,7 +7,6 @@ it ended. The gate knows nothing about how a deed is done: it is a function that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar, assert_never
 
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
@@ -16,6 +15,7 @@ from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.values import dataclass
 
 T = TypeVar("T")
 

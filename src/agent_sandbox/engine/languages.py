@@ -11,11 +11,11 @@ import shutil
 import struct
 import sys
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.runtime.base import PythonCode, Script
+from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.draft import Needs
 
 KNOWN_SECONDS = 5.0  # an interpreter that is installed or removed meanwhile is noticed after this

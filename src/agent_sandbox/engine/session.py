@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
@@ -24,6 +23,7 @@ from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.values import dataclass, field
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.layers import layer_targets

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from agent_sandbox.values import dataclass
 
 MOST_PROCESSES = 4096  # read in one pass
 MOST_ENTRIES = 500_000  # looked at in one count of a tree

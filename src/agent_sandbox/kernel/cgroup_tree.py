@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from agent_sandbox.kernel import accounting, mountinfo
 from agent_sandbox.kernel.mountinfo import Mount
+from agent_sandbox.values import dataclass
 
 PREFIX = "agent-sandbox-"
 LIMITING = frozenset({"memory", "pids"})  # what a run is limited by

@@ -15,10 +15,10 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 from agent_sandbox.kernel import cgroup_tree
 from agent_sandbox.kernel.cgroup_tree import LIMITING, Hierarchy, find, here, read, write
+from agent_sandbox.values import dataclass, field, replace
 
 __all__ = ["Cgroup", "Hierarchy", "Part", "Usage", "create", "find", "here"]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from agent_sandbox.values import dataclass
 
 # Filesystems that hold no files of the machine: what they show is made up by the kernel when it is read.
 # fmt: off

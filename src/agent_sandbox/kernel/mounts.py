@@ -17,7 +17,6 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agent_sandbox.kernel import syscalls as sc
@@ -33,6 +32,7 @@ from agent_sandbox.kernel.placing import (
     make_layer,
     mount_overlay,
 )
+from agent_sandbox.values import dataclass
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # What containers mask too: files of /proc that tell of, or act on, the host as a whole.

@@ -10,9 +10,9 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.values import dataclass, field
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
 

@@ -15,12 +15,12 @@ import ctypes
 import errno
 import functools
 import struct
-from dataclasses import dataclass
 
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import syscall_rules as rules
 from agent_sandbox.kernel import syscall_table, syscalls
 from agent_sandbox.kernel.syscall_rules import Condition, Rule
+from agent_sandbox.values import dataclass
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000

@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.encoding import decode, looks_whole
 from agent_sandbox.ledger.event import Entry, Torn
+from agent_sandbox.values import dataclass
 
 START = "0" * 64  # the hash before the first entry
 _STEP = 8 << 10  # bytes; most entries are far smaller

@@ -14,10 +14,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent_sandbox.ledger.event import KINDS, Entry, Event
+from agent_sandbox.values import dataclass
 
 LONGEST_TEXT = 4096  # characters of one value
 LONGEST_FIELD = 64 << 10  # bytes of one field of an event; above it, its JSON is kept as one cut text

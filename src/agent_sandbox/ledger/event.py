@@ -6,8 +6,9 @@ An intent without an outcome means that the process ended in between: the deed m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, Literal
+
+from agent_sandbox.values import dataclass, field
 
 Fact = None | bool | int | float | str | bytes | Sequence["Fact"] | Mapping[str, "Fact"]
 Facts = Mapping[str, Fact]

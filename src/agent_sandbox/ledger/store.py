@@ -16,13 +16,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import Head, find_head
 from agent_sandbox.ledger.encoding import encode
 from agent_sandbox.ledger.event import Entry, Event, Torn
+from agent_sandbox.values import dataclass
 
 # No link is followed, so that nobody else's file is appended to; reading finds the end of the chain.
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

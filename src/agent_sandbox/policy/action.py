@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.paths import normalise
+from agent_sandbox.values import dataclass
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
 _ALIASES = {"python3": "python", "py": "python", "js": "javascript", "node": "javascript", "nodejs": "javascript", "rb": "ruby"}

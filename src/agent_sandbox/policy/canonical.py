@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
+
+from agent_sandbox.values import fields, is_dataclass
 
 
 def plain(value: Any) -> Any:

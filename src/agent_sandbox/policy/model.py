@@ -7,7 +7,6 @@ line: the whole machine but for its secrets, every write captured). A field that
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 from agent_sandbox.errors import PolicyError
@@ -16,6 +15,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.secrets import Mask
+from agent_sandbox.values import dataclass
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)

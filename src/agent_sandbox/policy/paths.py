@@ -13,11 +13,11 @@ Symbolic links are not followed here: a pattern is about names, and the view tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.wildcards import Token, Wild, literal, scan, spans
+from agent_sandbox.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ authenticates), `/etc/passwd` (names are looked up in it), and `/var/run` (a lin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import beneath, normalise
+from agent_sandbox.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ Not `re`: names come from guests, and a pattern such as `*a*a*a*b` would make a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from agent_sandbox.values import dataclass
 
 
 class Wild(Enum):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
 from agent_sandbox.kernel.mounts import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
+from agent_sandbox.values import dataclass, field
 
 DEVNULL = subprocess.DEVNULL
 

@@ -13,12 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mounts import Copies, ThrowAway
 from agent_sandbox.runtime.base import DEVNULL, Argv, Launch, PythonCode
 from agent_sandbox.runtime.running import ProcessGuest, request_for
+from agent_sandbox.values import dataclass, field, replace
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less

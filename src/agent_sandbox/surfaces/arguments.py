@@ -7,10 +7,10 @@ first word of the command on belongs to that command. An option that is unknown,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.surfaces.verbs import COMMON, OPTIONS, VERBS, Option
+from agent_sandbox.values import dataclass, field
 
 
 class UsageError(SandboxError):

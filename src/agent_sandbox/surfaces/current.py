@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
@@ -19,6 +18,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
+from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.store import SandboxState, Store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Literal
 
 from agent_sandbox.kernel import landlock, probes
@@ -14,6 +13,7 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.remedies import Situation, idmapping_remedy, remedy
 from agent_sandbox.surfaces.style import Style
+from agent_sandbox.values import asdict, dataclass
 
 Status = Literal["ok", "weaker", "missing"]
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use

@@ -11,7 +11,6 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from agent_sandbox.engine.session import Outcome, Session, Work
@@ -20,6 +19,7 @@ from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.pending import Pending, stored
 from agent_sandbox.surfaces.run import code_of, refusal
+from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.nodes import Node
 from agent_sandbox.workspace.project import Project

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from agent_sandbox.engine.session import Outcome, changes_in
 from agent_sandbox.errors import SandboxError
@@ -13,6 +12,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.noise import is_noise
 from agent_sandbox.workspace.store import SandboxState

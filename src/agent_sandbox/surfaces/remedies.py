@@ -7,7 +7,8 @@ remedy that applies.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from agent_sandbox.values import dataclass
 
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 MAX_USERNS = "/proc/sys/user/max_user_namespaces"

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from agent_sandbox import places
 from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
@@ -19,6 +18,7 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, session_for, working_directory
 from agent_sandbox.surfaces.environment import guest_environment
 from agent_sandbox.surfaces.messages import remark, shown
+from agent_sandbox.values import replace
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view import PRIVATE
 

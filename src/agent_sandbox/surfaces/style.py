@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+
+from agent_sandbox.values import dataclass
 
 _RESET, _BOLD, _RED, _GREEN, _YELLOW, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[36m"
 _OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED}

@@ -5,7 +5,7 @@ What a later version brings is listed too, so that it is refused by name instead
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from agent_sandbox.values import dataclass, replace
 
 ANY = 1 << 30
 

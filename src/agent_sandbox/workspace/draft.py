@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.kernel.mounts import Overlay, Step
 from agent_sandbox.policy.model import FileRules
+from agent_sandbox.values import dataclass, field
 
 
 @dataclass(frozen=True)

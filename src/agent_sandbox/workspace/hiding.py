@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
@@ -17,6 +16,7 @@ from agent_sandbox.kernel.mounts import Bind, Copies, Directory, Overlay, Step
 from agent_sandbox.kernel.placing import Mask
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, ancestors
+from agent_sandbox.values import replace
 from agent_sandbox.workspace.draft import Draft, Host, Needs, covers
 from agent_sandbox.workspace.layers import quote_target
 

@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 
 from agent_sandbox.errors import Busy
+from agent_sandbox.values import asdict, dataclass
 from agent_sandbox.workspace.durable import explained
 
 

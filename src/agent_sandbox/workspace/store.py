@@ -21,9 +21,9 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
+from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
 from agent_sandbox.workspace.locking import Holder, hold
 from agent_sandbox.workspace.removal import remove_tree

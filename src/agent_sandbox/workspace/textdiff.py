@@ -15,8 +15,8 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from agent_sandbox.values import dataclass
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.layers import quote_target

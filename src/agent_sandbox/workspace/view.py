@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
@@ -35,6 +34,7 @@ from agent_sandbox.kernel.mounts import (
 )
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
+from agent_sandbox.values import replace
 from agent_sandbox.workspace.draft import Draft, Host, Needs, covers
 from agent_sandbox.workspace.hiding import hide, stand_in_for_others
 from agent_sandbox.workspace.layers import quote_target

@@ -1,0 +1,121 @@
+"""Our frozen classes behave as the real ones do: each claim is tried on both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar
+
+import pytest
+
+from agent_sandbox import values
+
+
+def _make(dataclass: Callable[..., Any]) -> Any:
+    @dataclass(frozen=True)
+    class Point:
+        """A point."""
+
+        kind: ClassVar[str] = "point"
+        x: int
+        y: int = 2
+        tags: list[str] = dataclasses.field(default_factory=list, compare=False)
+        secret: str = dataclasses.field(default="s", repr=False)
+
+        def __post_init__(self) -> None:
+            if self.x < 0:
+                raise ValueError("negative")
+
+        @cached_property
+        def far(self) -> int:
+            return self.x * 1000
+
+    @dataclass(frozen=True)
+    class Named(Point):
+        name: str = ""
+
+    return Point, Named
+
+
+OURS, REAL = _make(values.dataclass), _make(dataclasses.dataclass)
+
+
+@pytest.fixture(params=[OURS, REAL], ids=["ours", "the real one"])
+def both(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def point(both: Any) -> Any:
+    return both[0]
+
+
+def test_values_are_compared_hashed_and_shown_by_their_fields(point: Any) -> None:
+    assert point(1) == point(x=1, y=2) != point(1, 3)
+    assert point(1, tags=["a"]) == point(1), "a field that is not compared does not count"
+    assert len({point(1), point(1), point(2)}) == 2
+    assert repr(point(1)).endswith("Point(x=1, y=2, tags=[])")
+    assert point(1) != (1, 2)
+
+
+def test_values_cannot_be_changed_but_replaced(point: Any) -> None:
+    made = point(1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.x = 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del made.x
+    assert dataclasses.replace(made, y=5) == point(1, 5)
+    assert made.far == 1000
+
+
+@pytest.mark.parametrize(
+    ("args", "given"), [((), {}), ((1, 2, [], "s", 5), {}), ((1,), {"x": 1}), ((1,), {"z": 1})], ids=["missing", "many", "twice", "unknown"]
+)
+def test_what_does_not_fit_is_a_type_error(point: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        point(*args, **given)
+
+
+def test_a_value_checks_itself_when_it_is_made_and_when_it_is_replaced(point: Any) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        point(-1)
+    with pytest.raises(ValueError, match="negative"):
+        dataclasses.replace(point(1), x=-1)
+
+
+def test_a_default_is_made_anew_for_each_value(point: Any) -> None:
+    assert point(1).tags is not point(1).tags
+
+
+def test_fields_are_inherited_listed_and_matched(both: Any) -> None:
+    point, inheriting = both
+    named = inheriting(1, name="n")
+    assert [each.name for each in dataclasses.fields(named)] == ["x", "y", "tags", "secret", "name"]
+    assert dataclasses.asdict(named) == {"x": 1, "y": 2, "tags": [], "secret": "s", "name": "n"}
+    assert point.__match_args__ == ("x", "y", "tags", "secret")
+    assert point(1) != inheriting(1)
+
+
+@pytest.mark.parametrize("dataclass", [values.dataclass, dataclasses.dataclass], ids=["ours", "the real one"])
+def test_a_default_that_all_would_share_is_refused(dataclass: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="default_factory"):
+
+        @dataclass(frozen=True)
+        class Wrong:
+            shared: list[int] = []  # noqa: RUF012
+
+
+def test_other_kinds_of_classes_are_left_to_the_real_one() -> None:
+    @values.dataclass
+    class Changing:
+        x: int = 1
+
+    @values.dataclass(frozen=True, slots=True)
+    class Slotted:
+        x: int = 1
+
+    made = Changing()
+    made.x = 2
+    assert made == Changing(2)
+    assert not hasattr(Slotted(), "__dict__")
