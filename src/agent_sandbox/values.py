@@ -36,7 +36,8 @@ def _share(cls: Any) -> Any:
         if "ClassVar" not in str(annotation):
             found[name] = _field(cls, name, annotation)
     cls.__dataclass_fields__ = found
-    shared = {"__match_args__": tuple(found), **{method.__name__: method for method in _SHARED}}
+    taken = tuple(name for name, each in found.items() if each.init)
+    shared = {"__match_args__": taken, **{method.__name__: method for method in _SHARED}}
     for name, attribute in shared.items():
         if name not in cls.__dict__:
             setattr(cls, name, attribute)
@@ -57,24 +58,24 @@ def _field(cls: Any, name: str, annotation: Any) -> Field[Any]:
 
 
 def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-    known = self.__dataclass_fields__
-    if len(args) > len(known):
-        raise TypeError(f"{type(self).__name__} takes {len(known)} values, not {len(args)}")
+    taken = self.__match_args__
+    if len(args) > len(taken):
+        raise TypeError(f"{type(self).__name__} takes {len(taken)} values, not {len(args)}")
     values = self.__dict__
-    values.update(zip(known, args, strict=False))
-    for name, each in known.items():
+    values.update(zip(taken, args, strict=False))
+    for name, each in self.__dataclass_fields__.items():
         if name in values:
             if name in kwargs:
                 raise TypeError(f"{type(self).__name__} got two values for {name!r}")
-        elif name in kwargs:
+        elif each.init and name in kwargs:
             values[name] = kwargs[name]
         elif each.default is not MISSING:
             values[name] = each.default
         elif each.default_factory is not MISSING:
             values[name] = each.default_factory()
-        else:
+        elif each.init:  # the others are for __post_init__ to set
             raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
-    if kwargs and (unknown := kwargs.keys() - known.keys()):
+    if kwargs and (unknown := kwargs.keys() - set(taken)):
         raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
     if (check := getattr(self, "__post_init__", None)) is not None:
         check()

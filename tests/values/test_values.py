@@ -22,10 +22,12 @@ def _make(dataclass: Callable[..., Any]) -> Any:
         y: int = 2
         tags: list[str] = dataclasses.field(default_factory=list, compare=False)
         secret: str = dataclasses.field(default="s", repr=False)
+        half: float = dataclasses.field(init=False, repr=False)
 
         def __post_init__(self) -> None:
             if self.x < 0:
                 raise ValueError("negative")
+            object.__setattr__(self, "half", self.x / 2)
 
         @cached_property
         def far(self) -> int:
@@ -66,11 +68,13 @@ def test_values_cannot_be_changed_but_replaced(point: Any) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         del made.x
     assert dataclasses.replace(made, y=5) == point(1, 5)
-    assert made.far == 1000
+    assert (made.far, made.half) == (1000, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("args", "given"), [((), {}), ((1, 2, [], "s", 5), {}), ((1,), {"x": 1}), ((1,), {"z": 1})], ids=["missing", "many", "twice", "unknown"]
+    ("args", "given"),
+    [((), {}), ((1, 2, [], "s", 5), {}), ((1,), {"x": 1}), ((1,), {"z": 1}), ((1,), {"half": 1.0})],
+    ids=["missing", "many", "twice", "unknown", "set by itself"],
 )
 def test_what_does_not_fit_is_a_type_error(point: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
@@ -91,8 +95,8 @@ def test_a_default_is_made_anew_for_each_value(point: Any) -> None:
 def test_fields_are_inherited_listed_and_matched(both: Any) -> None:
     point, inheriting = both
     named = inheriting(1, name="n")
-    assert [each.name for each in dataclasses.fields(named)] == ["x", "y", "tags", "secret", "name"]
-    assert dataclasses.asdict(named) == {"x": 1, "y": 2, "tags": [], "secret": "s", "name": "n"}
+    assert [each.name for each in dataclasses.fields(named)] == ["x", "y", "tags", "secret", "half", "name"]
+    assert dataclasses.asdict(named) == {"x": 1, "y": 2, "tags": [], "secret": "s", "half": 0.5, "name": "n"}
     assert point.__match_args__ == ("x", "y", "tags", "secret")
     assert point(1) != inheriting(1)
 
