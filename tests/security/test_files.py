@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_a_protected_file_made_inside_is_nothing_outside(number: int, box: Box, 
     assert not any(name.exists() for name in names) and snapshot(box.project) == before
     assert {str(name) for name in names} <= {change.path for change in outcome.changes}, "each is shown before anybody could take it over"
     assert box.shell("cat " + " ".join(map(str, names))).stdout == b"", "and the next run starts without it"
-    tell("captured, listed, and gone with the run", control="each is in the change set, so the attempt was real")
+    subprocess.run(["bash", "-c", script], check=True)
+    assert all(name.read_text() == "planted\n" for name in names) and snapshot(box.project) != before, "the control arm"
+    tell("captured, listed, and gone with the run", control="without a sandbox the same line plants all of them")
 
 
 ODD = ["/p/*.key", "/p/[a-z]", "/p/[[]x]", "/p/a[\\]b", "/p/**/.env", "/p/?", os.fsdecode(b"/p/\xff\xfe")]
