@@ -29,7 +29,7 @@ def hide(plan: Draft, needs: Needs) -> None:
         for place in places.of(path):
             hidden[place] = hidden.get(place, False) or stays
     real_needed = {tree: real for tree in needs.trees if os.path.isdir(real := os.path.realpath(tree))}
-    kept = [tree for tree, real in real_needed.items() if any(covers(path, real) for path in hidden)]
+    kept = [tree for tree, real in real_needed.items() if any(above in hidden for above in ancestors(real))]
     for file in needs.files:
         hidden.pop(file, None)
     files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
@@ -119,15 +119,15 @@ class _Places:
     def __init__(self, host: Host) -> None:
         devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
         self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
-        self._directories: dict[str, str] = {}  # there are hundreds of masks in a handful of directories
+        self._directories: dict[str, str] = {}  # hundreds of masks lie in a handful of directories
 
     def of(self, path: str) -> Iterator[str]:
         if path == "/":
             raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
-        directory = os.path.dirname(path)
-        if directory not in self._directories:
-            self._directories[directory] = os.path.realpath(directory)
-        named = os.path.join(self._directories[directory], os.path.basename(path))
+        head, _, name = path.rpartition("/")
+        if head not in self._directories:
+            self._directories[head] = os.path.realpath(head or "/").rstrip("/")
+        named = f"{self._directories[head]}/{name}"
         for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
             yield place
             if self._mounts:
