@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,11 +168,14 @@ def test_a_fork_of_the_application_has_a_pool_and_a_zygote_of_its_own(runtime: P
 
 
 def descendants(pid: int) -> list[int]:
-    """Of all its threads: a process is the child of the thread that made it."""
+    """Handles of all that descend from a process, by any thread of it. What is ending just now, as a keeper may, is passed over."""
     found = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, listed.read_text().split()):
-            found += [child, *descendants(child)]
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, listed.read_text().split()):
+                with suppress(ProcessLookupError):
+                    found.append(os.pidfd_open(child))
+                found += descendants(child)
     return found
 
 
@@ -189,7 +193,7 @@ def test_waiting_guests_end_with_their_supervisor() -> None:
             os._exit(1)
     try:
         assert os.read(reading, 1) == b"x"
-        handles = [os.pidfd_open(pid) for pid in descendants(child)]
+        handles = descendants(child)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from agent_sandbox.kernel import syscalls
+from agent_sandbox.workspace.layers import quote_target
 
 
 def in_namespace(body: Callable[[], None]) -> None:
@@ -50,3 +52,14 @@ def edit(base: Path, layer: Path, body: Callable[[Path], None]) -> None:
         body(merged)
 
     in_namespace(mounted)
+
+
+def make_layer(layers: int, target: str) -> str:
+    """The directories for one overlay as `kernel.placing` makes them, and their key."""
+    key = quote_target(target)
+    for path in (key, f"{key}/upper", f"{key}/work"):
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o755 if path.endswith("/upper") else 0o700, dir_fd=layers)
+    with open(os.open(f"{key}/target", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=layers), "wb") as file:
+        file.write(os.fsencode(target))
+    return key

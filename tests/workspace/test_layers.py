@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.layers import layer_targets, make_layer, quote_target
+from agent_sandbox.workspace.layers import layer_targets, quote_target
 from agent_sandbox.workspace.noise import is_noise
+from tests.workspace.overlays import make_layer
 
 AWKWARD = ["/", "/home", "/home/a b", "/home/%2F", "/" + "ü" * 100 + "/x", os.fsdecode(b"/\xff"), "/~x", "/a/.b-c_d"]
 

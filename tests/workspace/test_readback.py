@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.layers import make_layer
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.removal import remove_tree
-from tests.workspace.overlays import edit, in_namespace, userxattr
+from tests.workspace.overlays import edit, in_namespace, make_layer, userxattr
 from tests.workspace.racing import deep_tree
 
 

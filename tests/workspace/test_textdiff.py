@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.layers import make_layer
 from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.textdiff import DiffLimits, unified_diff, visible
+from tests.workspace.overlays import make_layer
 
 
 class Sides:

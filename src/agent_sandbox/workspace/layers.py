@@ -1,7 +1,7 @@
 """How the layers of a sandbox are named on disk: `<layers>/<key>/{upper,work}`, one for each overlay.
 
 The key is the overlay's target path written as one file name. A path too long for that is named by its digest, and a file `target` beside
-`upper` says which it is. The guest reaches neither: it sees only what is merged from `upper`.
+`upper`, which `kernel.placing` writes, says which it is. The guest reaches neither: it sees only what is merged from `upper`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,6 @@ def quote_target(target: str) -> str:
         raise ValueError(f"not an absolute path: {target!r}")
     quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
     return quoted if len(quoted) <= _LONGEST_NAME else _DIGEST + hashlib.sha256(raw).hexdigest()
-
-
-def make_layer(layers: int, target: str) -> str:
-    """Make the directories for one overlay, if they are not there, and return their key."""
-    key = quote_target(target)
-    for path in (key, f"{key}/upper", f"{key}/work"):
-        try:
-            os.mkdir(path, 0o755 if path.endswith("/upper") else 0o700, dir_fd=layers)
-        except FileExistsError:
-            continue
-    if key.startswith(_DIGEST):
-        descriptor = os.open(f"{key}/target", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=layers)
-        with open(descriptor, "wb") as file:
-            file.write(os.fsencode(target))
-    return key
 
 
 def layer_targets(layers: int) -> tuple[str, ...]:
