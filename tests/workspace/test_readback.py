@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import socket
@@ -348,11 +349,15 @@ def test_applying_the_changes_to_the_machine_gives_what_the_guest_saw(
         machine = Machine(Path(place))
         try:
             perform(machine.data, before)
-            expected = Path(place) / "expected"
-            shutil.copytree(machine.data, expected, symlinks=True)
-            perform(expected, after)
-            machine.edit(lambda view: perform(view, after))
+            seen = Path(place) / "seen"
+
+            def work_and_look(view: Path) -> None:
+                # Looked at from inside: an overlay refuses some renames of directories that another filesystem permits.
+                perform(view, after)
+                seen.write_text(repr(picture(view)))
+
+            machine.edit(work_and_look)
             apply(machine.changes(), machine.data, machine.layer / "upper")
-            assert picture(machine.data) == picture(expected)
+            assert picture(machine.data) == ast.literal_eval(seen.read_text())
         finally:
             machine.remove()
