@@ -168,7 +168,7 @@ def test_a_fork_of_the_application_has_a_pool_and_a_zygote_of_its_own(runtime: P
 
 
 def descendants(pid: int) -> list[int]:
-    """Handles of all that descend from a process, by any thread of it. What is ending just now, as a keeper may, is passed over."""
+    """Handles of all that descend from a process, by any thread of it. What is ending just now is passed over."""
     found = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -197,7 +197,7 @@ def test_waiting_guests_end_with_their_supervisor() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert len(handles) >= 4, "zygote, keeper, init and guest lived while their supervisor did"
+    assert len(handles) >= 3, "zygote, init and guest lived while their supervisor did"
     for handle in handles:
         assert select.select([handle], [], [], 2.0)[0], "it has outlived its supervisor"
         os.close(handle)

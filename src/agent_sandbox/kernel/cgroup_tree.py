@@ -122,10 +122,10 @@ def write(path: str, value: str) -> None:
         os.close(descriptor)
 
 
-def read(path: str, *, directory: int | None = None) -> str:
+def read(path: str) -> str:
     """The content of a cgroup's file, or nothing where this kernel has no such file or the cgroup is gone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
     try:  # not a file object: it would ask the kernel six more questions, and this is on the way of every run

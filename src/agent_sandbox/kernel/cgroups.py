@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from agent_sandbox.kernel import cgroup_tree
 from agent_sandbox.kernel.cgroup_tree import LIMITING, Hierarchy, find, here, read, write
-from agent_sandbox.values import dataclass, field, replace
+from agent_sandbox.values import dataclass, field
 
 __all__ = ["Cgroup", "Hierarchy", "Part", "Usage", "create", "find", "here"]
 
@@ -35,7 +35,6 @@ class Part:
     home: str
     version: int
     controllers: frozenset[str]
-    directory: int | None = None  # a descriptor of it, for who cannot reach the path
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,6 @@ class Cgroup:
             self._signal_members(deadline)
         return True
 
-    def opened(self) -> Cgroup:
-        """The same with its directories open: `usage` and `hit` then work in another mount namespace and without privilege too."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        return replace(self, parts=tuple(replace(part, directory=os.open(part.path, flags)) for part in self.parts))
-
     def usage(self) -> Usage:
         """What was used so far; read it before `remove`."""
         cpu, peak, kills = 0.0, 0, 0
@@ -126,7 +120,7 @@ class Cgroup:
         """Remove the directories, waiting shortly while zombies go. True when none is left. Never looks below them."""
         left = [part.path for part in self.parts]
         deadline = time.monotonic() + _PATIENCE
-        while left := [path for path in left if not _gone(path)]:
+        while left := [path for path in left if not gone(path)]:
             if time.monotonic() > deadline:
                 return False
             time.sleep(_PAUSE)
@@ -161,15 +155,16 @@ def create(
     *,
     memory_bytes: int | None = None,
     processes: int | None = None,
+    keeper: int | None = None,
     unique: str = "run",
     hierarchies: tuple[Hierarchy, ...] | None = None,
 ) -> Cgroup:
     """Make a cgroup with these limits, as far as this machine lets us. What it does not let us is no exception, but in `missing`.
 
-    The memory limit includes swap where the kernel counts it for each cgroup. The cgroup is the caller's: once the caller is gone, a sweep
-    may remove it. `unique` tells several of one caller apart.
+    The memory limit includes swap where the kernel counts it for each cgroup. The cgroup is that of `keeper`, by default the caller: once
+    that process is gone, a sweep may remove it. `unique` tells several of one keeper apart.
     """
-    name = cgroup_tree.name(os.getpid(), unique)
+    name = cgroup_tree.name(os.getpid() if keeper is None else keeper, unique)
     parts: list[Part] = []
     reasons: dict[str, str] = {}  # by controller; v1 comes last and has the last word
     for hierarchy in here() if hierarchies is None else hierarchies:
@@ -234,7 +229,8 @@ def _limit_memory(part: Part, value: int) -> None:
         write(f"{part.path}/{swap[0]}", swap[1])
 
 
-def _gone(path: str) -> bool:
+def gone(path: str) -> bool:
+    """Remove one directory; whether there is none any more. False while something lives in it."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -253,18 +249,14 @@ def _ran_out(part: Part) -> bool:
     return _number(part, "memory.limit_in_bytes") - _number(part, "memory.max_usage_in_bytes") < _LARGEST_REQUEST
 
 
-def _content(part: Part, file: str) -> str:
-    return read(f"{part.path}/{file}") if part.directory is None else read(file, directory=part.directory)
-
-
 def _number(part: Part, file: str) -> int:
-    text = _content(part, file).strip()
+    text = read(f"{part.path}/{file}").strip()
     return int(text) if text.isdigit() else 0
 
 
 def _keyed(part: Part, file: str, key: str) -> int:
     """The number after `key` in a file of such lines; 0 where file or key are missing."""
-    for line in _content(part, file).splitlines():
+    for line in read(f"{part.path}/{file}").splitlines():
         name, _, value = line.partition(" ")
         if name == key:
             return int(value)

@@ -11,22 +11,28 @@ import marshal
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from agent_sandbox.kernel import syscalls as sc
+
 _LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _MAX_DESCRIPTORS = 16
 
 
 def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:
     """Send one value, and descriptors along with it."""
-    body = marshal.dumps(value)
-    head = _LENGTH.pack(len(body))
+    message = memoryview(pack(value))
     if descriptors:
-        socket.send_fds(sock, [head], list(descriptors))
-    else:
-        sock.sendall(head)
-    sock.sendall(body)
+        message = message[socket.send_fds(sock, [message], list(descriptors)) :]
+    sock.sendall(message)
+
+
+def pack(value: Any) -> bytes:
+    """One value as it is sent."""
+    body = marshal.dumps(value)
+    return _LENGTH.pack(len(body)) + body
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
@@ -51,6 +57,19 @@ def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int
     return data, list(received)
 
 
+def credentials(sock: socket.socket) -> int:
+    """Receive one byte and return the pid of who sent it, as the kernel says and as it is numbered here. Raises EOFError when it has gone.
+
+    The socket must have SO_PASSCRED set before the byte is sent; it is taken off again.
+    """
+    data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_CMSG_CLOEXEC)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+    for level, kind, content in ancillary:
+        if data and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            return int(_CREDENTIALS.unpack(content)[0])
+    raise EOFError("the other side has gone")
+
+
 def close_all(descriptors: Sequence[int]) -> None:
     """Close descriptors; those that are closed already are no error."""
     for fd in descriptors:
@@ -69,3 +88,13 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
+
+
+def close_others(descriptors: Collection[int]) -> None:
+    """Close every descriptor from 3 up that is not among these."""
+    lowest = 3
+    for fd in sorted(descriptors):
+        if fd > lowest:
+            sc.close_range(lowest, fd - 1)
+        lowest = max(lowest, fd + 1)
+    sc.close_range(lowest, 0xFFFFFFFF)

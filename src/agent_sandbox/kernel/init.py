@@ -1,7 +1,7 @@
 """Pid 1 of a guest's namespaces, after it has given up every power: reap, forward signals, watch the limits, end the run.
 
 It ends, and with it (the kernel sees to that) every process of the namespace, when the guest's main program ends, when a limit is
-reached, and when the supervisor or the keeper goes: it holds a pidfd of the one and the far end of a socket of the other.
+reached, and when the supervisor or the keeper goes: it holds a pidfd of the one and the far end of a pipe of the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, channel
-from agent_sandbox.kernel.cgroups import Cgroup
 
 ORDER = struct.Struct("!cd")  # what the supervisor says to init: GO with the wall time in seconds, SIGNAL with its number
 GO, SIGNAL = b"g", b"s"
@@ -25,80 +24,11 @@ TICK = 0.05  # seconds between looks at what only can be watched
 FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
 
-def watch_over(
-    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, cgroup: Cgroup, request: dict[str, Any]
-) -> NoReturn:
-    """Watch over the guest's main program until the run is over and nothing of it lives, say how it ended, and exit."""
-    verdict = _watch(guest, control, keeper, supervisor, layers, request)
-    used = cgroup.usage()
-    verdict["cpu"] = used.cpu_seconds or verdict["cpu"]
-    verdict["memory"] = used.peak_memory_bytes or verdict["memory"]
-    verdict["oom"] = used.oom_kills
-    verdict["hit"] += sorted(cgroup.hit().difference(verdict["hit"]))
-    with suppress(OSError):  # perhaps nobody is left to be told
-        channel.send(control, verdict)
-    os._exit(0)
-
-
-def _watch(
-    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]
-) -> dict[str, Any]:
-    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    poller = select.poll()
-    for fd in (woken, control.fileno(), keeper.fileno(), supervisor):
-        poller.register(fd, select.POLLIN)
-    watch = Watch(request, layers)
-    began = time.monotonic()
-    deadline = began + FORGOTTEN
-    reason, hit = "exited", ""
-    status: int | None = _reap(guest)
-    while status is None and not hit:
-        ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
-        if supervisor in ready or keeper.fileno() in ready:
-            reason, hit = "killed", "supervisor"
-        elif control.fileno() in ready:
-            order = control.recv(ORDER.size)
-            kind, value = ORDER.unpack(order) if len(order) == ORDER.size else (b"", 0.0)
-            if kind == GO:
-                began = time.monotonic()
-                deadline = began + min(value, float(1 << 32))
-                watch.begin()
-            elif kind == SIGNAL:
-                _signal_group(guest, int(value))
-            else:  # the end of orders: it is not wanted any more
-                reason, hit = "killed", "supervisor"
-        if woken in ready:
-            os.read(woken, 4096)
-        status = _reap(guest)
-        if status is None and not hit:
-            if time.monotonic() >= deadline:
-                reason, hit = "timed-out", "wall"
-            else:
-                reason, hit = watch.look()
-    wall = time.monotonic() - began
-    # What it left in the background ends with it, and before anybody is told that the run is over.
-    last = _end_everything(guest)
-    status = last if status is None else status
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-        reason, hit = "cpu-limit", "cpu"
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {
-        "kind": "exit",
-        "status": status,
-        "reason": reason,
-        "hit": [name for name in (hit, watch.full()) if name and name != "supervisor"],
-        "wall": wall,
-        "cpu": used.ru_utime + used.ru_stime,
-        "memory": used.ru_maxrss * 1024,
-    }
-
-
 class Watch:
-    """Limits that no kernel object enforces here, looked at every tick."""
+    """The guest's main program, and the limits that no kernel object enforces here: those are looked at every tick."""
 
-    def __init__(self, request: dict[str, Any], layers: int) -> None:
+    def __init__(self, guest: int, request: dict[str, Any], layers: int) -> None:
+        self.guest = guest
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
@@ -123,10 +53,77 @@ class Watch:
             return "out-of-memory", "memory"
         return "exited", ""
 
-    def full(self) -> str:
+    def report(self, status: int, reason: str, hit: str, wall: float) -> dict[str, Any]:
+        """What the supervisor is told at the end."""
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+            reason, hit = "cpu-limit", "cpu"
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "kind": "exit",
+            "status": status,
+            "reason": reason,
+            "hit": [name for name in (hit, self._full()) if name and name != "supervisor"],
+            "wall": wall,
+            "cpu": used.ru_utime + used.ru_stime,
+            "memory": used.ru_maxrss * 1024,
+        }
+
+    def _full(self) -> str:
         """Whether the run filled its scratch directory or its sized layers: it saw ENOSPC, and the caller should know why."""
         places: list[str | int] = ["/tmp", self.layers] if self.sized else ["/tmp"]
         return "disk" if any(_is_full(place) for place in places) else ""
+
+
+def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> NoReturn:
+    """Watch over the guest's main program until the run is over and nothing of it lives, say how it ended, and exit."""
+    verdict = _watch(watch, control, keeper, supervisor)
+    with suppress(OSError):  # perhaps nobody is left to be told
+        channel.send(control, verdict)
+    os._exit(0)
+
+
+def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> dict[str, Any]:
+    guest = watch.guest
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    poller = select.poll()
+    for fd in (woken, control.fileno(), keeper, supervisor):
+        poller.register(fd, select.POLLIN)
+    # A rehearsal: what has been done once, before anybody waits for it, is done faster the second time, its memory being our own by then.
+    poller.poll(0)
+    channel.pack(watch.report(0, *watch.look(), 0.0))
+    began = time.monotonic()
+    deadline = began + FORGOTTEN
+    reason, hit = "exited", ""
+    status: int | None = _reap(guest)
+    while status is None and not hit:
+        ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
+        if supervisor in ready or keeper in ready:
+            reason, hit = "killed", "supervisor"
+        elif control.fileno() in ready:
+            order = control.recv(ORDER.size)
+            kind, value = ORDER.unpack(order) if len(order) == ORDER.size else (b"", 0.0)
+            if kind == GO:
+                began = time.monotonic()
+                deadline = began + min(value, float(1 << 32))
+                watch.begin()
+            elif kind == SIGNAL:
+                _signal_group(guest, int(value))
+            else:  # the end of orders: it is not wanted any more
+                reason, hit = "killed", "supervisor"
+        if woken in ready:
+            os.read(woken, 4096)
+        status = _reap(guest)
+        if status is None and not hit:
+            if time.monotonic() >= deadline:
+                reason, hit = "timed-out", "wall"
+            else:
+                reason, hit = watch.look()
+    wall = time.monotonic() - began
+    # What it left in the background ends with it, and before anybody is told that the run is over.
+    last = _end_everything(guest)
+    return watch.report(last if status is None else status, reason, hit, wall)
 
 
 def _is_full(place: str | int) -> bool:

@@ -1,197 +1,105 @@
-"""The stage between fork and guest: three processes, each with less power than the one before.
+"""The stage between fork and guest: two processes, each with less power than the one before.
 
-    keeper   on the host side. Makes the cgroup and the namespaces, maps the guest's ids, waits, clears away. Dies last.
-    init     pid 1 of the guest's namespaces. Builds the view while it still may, gives up every power, then watches and ends the run.
+    init     pid 1 of the guest's namespaces, a child of the keeper. Builds the view while it still may, gives up every power, then watches
+             and ends the run.
     guest    the program: own session, three descriptors, no capabilities, Landlock, seccomp. Only now does it learn what to run.
 
-The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: neither the
-zygote nor init ever holds them. Everything here runs after fork in a process with one thread.
+The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: init never
+holds them. Everything here runs after fork in a process with one thread.
+
+Init says one byte, by which the supervisor learns who it is; the supervisor moves it into its cgroup while the view is built (the kernel
+may wait for all CPUs before it moves a process), and writes its id map when it asks.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import select
 import signal
 import socket
 import struct
-import sys
 import termios
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from agent_sandbox.kernel import accounting, capabilities, cgroup_sweep, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
+from agent_sandbox.kernel import capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.init import watch_over
+from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.placing import Site
 from agent_sandbox.values import dataclass
 
 HOSTNAME = "sandbox"
-DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
 RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in what it starts, and so in what that starts
+HERE = b"h"  # init's first byte
+MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
 READY = b"R"  # the guest's one byte: everything is in force
+
+Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]
+
+_handled_signals: list[int] = []  # those that are not at their default in the keeper, and so in a new init
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The descriptors of one run, as the supervisor sent them."""
+    """The descriptors of one run."""
 
-    control: socket.socket  # requests and signals in; readiness and the exit out
+    control: socket.socket  # the request and orders in; readiness and the exit out
     payload: socket.socket  # to the guest alone
     supervisor: int  # pidfd: when the supervisor dies, so does the run
+    keeper: int  # a pipe that ends with the keeper
     stdio: tuple[int, ...]  # three, or none when init makes a terminal
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who guests of this process will be: `userns` maps the machine's ids upwards by `shift`; without root, nothing is mapped."""
+    """Who guests of this process will be: `userns` maps the machine's ids upwards by `shift`; without root, `ids` stay what they are."""
 
     root: bool
     hierarchies: tuple[cgroups.Hierarchy, ...] = ()
     shift: int = 0
     userns: int | None = None
+    ids: tuple[int, int] = (0, 0)
 
 
-def identify() -> Identity:
-    """Prepare once per zygote what all its guests share: the id mapping, and where cgroups can be made."""
-    hierarchies = cgroups.here()
-    cgroup_sweep.sweep(hierarchies)  # what was killed before it could clear away
-    if os.geteuid() != 0:
-        return Identity(False, hierarchies)
-    return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
+def note_signals() -> None:
+    """In the keeper, once: which signals a new init has to set back."""
+    catchable = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+    _handled_signals[:] = [number for number in catchable if signal.getsignal(number) is not signal.SIG_DFL]
 
 
-def keep(seat: Seat, identity: Identity, program: Callable[[socket.socket], NoReturn]) -> NoReturn:
-    """Be the keeper of one run, in a process forked for it. Never returns and never raises."""
-    status = 1
+def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
+    """In a fresh child of the keeper, pid 1 of its namespaces: be the init of one run. Never returns and never raises."""
     try:
-        os.setsid()  # a terminal's Ctrl-C is the supervisor's to forward
-        request, _ = channel.receive(seat.control)
-        status = _keep(seat, identity, program, request)
-    except EOFError:
-        pass  # the supervisor has gone before asking for anything
-    except BaseException as error:
-        _report(seat.control, {"kind": "failed", "why": _explain(error)})
-    finally:
-        os._exit(status)
-
-
-def _keep(seat: Seat, identity: Identity, program: Callable[[socket.socket], NoReturn], request: dict[str, Any]) -> int:
-    cgroup = cgroups.create(hierarchies=identity.hierarchies, memory_bytes=request["memory_bytes"], processes=request["processes"])
-    try:
-        if request["memory_hard"] and "memory" not in cgroup.enforces:
-            raise OSError(errno.ENOTSUP, f"a hard memory limit was asked for: {cgroup.missing.get('memory', 'no cgroup')}")
-        request["enforced"] = cgroup.enforces
-        if not identity.root:
-            namespaces.enter_own_user_namespace()
-        sc.unshare(sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS)
-        ours, theirs = socket.socketpair()  # also the death pipe: when the keeper goes, init sees its end close
-        child = os.fork()
-        if child == 0:
-            ours.close()
-            _become_init(seat, identity, program, request, theirs, cgroup)
-        theirs.close()
-        channel.close_all((*seat.stdio, seat.payload.detach()))
-        full = False
-        try:
-            _receive_in_cgroup(cgroup, child)
-            _map_when_asked(ours, identity, child)
-            full = _outgrows_its_disk(child, request["layers"], request["disk_bytes"])
-        finally:
-            if full or sys.exc_info()[0] is not None:
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        used = cgroup.usage()
-        hit = [*sorted(cgroup.hit()), *(["disk"] if full else [])]
-        _report(
-            seat.control,
-            {"kind": "end", "cpu": used.cpu_seconds, "memory": used.peak_memory_bytes, "oom": used.oom_kills, "hit": hit, "full": full},
-        )
-        return 0
-    finally:
-        cgroup.remove()
-
-
-def _receive_in_cgroup(cgroup: cgroups.Cgroup, child: int) -> None:
-    """Move init into the cgroup while it builds the view: the kernel may wait for all CPUs before it moves a process."""
-    try:
-        cgroup.join(child)
-    except ProcessLookupError:
-        return  # init has failed already and said so itself
-
-
-def _map_when_asked(ours: socket.socket, identity: Identity, child: int) -> None:
-    """Init asks for its ids once the view is built. As root it is we who may write the map; rootless init writes its own."""
-    if not ours.recv(1):
-        return  # init has failed and said so itself
-    if identity.root:
-        whole = f"0 {identity.shift} {namespaces.IDS}"
-        namespaces.write_maps(child, uid_map=whole, gid_map=whole, deny_setgroups=False)
-    ours.sendall(b"m")
-
-
-def _outgrows_its_disk(init: int, layers: str | None, limit: int | None) -> bool:
-    """Wait until init ends, or until layers on disk have outgrown their limit. Here, because only the host side can read all of them."""
-    handle = os.pidfd_open(init)
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    pause = None if layers is None or limit is None else DISK_TICK
-    while not poller.poll(pause and pause * 1000):
-        began = time.monotonic()
-        used = _disk_bytes(layers or "")
-        if limit is not None and used > limit:
-            return True
-        # A large layer takes long to measure: never spend more than a tenth of the time on it.
-        pause = max(DISK_TICK, 10 * (time.monotonic() - began))
-    os.close(handle)
-    return False
-
-
-def _disk_bytes(path: str) -> int:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return accounting.disk_bytes(directory)
-    finally:
-        os.close(directory)
-
-
-def _become_init(
-    seat: Seat,
-    identity: Identity,
-    program: Callable[[socket.socket], NoReturn],
-    request: dict[str, Any],
-    keeper: socket.socket,
-    cgroup: cgroups.Cgroup,
-) -> NoReturn:
-    try:
-        cgroup = cgroup.opened()
-        # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        userns = () if identity.userns is None else (identity.userns,)
+        channel.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
+        seat.control.send(HERE)
+        request, _ = channel.receive(seat.control)
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         notes, layers = _build_view(identity, request)
-        notes += _missing_from_landlock(request)
-        _give_up_identity(identity, keeper)
+        rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
+        if rules.left_out:  # the second wall behind the view: what this kernel's lacks is said, never left out in silence
+            notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
+        _give_up_identity(identity, seat.control)
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
-        program_filter = seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"])
         guest = os.fork()
         if guest == 0:
-            _become_guest(seat, program, request, stdio, program_filter)
+            _become_guest(seat, program, request, stdio, rules)
         channel.close_all((*stdio, seat.payload.detach()))
-        handed = [layers] + ([master] if master is not None else [])
-        channel.send(seat.control, {"kind": "ready", "notes": notes}, handed)
+        watch = Watch(guest, request, layers)
+        channel.send(seat.control, {"kind": "ready", "notes": notes}, [layers] + ([master] if master is not None else []))
         if master is not None:
             os.close(master)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-        watch_over(guest, seat.control, keeper, seat.supervisor, layers, cgroup, request)
+        watch_over(watch, seat.control, seat.keeper, seat.supervisor)
+    except EOFError:
+        pass  # the supervisor has gone before asking for anything
     except BaseException as error:
-        _report(seat.control, {"kind": "failed", "why": _explain(error)})
+        report_failure(seat.control, error)
     finally:
         os._exit(1)
 
@@ -209,19 +117,13 @@ def _build_view(identity: Identity, request: dict[str, Any]) -> tuple[list[str],
     return site.notes, layers
 
 
-def _missing_from_landlock(request: dict[str, Any]) -> list[str]:
-    """Landlock is the second wall behind the view. What this kernel's lacks is said, never left out in silence."""
-    rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
-    return [f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}"] if rules.left_out else []
-
-
-def _give_up_identity(identity: Identity, keeper: socket.socket) -> None:
+def _give_up_identity(identity: Identity, control: socket.socket) -> None:
     """Enter the guest's own user namespace, inside the one that owns its mounts, its network and its processes."""
-    uid, gid = (0, 0) if identity.root else (os.getuid(), os.getgid())
+    uid, gid = identity.ids
     sc.unshare(sc.CLONE_NEWUSER)
-    keeper.sendall(b"?")
-    if not keeper.recv(1):
-        raise OSError(errno.ESRCH, "the keeper has gone")
+    control.send(HERE)
+    if control.recv(1) != MAPPED:
+        raise EOFError("the supervisor has gone")
     sc.unshare(sc.CLONE_NEWCGROUP)  # only now are we in our cgroup, which becomes the root of what /proc/self/cgroup tells
     if identity.root:
         os.setgroups([])
@@ -255,13 +157,7 @@ def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
     return master, (slave, os.dup(slave), os.dup(slave))
 
 
-def _become_guest(
-    seat: Seat,
-    program: Callable[[socket.socket], NoReturn],
-    request: dict[str, Any],
-    stdio: tuple[int, ...],
-    program_filter: seccomp.Program,
-) -> NoReturn:
+def _become_guest(seat: Seat, program: Program, request: dict[str, Any], stdio: tuple[int, ...], rules: landlock.Ruleset) -> NoReturn:
     try:
         os.setsid()
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (*stdio, seat.payload.fileno())]
@@ -272,26 +168,28 @@ def _become_guest(
         if request["terminal"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         payload = socket.socket(fileno=3)
-        _default_signals()
         os.umask(0o022)
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-        landlock.restrict(writable=request["scratch"], executable=request["executables"])
+        landlock.enforce(rules)
         rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
-        seccomp.install(program_filter)
-        payload.sendall(READY)
+        seccomp.install(seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"]))
     except BaseException as error:
-        try:
-            os.write(3, _explain(error).encode(errors="replace")[:4096])
-        finally:
-            os._exit(125)
-    program(payload)
+        _refuse(error)
+    program(payload, request["python"], lambda: payload.sendall(READY))
+
+
+def _refuse(error: BaseException) -> NoReturn:
+    try:
+        os.write(3, _explain(error).encode(errors="replace")[:4096])
+    finally:
+        os._exit(125)
 
 
 def _default_signals() -> None:
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
+    # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
+    for number in _handled_signals:
+        signal.signal(number, signal.SIG_DFL)
     for reserved in RESERVED_SIGNALS:
         sc.rt_sigaction_default(reserved)
     signal.set_wakeup_fd(-1)
@@ -304,6 +202,7 @@ def _explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _report(control: socket.socket, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # the supervisor may have gone: then there is nobody to tell
-        channel.send(control, message)
+def report_failure(control: socket.socket, error: BaseException) -> None:
+    """Tell the supervisor why there will be no guest."""
+    with suppress(OSError):  # it may have gone: then there is nobody to tell
+        channel.send(control, {"kind": "failed", "why": _explain(error)})

@@ -9,21 +9,23 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 
 libc = ctypes.CDLL(None, use_errno=True)
+_holding_the_lock = ctypes.PyDLL(None, use_errno=True)  # the same without letting go of the interpreter meanwhile
 
 # Numbers above 423 are the same on every architecture; the older ones are not.
 MACHINE = platform.machine()
 _OLD_NUMBERS = {
-    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
-    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
+    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount = 428, 429
 SYS_close_range, SYS_openat2, SYS_mount_setattr = 436, 437, 442
 SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self = 444, 445, 446
 
-# unshare(2)
+# clone(2), unshare(2)
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 
@@ -95,6 +97,14 @@ class _CapData(ctypes.Structure):
 def unshare(flags: int) -> None:
     """unshare(2)."""
     check(libc.unshare(flags), "unshare")
+
+
+def clone(flags: int) -> int:
+    """clone(2) as fork(2) with flags: 0 in the child, whose end is told by SIGCHLD. In a process with one thread only.
+
+    Python's own after-fork functions do not run in the child: it must not be the one that runs other people's code.
+    """
+    return check(_holding_the_lock.syscall(_number("clone"), ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, None), "clone")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:

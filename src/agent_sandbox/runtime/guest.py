@@ -6,6 +6,7 @@ This is our last code in the guest. It holds no secret and no power; a guest tha
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import os
 import random
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -21,18 +23,34 @@ from agent_sandbox.kernel import channel
 
 SCRIPTS = "/run/sandbox"
 SCRIPT = f"{SCRIPTS}/main.py"
+_REHEARSAL = """
+import sys
+def words(count):
+    return [f"{number}" for number in range(count)]
+try:
+    print(*words(0), end="", flush=True)
+    {}["nothing"]
+except KeyError as error:
+    print(end="", file=sys.stderr)
+"""
 
 
-def run(payload: socket.socket) -> NoReturn:
-    """Receive what to run and run it. The socket closes as the program starts; before that, bytes on it say why it could not."""
+def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
+    """Say that we are ready, receive what to run, and run it.
+
+    The socket closes as the program starts; before that, bytes on it say why it could not.
+    """
     try:
+        if python:
+            _prepare_interpreter()
+        ready()
         message, _ = channel.receive(payload)
         _enter(message["cwd"])
         if "file" in message:
             _write_script(f"{SCRIPTS}/{message['file']}", message["source"])
         if "argv" in message:
             os.execvpe(message["argv"][0], message["argv"], message["env"])
-        _prepare_interpreter(message)
+        _give(message)
         payload.close()
     except BaseException as error:
         _refuse(payload, error)
@@ -54,16 +72,27 @@ def _refuse(payload: socket.socket, error: BaseException) -> NoReturn:
         os._exit(code)
 
 
-def _prepare_interpreter(message: dict[str, Any]) -> None:
-    """Give this process what a fresh interpreter would have had: its own environment, streams, arguments, search path and randomness."""
+def _prepare_interpreter() -> None:
+    """Whatever does not depend on the program, before anybody waits for it: streams, randomness, an empty environment, a first script.
+
+    The rehearsal touches what every script will touch, so that this memory is the guest's own by then, and not copied while it runs.
+    """
     os.environ.clear()
+    _open_streams()
+    _reseed()
+    with suppress(OSError):  # a view may have no such place; then a script that needs it says so
+        os.mkdir(SCRIPTS)
+    exec(compile(_REHEARSAL, SCRIPT, "exec", dont_inherit=True), {"__name__": "__rehearsal__"})
+    gc.enable()
+
+
+def _give(message: dict[str, Any]) -> None:
+    """Give this process what a fresh interpreter would have had: its own environment, arguments and search path."""
     os.environ.update(message["env"])
     if "TZ" in os.environ:
         time.tzset()
-    _open_streams()
     sys.argv[:] = [SCRIPT, *message["arguments"]]
     sys.path.insert(0, message["cwd"])
-    _reseed()
 
 
 def _open_streams() -> None:

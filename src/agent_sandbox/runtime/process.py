@@ -7,19 +7,15 @@ thread. `running` is the supervisor's side of one run, and what confines the gue
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import weakref
-from collections.abc import Sequence
 
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
-from agent_sandbox.kernel import stage
-from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Launch, PythonCode, Support
 from agent_sandbox.runtime.pool import Pool
 from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.runtime.zygote import Zygote, keep_from_descriptors
+from agent_sandbox.runtime.zygote import Zygote
 
 # What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup
 # for it.
@@ -49,16 +45,15 @@ class ProcessRuntime:
 
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
         """
-        self._here = single_threaded
+        self._single_threaded = single_threaded
         self._warm = warm
-        self._identity: stage.Identity | None = None
         self._start_afresh()
         forked = weakref.WeakMethod(self._start_afresh)
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def _start_afresh(self) -> None:
         """Also in a fork of the application: zygotes and waiting guests are its parent's, and another thread may have held the lock."""
-        self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
         self._lock = threading.Lock()
         self._pool = Pool(self._make, most=self._warm) if self._warm else None
 
@@ -92,26 +87,16 @@ class ProcessRuntime:
 
     def _make(self, launch: Launch) -> ProcessGuest:
         """A guest for this launch, confined and waiting for its program."""
+        zygote = self._zygote(launch)
         try:
-            return self._prepared(launch)
+            return _prepared(launch, zygote)
         except LaunchFailed:
-            # A zygote that was killed from outside takes no guest with it; nothing has run yet, so another one may try.
-            zygote = self._zygotes.get(launch.preload)
-            if zygote is None or zygote.alive:
+            if zygote.alive:
                 raise
-            return self._prepared(launch)
-
-    def _prepared(self, launch: Launch) -> ProcessGuest:
-        guest = ProcessGuest(launch)
-        try:
-            guest.prepare(self._spawn)
-        except BaseException:
-            guest.close()
-            raise
-        return guest
+            return _prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
 
     def close(self) -> None:
-        """End the waiting guests and the zygotes. Running guests go on."""
+        """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them."""
         with self._lock:
             zygotes, self._zygotes = list(self._zygotes.values()), {}
             pool, self._pool = self._pool, Pool(self._make, most=self._warm) if self._warm else None
@@ -120,49 +105,24 @@ class ProcessRuntime:
         for zygote in zygotes:
             zygote.close()
 
-    def _spawn(self, launch: Launch, descriptors: Sequence[int]) -> int | None:
-        """Fork a keeper for these descriptors; its pid when it is our own child."""
-        if self._here and not isinstance(launch.program, PythonCode):
-            if self._identity is None:
-                self._identity = _identify()
-            pid = os.fork()
-            if pid == 0:
-                _forget_the_caller(descriptors, self._identity.userns)
-                keep_from_descriptors(descriptors, self._identity)
-            return pid
-        self._zygote(launch.preload).spawn(descriptors)
-        return None
-
-    def _zygote(self, preload: tuple[str, ...]) -> Zygote:
+    def _zygote(self, launch: Launch) -> Zygote:
+        """The one that has the launch's modules; for a program that is executed anyway, a fork of the caller where that may be."""
+        key = None if self._single_threaded and not isinstance(launch.program, PythonCode) else launch.preload
         with self._lock:
-            zygote = self._zygotes.get(preload)
+            zygote = self._zygotes.get(key)
             if zygote is not None and not zygote.alive:
                 zygote.close()
                 zygote = None
             if zygote is None:
-                zygote = self._zygotes[preload] = Zygote(preload)
+                zygote = self._zygotes[key] = Zygote.fork() if key is None else Zygote(key)
             return zygote
 
 
-def _forget_the_caller(descriptors: Sequence[int], userns: int | None) -> None:
-    """In a fork of the caller: let go of its signal handlers and of every descriptor but these.
-
-    A copy of the far end of the guest's input would keep that input from ending, one of a lock would hold on to the lock; and a guest can
-    signal an init that has handlers.
-    """
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH):
-        signal.signal(number, signal.SIG_DFL)
-    lowest = 3
-    for fd in sorted({*descriptors, *(() if userns is None else (userns,))}):
-        if fd > lowest:
-            sc.close_range(lowest, fd - 1)
-        lowest = fd + 1
-    sc.close_range(lowest, 0xFFFFFFFF)
-
-
-def _identify() -> stage.Identity:
+def _prepared(launch: Launch, zygote: Zygote) -> ProcessGuest:
+    guest = ProcessGuest(launch)
     try:
-        return stage.identify()
-    except OSError as error:
-        raise LaunchFailed(f"the guest's ids cannot be mapped: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
+        guest.prepare(zygote)
+    except BaseException:
+        guest.close()
+        raise
+    return guest

@@ -1,7 +1,7 @@
 """One run, as its supervisor sees it: a guest that waits for its program, gets it, is pumped, and ends.
 
-Everything that crosses to the guest's side is here: the request (paths and limits) to keeper and init, the program to the guest alone,
-orders to init, and its reports back.
+Everything that crosses to the guest's side is here: the request (paths and limits) to init, the program to the guest alone, orders to init,
+and its reports back. So is what takes the supervisor's own power: init is moved into its cgroup and, as root, given its ids.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import selectors
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, assert_never
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import channel, mounts, namespaces, stage
+from agent_sandbox.kernel import cgroups, channel, mounts, namespaces, stage
 from agent_sandbox.kernel.init import GO, ORDER, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime import guest
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Sink, Source
+from agent_sandbox.runtime.zygote import Zygote
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
@@ -47,7 +47,10 @@ class ProcessGuest:
             self._control.close()
             self._control_end.close()
             raise
-        self._child: int | None = None
+        self._keeper: Zygote | None = None
+        self._number = 0  # of this run, to the keeper
+        self._init = 0  # its pid; not another's before we are done with the run
+        self._cgroup = cgroups.Cgroup()
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
         self._messages: dict[str, dict[str, Any]] = {}
@@ -58,19 +61,40 @@ class ProcessGuest:
         self._outputs: dict[str, int] = {}
         self._began = time.monotonic()
 
-    def prepare(self, spawn: Callable[[Launch, Sequence[int]], int | None]) -> None:
+    def prepare(self, keeper: Zygote) -> None:
         """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
         theirs: list[int] = []
         try:
-            theirs.append(os.pidfd_open(os.getpid()))
             if not self.launch.terminal:
                 self._make_pipes(theirs)
-            self._child = spawn(self.launch, [self._control_end.fileno(), self._payload_end.fileno(), *theirs])
+            self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._number = keeper.start([self._control_end.fileno(), self._payload_end.fileno(), *theirs], watched=_watched(self.launch))
+            self._keeper = keeper
         finally:
             channel.close_all(theirs)
             self._control_end.close()
             self._payload_end.close()
-        self._await_readiness()
+        try:
+            self._make_cgroup(keeper)
+            self._await_readiness()
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            why = str(error) or "it took too long"
+            raise LaunchFailed(f"the sandbox could not be built: {why}", hint="run: agent-sandbox doctor") from error
+        except OSError as error:
+            raise LaunchFailed(f"the sandbox could not be built: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
+
+    def _make_cgroup(self, keeper: Zygote) -> None:
+        limits = self.launch.limits
+        self._cgroup = cgroups.create(
+            memory_bytes=limits.memory_bytes,
+            processes=None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
+            keeper=keeper.pid,
+            unique=str(self._number),
+            hierarchies=keeper.hierarchies,
+        )
+        if Guarantee.MEMORY_HARD in self.launch.requires and "memory" not in self._cgroup.enforces:
+            why = self._cgroup.missing.get("memory", "no limit was given")
+            raise LaunchFailed(f"a hard memory limit was asked for, and cannot be set: {why}", hint="run: agent-sandbox doctor")
 
     @property
     def waiting(self) -> bool:
@@ -108,26 +132,34 @@ class ProcessGuest:
     def _await_readiness(self) -> None:
         self._control.settimeout(READY_SECONDS)
         self._payload.settimeout(READY_SECONDS)
-        try:
-            channel.send(self._control, request_for(self.launch))
-            message, descriptors = channel.receive(self._control)
-            if message["kind"] == "failed":
-                raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
-            self.layers, *terminal = descriptors
-            self._terminal = terminal[0] if terminal else None
-            self.notes = tuple(message["notes"])
-            answer = self._payload.recv(4096)
-            if answer != stage.READY:
-                why = answer.decode(errors="replace") or "it ended before it was ready"
-                raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
-        except (EOFError, TimeoutError, ConnectionError) as error:
-            raise LaunchFailed(
-                f"the sandbox could not be built: {str(error) or 'it took too long'}", hint="run: agent-sandbox doctor"
-            ) from error
+        channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
+        if self._init_is_there():
+            self._init = channel.credentials(self._control)
+            self._cgroup.join(self._init)  # while it builds the view
+        if self._init_is_there():
+            self._control.recv(1)
+            if os.geteuid() == 0:  # only we may write the map; rootless init writes its own
+                whole = f"0 {namespaces.FIRST_ID} {namespaces.IDS}"
+                namespaces.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
+            self._control.send(stage.MAPPED)
+        message, descriptors = channel.receive(self._control)
+        if message["kind"] == "failed":
+            raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
+        self.layers, *terminal = descriptors
+        self._terminal = terminal[0] if terminal else None
+        self.notes = tuple(message["notes"])
+        answer = self._payload.recv(4096)
+        if answer != stage.READY:
+            why = answer.decode(errors="replace") or "it ended before it was ready"
+            raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
         self._control.settimeout(None)
 
+    def _init_is_there(self) -> bool:
+        """Wait for init. When its byte does not come, what comes instead is a message that says what is wrong, or nothing at all."""
+        return self._control.recv(1, socket.MSG_PEEK) == stage.HERE
+
     def _hand_over(self) -> None:
-        """Send the program; an empty answer says that it has started, anything else why it could not."""
+        """Send the program. An empty answer will say that it has started, anything else why it could not."""
         program = self.launch.program
         message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
         match program:
@@ -139,16 +171,19 @@ class ProcessGuest:
                 message.update(file=os.path.basename(guest.SCRIPT), source=source, arguments=list(arguments))
             case _:
                 assert_never(program)
-        try:
+        with suppress(OSError):  # it was ended meanwhile: by a limit, or by us; the exit says which
             channel.send(self._payload, message)
+
+    def _take_answer(self) -> bool:
+        try:
             answer = self._payload.recv(4096)
-        except (OSError, TimeoutError):
-            answer = b""  # it was ended meanwhile: by a limit, or by us; the exit says which
+        except OSError:
+            return False
         if answer:
             code, _, why = answer.decode(errors="replace").partition(" ")
             self._refused = int(code) if code.isdigit() else 126
             self.refused = why or "it could not be started"
-        self._payload.close()
+        return False
 
     @property
     def terminal(self) -> int | None:
@@ -203,9 +238,6 @@ class ProcessGuest:
                 source.close()
             for sink in sinks.values():
                 sink.close()
-        if self._child is not None:
-            os.waitpid(self._child, 0)
-            self._child = None
         stdout = sinks["stdout"]
         stderr = sinks.get("stderr")
         return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
@@ -213,8 +245,9 @@ class ProcessGuest:
     def _pump(self, sinks: dict[str, Sink], source: Source | None) -> None:
         wall = self.launch.limits.wall_seconds
         deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._take_message)
+            selector.register(self._payload, selectors.EVENT_READ, self._take_answer)
             for sink in sinks.values():
                 selector.register(sink.fd, selectors.EVENT_READ, sink.take)
             if source is not None:
@@ -232,8 +265,25 @@ class ProcessGuest:
                         selector.unregister(key.fileobj)
                 if any(sink.overflowing for sink in sinks.values()):
                     self._end("output-limit")
+        if "exit" not in self._messages:
+            self._await_the_end_of_init()
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
+
+    def _await_the_end_of_init(self) -> None:
+        """It was killed, and could not say that nothing of the guest lives; when it has gone, that is so. The kernel sees to it."""
+        if not self._init:
+            return
+        try:
+            handle = os.pidfd_open(self._init)
+        except OSError:  # gone altogether
+            return
+        try:
+            poller = select.poll()
+            poller.register(handle, select.POLLIN)
+            poller.poll(GRACE_SECONDS * 1000)
+        finally:
+            os.close(handle)
 
     def _take_message(self) -> bool:
         try:
@@ -245,11 +295,12 @@ class ProcessGuest:
         return True
 
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
-        ended = self._messages.get("exit")  # from init; if it was killed itself, what the keeper says has to do
-        told = ended or self._messages.get("end", {})
+        ended = self._messages.get("exit")  # from init, unless it was killed itself
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
-        hit = list(told.get("hit", ()))
+        used = self._cgroup.usage()
+        hit = [*(ended["hit"] if ended else ()), *(["disk"] if "full" in self._messages else [])]
+        hit += sorted(self._cgroup.hit().difference(hit))
         if any(sink.cut for sink in sinks.values()):
             hit.append("output")
         status = ended["status"] if ended else 9
@@ -258,9 +309,9 @@ class ProcessGuest:
         reason = Reason(ended["reason"]) if ended else Reason.KILLED
         if reason is Reason.EXITED and number is not None:
             reason = Reason.SIGNALLED
-        if told.get("oom") and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
+        if used.oom_kills and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
             reason = Reason.OUT_OF_MEMORY
-        if told.get("full"):
+        if "full" in self._messages:
             reason = Reason.DISK_LIMIT
         if reason is Reason.KILLED and self._killed and self._killed != "killed":
             reason = Reason(self._killed)
@@ -268,8 +319,8 @@ class ProcessGuest:
             hit.append("memory")
         usage = Usage(
             wall_seconds=ended["wall"] if ended else time.monotonic() - self._began,
-            cpu_seconds=told.get("cpu", 0.0),
-            peak_memory_bytes=told.get("memory", 0),
+            cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
+            peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
         )
         if self._refused is not None and reason is Reason.EXITED:
             code = self._refused
@@ -285,15 +336,15 @@ class ProcessGuest:
             with suppress(TimeoutError):
                 while "exit" not in self._messages and self._take_message():
                     continue
-        if self._child is not None:
-            self._control.close()
-            os.waitpid(self._child, 0)
-            self._child = None
+            if "exit" not in self._messages:
+                self._await_the_end_of_init()
         for sock in (self._control, self._payload, self._control_end, self._payload_end):
             sock.close()
         left = [fd for fd in (self.layers, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
         self.layers, self._terminal, self._stdin, self._outputs = None, None, None, {}
         channel.close_all(left)
+        if self._keeper is not None and not self._keeper.done(self._number):
+            self._cgroup.remove()
 
     def __enter__(self) -> ProcessGuest:
         return self
@@ -303,7 +354,7 @@ class ProcessGuest:
 
 
 def request_for(launch: Launch) -> dict[str, Any]:
-    """What keeper and init are told: paths, limits and permissions, never code, environment or input."""
+    """What init is told: paths, limits and permissions, never code, environment or input."""
     limits = launch.limits
     native = not isinstance(launch.program, PythonCode)
     layers = launch.root.layers.path if isinstance(launch.root.layers, mounts.OnDisk) else None
@@ -311,16 +362,22 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "plan": mounts.encode(launch.root),
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_bytes,
-        "memory_hard": Guarantee.MEMORY_HARD in launch.requires,
         "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
         "open_files": limits.open_files,
         "layers": layers,
-        "disk_bytes": limits.disk_bytes,
         "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
         "may_fork": launch.processes,
         "may_exec": launch.processes or native,
         "system": launch.system,
+        "python": not native,
         "scratch": None if launch.writable else list(SCRATCH),
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
     }
+
+
+def _watched(launch: Launch) -> tuple[str, int] | None:
+    """Layers that the keeper has to measure, and what they may hold: those on disk have no size of their own."""
+    if isinstance(launch.root.layers, mounts.OnDisk) and launch.limits.disk_bytes is not None:
+        return launch.root.layers.path, launch.limits.disk_bytes
+    return None

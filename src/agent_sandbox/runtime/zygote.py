@@ -1,93 +1,179 @@
-"""The zygote: a small process that has imported what guests will need, and forks them.
+"""The supervisor's side of a zygote: a process with the interpreter warm that forks every run, keeps it, and clears away after it.
 
-It never sees code, environment or input, and does not even read the requests: it passes descriptors to a forked keeper, which reads for
-itself. So nothing of one guest can be found in the memory of the next. One thread, no network, no
-descriptors but its two and, at times, its own image.
-
-What guests of one zygote do share: the address-space layout and the seed of string hashes. Neither is a wall here.
+Usually it is our own interpreter, executed afresh (see `zygote_program`). A caller with one thread may fork itself instead, for programs
+that are executed anyway: it costs a twentieth of the time.
 """
 
 from __future__ import annotations
 
 import fcntl
-import gc
-import importlib
+import itertools
+import marshal
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
-from agent_sandbox.kernel import cgroup_sweep, channel, seccomp, stage
+from agent_sandbox.kernel import cgroups, channel, keeper
 from agent_sandbox.runtime import guest
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime.zygote import main; main()"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime.zygote_program import main; main()"
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
 class Zygote:
-    """The supervisor's side of one zygote process."""
+    """The link to one zygote. Safe to use from many threads."""
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
-        """Start it and wait until it is ready. Raises PolicyError when a module to preload is not there, LaunchFailed on anything else."""
-        self._lock = threading.Lock()
+        """Execute one. It gets ready by itself; the first `start` waits for that."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        me = os.pidfd_open(os.getpid())
-        packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
-        image, surroundings = _sealed_image(os.path.realpath(sys.executable))
-        try:
-            with theirs:
-                # Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest.
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(theirs.fileno()), str(me), os.pathsep.join(packages), *preload],
-                    executable=f"/proc/self/fd/{image}" if image is not None else None,
-                    env=_ENVIRONMENT | surroundings,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), me, *([] if image is None else [image])),
-                    cwd="/",
-                    start_new_session=True,
-                )
-        finally:
-            channel.close_all([me] if image is None else [me, image])
+        with theirs:
+            self._process: subprocess.Popen[bytes] | None = _execute(theirs.fileno(), preload)
+        self.pid = self._process.pid
+        self._begin()
+
+    @classmethod
+    def fork(cls) -> Zygote:
+        """One that is a fork of the caller, which has one thread. It has nothing of the caller's but its memory; not for Python code."""
+        self = cls.__new__(cls)
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        supervisor = os.pidfd_open(os.getpid())
+        self.pid = os.fork()
+        if self.pid == 0:
+            _keep(theirs, supervisor)
+        theirs.close()
+        os.close(supervisor)
+        self._process = None
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: set[int] = set()
+        self._ready = self._closing = False
+        self.hierarchies = cgroups.here()
+
+    def _await_readiness(self) -> None:
         self._link.settimeout(_START_SECONDS)
         try:
             answer = self._link.recv(4096).decode(errors="replace")
         except TimeoutError:
             answer = "it did not answer in time"
         self._link.settimeout(None)
-        if answer != "ready":
-            self.close()
+        self._ready = answer == "ready"
+        if not self._ready:
+            self._end()
             if answer.startswith("preload "):
                 raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
             raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
 
-    def spawn(self, descriptors: Sequence[int]) -> None:
-        """Fork a keeper that owns these descriptors: control, payload, a pidfd of the supervisor, and three for stdio or none."""
+    def start(self, descriptors: Sequence[int], *, watched: tuple[str, int] | None) -> int:
+        """Fork an init that owns these descriptors: control, payload, and three for stdio or none. Returns the number of the run.
+
+        `watched` are layers on disk and the bytes they may hold. Raises PolicyError when a module to preload is not there, LaunchFailed
+        when it has gone or never came up.
+        """
         with self._lock:
+            if not self._ready:
+                self._await_readiness()
+            number = next(self._numbers)
             try:
-                socket.send_fds(self._link, [b"fork"], list(descriptors))
+                socket.send_fds(self._link, [marshal.dumps((keeper.START, number, watched))], list(descriptors))
             except OSError as error:
                 raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
+            self._open.add(number)
+            return number
+
+    def done(self, number: int) -> bool:
+        """Nobody here needs the run or its cgroup any more: its init may be reaped, and what is left of it cleared away.
+
+        False when the zygote has gone, and its runs with it: then clearing away is the caller's.
+        """
+        with self._lock:
+            self._open.discard(number)
+            try:
+                self._link.send(marshal.dumps((keeper.DONE, number)))
+            except OSError:
+                return False
+            if self._closing and not self._open:
+                self._end()
+            return True
 
     @property
     def alive(self) -> bool:
         """Whether it can still fork."""
-        return self._process.poll() is None
+        if self._process is not None:
+            return self._process.poll() is None
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return False
 
     def close(self) -> None:
-        """End it. Its guests go on: each has its own keeper."""
+        """End it, when the last of its runs has ended."""
+        with self._lock:
+            self._closing = True
+            if not self._open or not self.alive:
+                self._end()
+
+    def _end(self) -> None:
+        if self._link.fileno() < 0:
+            return
         self._link.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
+        else:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+
+def _execute(link: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest."""
+    me = os.pidfd_open(os.getpid())
+    packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    image, surroundings = _sealed_image(os.path.realpath(sys.executable))
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(link), str(me), os.pathsep.join(packages), *preload],
+            executable=f"/proc/self/fd/{image}" if image is not None else None,
+            env=_ENVIRONMENT | surroundings,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(link, me, *([] if image is None else [image])),
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        channel.close_all([me] if image is None else [me, image])
+
+
+def _keep(link: socket.socket, supervisor: int) -> None:
+    """In a fork of the caller: be its keeper. Never returns.
+
+    Of the caller's descriptors none is kept: a copy of the far end of a guest's input would keep that input from ending, one of a lock
+    would hold on to the lock.
+    """
+    try:
+        channel.close_others((link.fileno(), supervisor))
+        os.setsid()  # a terminal's Ctrl-C is the supervisor's to forward
+        try:
+            identity = keeper.identify()
+        except OSError as error:
+            link.send((error.strerror or str(error)).encode(errors="replace")[:4096])
+            return
+        link.send(b"ready")
+        keeper.Keeper(link, supervisor, identity, guest.run).serve()
+    finally:
+        os._exit(0)
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
@@ -105,78 +191,3 @@ def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
     fcntl.fcntl(image, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
     # Some interpreters find their shared library relative to where they are.
     return image, {"LD_LIBRARY_PATH": os.path.join(os.path.dirname(os.path.dirname(interpreter)), "lib")}
-
-
-def main() -> None:
-    """The zygote program. Ends when the supervisor closes the link or dies."""
-    root, link_fd, supervisor_fd, packages, *preload = sys.argv[1:]
-    sys.path.remove(root)
-    sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
-    link, supervisor = socket.socket(fileno=int(link_fd)), int(supervisor_fd)
-    with open("/proc/self/comm", "w") as comm:  # executed from a descriptor, we would be called by its number
-        comm.write(os.path.basename(sys.executable))
-    os.set_inheritable(supervisor, False)
-    link.set_inheritable(False)
-    try:
-        identity = stage.identify()
-        for processes in (True, False):
-            seccomp.compile_filter(processes=processes, execute=processes)
-    except OSError as error:
-        link.send((error.strerror or str(error)).encode(errors="replace")[:4096])
-        return
-    for name in preload:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:
-            link.send(f"preload {name}: {error}".encode(errors="replace")[:4096])
-            return
-    gc.collect()
-    gc.freeze()  # a collection in a guest would touch, and so copy, every object of the zygote
-    link.send(b"ready")
-    _serve(link, supervisor, identity)
-
-
-def _serve(link: socket.socket, supervisor: int, identity: stage.Identity) -> None:
-    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    poller = select.poll()
-    for fd in (woken, link.fileno(), supervisor):
-        poller.register(fd, select.POLLIN)
-    while True:
-        ready = dict(poller.poll())
-        if woken in ready:
-            os.read(woken, 4096)
-        if _reap():
-            cgroup_sweep.sweep(identity.hierarchies)
-        if link.fileno() in ready:
-            message, descriptors = channel.receive_descriptors(link, 16)
-            if not message:
-                return
-            if os.fork() == 0:
-                signal.set_wakeup_fd(-1)
-                channel.close_all((woken, waker, link.detach(), supervisor))
-                keep_from_descriptors(descriptors, identity)
-            channel.close_all(descriptors)
-        elif supervisor in ready:
-            return
-
-
-def _reap() -> bool:
-    """Collect keepers that have ended. Whether one was killed: it has not cleared away its cgroup."""
-    killed = False
-    try:
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return killed
-            killed = killed or os.WIFSIGNALED(status)
-    except ChildProcessError:
-        return killed
-
-
-def keep_from_descriptors(descriptors: Sequence[int], identity: stage.Identity) -> None:
-    """In a freshly forked process: become the keeper of a run. Never returns."""
-    control, payload, supervisor, *stdio = descriptors
-    seat = stage.Seat(socket.socket(fileno=control), socket.socket(fileno=payload), supervisor, tuple(stdio))
-    stage.keep(seat, identity, guest.run)

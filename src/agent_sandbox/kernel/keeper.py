@@ -1,0 +1,176 @@
+"""The keeper: parent of the init of every run, from the fork into new namespaces until the last of it has been cleared away.
+
+What it knows of a run is its number and, where layers are kept on disk, where they lie and how large they may become. Paths, limits, code,
+environment and input pass it by in descriptors that it does not read, so nothing of one run can be found in the memory of the next.
+
+Its inits end with it: the kernel sends them the parent-death signal, and each holds the far end of a pipe of the keeper's. It ends itself
+when its supervisor has closed the link or died, and then only after its runs have: it dies last. One thread.
+
+The number of an init is not reaped, and so not given to another process, before the supervisor has said that it is done with the run.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+
+from agent_sandbox.kernel import accounting, cgroup_sweep, cgroup_tree, cgroups, channel, namespaces, stage
+from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.stage import Identity, Program, Seat
+from agent_sandbox.values import dataclass
+
+START, DONE = "start", "done"  # orders, each followed by the number of the run
+_LARGEST_ORDER = 16384  # bytes: a path and two numbers
+_DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
+_CLEARING_TICK, _CLEARING_PATIENCE = 0.005, 2.0  # seconds: a cgroup is busy for a moment after its last process has gone
+_NAMESPACES = sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS
+
+
+@dataclass
+class _Run:
+    """One run. `pid` is that of its init and 0 once it is reaped; `watched` are layers on disk, with what they may hold."""
+
+    pid: int
+    control: socket.socket
+    watched: tuple[str, int] | None
+    look_at: float
+    done: bool = False
+    clear_by: float = 0.0
+
+
+def identify() -> Identity:
+    """Prepare once what all guests of this process share: the id mapping, or rootless the outer user namespace, and where cgroups go."""
+    hierarchies = cgroups.here()
+    cgroup_sweep.sweep(hierarchies)  # what was killed before it could clear away
+    if os.geteuid() == 0:
+        return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
+    uid, gid = os.geteuid(), os.getegid()
+    namespaces.enter_own_user_namespace()
+    return Identity(False, hierarchies, ids=(uid, gid))
+
+
+class Keeper:
+    """Serves one supervisor, known by a pidfd, that sends orders over a link of packets."""
+
+    def __init__(self, link: socket.socket, supervisor: int, identity: Identity, program: Program) -> None:
+        self._link = link
+        self._supervisor = supervisor
+        self._identity = identity
+        self._program = program
+        self._runs: dict[int, _Run] = {}
+        self._leaving = False
+        self._alive, self._breath = os.pipe2(os.O_CLOEXEC)  # whoever holds `alive` sees it end with us
+
+    def serve(self) -> None:
+        """Until the supervisor has gone, and every run with it."""
+        woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        stage.note_signals()
+        poller = select.poll()
+        for fd in (woken, self._link.fileno(), self._supervisor):
+            poller.register(fd, select.POLLIN)
+        while self._runs or not self._leaving:
+            ready = dict(poller.poll(self._patience()))
+            if woken in ready:
+                os.read(woken, 4096)
+            if self._link.fileno() in ready and not self._leaving:
+                self._take_order()
+            elif self._supervisor in ready:
+                self._leaving = True
+            if self._leaving:
+                for fd in (self._link.fileno(), self._supervisor):
+                    with suppress(KeyError):
+                        poller.unregister(fd)
+                self._end_all()
+            self._look_at_disks()
+            self._clear_away()
+
+    def _take_order(self) -> None:
+        message, descriptors = channel.receive_descriptors(self._link, _LARGEST_ORDER)
+        if not message:
+            self._leaving = True
+            return
+        order, number, *watched = marshal.loads(message)
+        if order == START:
+            self._start(number, descriptors, watched[0])
+        elif number in self._runs:
+            self._runs[number].done = True
+
+    def _start(self, number: int, descriptors: list[int], watched: tuple[str, int] | None) -> None:
+        control, payload, *stdio = descriptors
+        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive, tuple(stdio))
+        try:
+            child = sc.clone(_NAMESPACES)
+        except OSError as error:
+            stage.report_failure(seat.control, error)
+            child = 0
+        else:
+            if child == 0:
+                stage.become_init(seat, self._identity, self._program)
+        channel.close_all((*stdio, seat.payload.detach()))
+        if watched is None or not child:
+            seat.control.close()
+        if child:
+            self._runs[number] = _Run(child, seat.control, watched, time.monotonic() + _DISK_TICK)
+
+    def _end_all(self) -> None:
+        for run in self._runs.values():
+            run.done = True
+            if run.pid:
+                os.kill(run.pid, signal.SIGKILL)
+
+    def _patience(self) -> float | None:
+        """Milliseconds until something is due by itself."""
+        now = time.monotonic()
+        due = [run.look_at - now for run in self._runs.values() if run.watched and not run.done]
+        due += [_CLEARING_TICK for run in self._runs.values() if not run.pid]
+        return max(0.0, min(due)) * 1000 if due else None
+
+    def _look_at_disks(self) -> None:
+        """End the runs whose kept layers have outgrown their limit. Here, because only the host side can read all of them."""
+        for run in self._runs.values():
+            began = time.monotonic()
+            if run.watched is None or run.done or began < run.look_at:
+                continue
+            layers, limit = run.watched
+            if _disk_bytes(layers) > limit:
+                os.kill(run.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)  # what it had begun to say comes first
+                with suppress(OSError):
+                    channel.send(run.control, {"kind": "full"})
+                run.control.close()
+                run.watched = None
+            # A large layer takes long to measure: never spend more than a tenth of the time on it.
+            run.look_at = began + max(_DISK_TICK, 10 * (time.monotonic() - began))
+
+    def _clear_away(self) -> None:
+        now = time.monotonic()
+        for number, run in list(self._runs.items()):
+            if not run.done:
+                continue
+            run.control.close()
+            if run.pid and os.waitpid(run.pid, os.WNOHANG)[0]:
+                run.pid, run.clear_by = 0, now + _CLEARING_PATIENCE
+            if not run.pid and (self._forget_cgroup(number) or now > run.clear_by):
+                del self._runs[number]
+
+    def _forget_cgroup(self, number: int) -> bool:
+        if not self._identity.hierarchies:
+            return True
+        name = cgroup_tree.name(os.getpid(), str(number))
+        left = [place for hierarchy in self._identity.hierarchies for place in hierarchy.places if not cgroups.gone(f"{place}/{name}")]
+        return not left
+
+
+def _disk_bytes(path: str) -> int:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return accounting.disk_bytes(directory)
+    finally:
+        os.close(directory)
