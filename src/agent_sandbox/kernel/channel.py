@@ -12,7 +12,11 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
+
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 _LENGTH = struct.Struct("!I")
 _MAX_DESCRIPTORS = 16

@@ -22,13 +22,15 @@ import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, capabilities, cgroup_sweep, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import watch_over
 from agent_sandbox.kernel.placing import Site
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 HOSTNAME = "sandbox"
 DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own

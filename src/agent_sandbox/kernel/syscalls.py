@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 # Numbers above 423 are the same on every architecture; the older ones are not.
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 _OLD_NUMBERS = {
     "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
     "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},

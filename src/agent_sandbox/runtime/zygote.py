@@ -13,6 +13,7 @@ import fcntl
 import gc
 import importlib
 import os
+import random  # noqa: F401  a guest reseeds it: better loaded here once than in each of them
 import select
 import signal
 import socket
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
 from agent_sandbox.kernel import cgroup_sweep, channel, seccomp, stage
-from agent_sandbox.runtime import guest
+from agent_sandbox.runtime.keeper import keep_from_descriptors
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -173,10 +174,3 @@ def _reap() -> bool:
             killed = killed or os.WIFSIGNALED(status)
     except ChildProcessError:
         return killed
-
-
-def keep_from_descriptors(descriptors: Sequence[int], identity: stage.Identity) -> None:
-    """In a freshly forked process: become the keeper of a run. Never returns."""
-    control, payload, supervisor, *stdio = descriptors
-    seat = stage.Seat(socket.socket(fileno=control), socket.socket(fileno=payload), supervisor, tuple(stdio))
-    stage.keep(seat, identity, guest.run)
