@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from agent_sandbox.workspace.removal import remove_tree
 PREFIX = "agent-sandbox-verify-"
 VARIABLE = "AGENT_SANDBOX_VERIFY_TOKEN"  # in our own environment while the self-test runs
 SCRIPTS = "attempts"
+_NOBODY = 65534
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ class Bench:
         """Names in the project that lead to them."""
         return tuple(f"{self.project}/{name}" for name in ("key", "relative-key", "keys/id_ed25519", "plans/plans.txt"))
 
+    @property
+    def setuid(self) -> tuple[str, ...]:
+        """As root, a program that runs as nobody whoever starts it; others cannot make one."""
+        path = f"{self.path}/setuid-id"
+        return (path,) if os.path.exists(path) else ()
+
     def mark(self) -> str:
         """A new name for a process or a file. Short enough for the kernel's name of a thread."""
         return f"vfy{secrets.token_hex(6)}"
@@ -87,8 +95,11 @@ class Bench:
     def bystander(self, mark: str) -> Iterator[subprocess.Popen[bytes]]:
         """A process of the machine, with a word on its command line and the token in its environment. It ends with us, whatever happens."""
         environment = {"PATH": os.environ.get("PATH", os.defpath), "SECRET": self.token}
-        with subprocess.Popen(["sh", "-c", "read -r line", mark], stdin=subprocess.PIPE, env=environment) as process:
+        command = ["sh", "-c", "echo ready; read -r line", mark]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
             try:
+                assert process.stdout is not None
+                process.stdout.readline()  # before it has said so, its memory may still be that of our fork
                 yield process
             finally:
                 process.kill()
@@ -128,6 +139,11 @@ def _furnish(bench: Bench) -> None:
     for secret in bench.secrets:
         os.makedirs(os.path.dirname(secret), mode=0o700, exist_ok=True)
         Path(secret).write_text(f"{bench.token} {os.path.basename(secret)}\n")
+    if os.geteuid() == 0 and (program_of_another := shutil.which("id")):
+        path = f"{bench.path}/setuid-id"
+        shutil.copy(program_of_another, path)
+        os.chown(path, _NOBODY, _NOBODY)
+        os.chmod(path, 0o4755)
     project = Path(bench.project)
     (project / "key").symlink_to(bench.secrets[0])
     (project / "relative-key").symlink_to("../home/.ssh/id_ed25519")
@@ -155,10 +171,10 @@ def _left_in(place: str) -> list[str]:
 
 
 def _remove(bench: Bench, forget: Callable[[Bench], None]) -> None:
-    forget(bench)
     place, name = os.path.split(bench.path)
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        remove_tree(directory, name)
+        forget(bench)
     finally:
+        remove_tree(directory, name)
         os.close(directory)

@@ -26,7 +26,7 @@ def table(results: list[Result], remedies: dict[str, list[str]], seconds: float)
         print(f"{name:<{width}}{words}{probe.claim}")
     for result, boxes_of in _alike(results):
         _explain(result, boxes_of, remedies.get(result.probe.name, []), style)
-    print(style.heading(verdict(results, seconds)))
+    print(f"\n{style.heading(verdict(results, seconds))}")
 
 
 def _alike(results: list[Result]) -> list[tuple[Result, list[str]]]:
@@ -53,8 +53,8 @@ def verdict(results: list[Result], seconds: float) -> str:
     counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if any(result.bad for result in results):
-        return f"\nNot everything that is promised was held or could be shown: {told}, in {seconds:.1f} s."
-    return f"\nEverything that could be attacked here held: {told}, in {seconds:.1f} s."
+        return f"Not everything that is promised was held or could be shown: {told}, in {seconds:.1f} s."
+    return f"Everything that could be attacked here held: {told}, in {seconds:.1f} s."
 
 
 def document(results: list[Result], remedies: dict[str, list[str]]) -> list[dict[str, Any]]:

@@ -109,7 +109,9 @@ def _found_again(box: Box, paths: list[str], *, throw_away: bool = False) -> Fou
         for path in paths:
             with suppress(OSError):
                 os.unlink(path)
-    return Found(ran.reached, ran.refused)
+    # By their directories: the names are others each time, and what is shown without a sandbox has to be found again in one.
+    reached, refused = ({os.path.dirname(path): seen for path, seen in ways.items()} for ways in (ran.reached, ran.refused))
+    return Found(reached, refused)
 
 
 def _must_reach(ran: Ran) -> None:

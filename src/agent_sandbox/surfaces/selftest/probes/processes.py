@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 
 from agent_sandbox.surfaces.selftest.bench import VARIABLE, Bench
 from agent_sandbox.surfaces.selftest.boxes import Attempt, Box, NoAnswer
@@ -15,7 +14,6 @@ from agent_sandbox.surfaces.selftest.probes.numbers import system_calls
 
 SUBJECT = Registry("user namespaces", "namespaces", "own /proc", "seccomp", "Landlock")
 
-_NOBODY = 65534
 _NO_CAPABILITIES = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0" * 16)
 _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec", "fusermount3", "crontab")
 
@@ -47,12 +45,13 @@ def harm_processes(bench: Bench, box: Box) -> Found:
         after = os.getpriority(os.PRIO_PROCESS, process.pid)
         reached = {} if after == before else {"priority": f"it went from {before} to {after}"}
         # A signal that was sent has arrived when the sender goes on; what it does to its receiver may take a moment longer.
-        until(lambda: process.poll() is not None, 0.2 if ran.reached else 0.0)
+        until(lambda: process.poll() is not None, 2.0 if "kill" in ran.reached else 0.0)
         if process.poll() == -signal.SIGKILL:
             reached["signal"] = "it was killed"
         elif status_of(process.pid)["State"].startswith("T"):
             reached["signal"] = "it was stopped"
-    return Found(reached, ran.refused)
+    answers = {"priority": ran.refused.get("lower its priority", ""), "signal": ran.refused.get("kill", "")}
+    return Found(reached, {way: answer for way, answer in answers.items() if way not in reached})
 
 
 @SUBJECT.probe(
@@ -104,13 +103,7 @@ def descriptors(bench: Bench, box: Box) -> Found:
 )
 def setuid(bench: Bench, box: Box) -> Found:
     programs = [path for name in _SETUID if (path := shutil.which(name)) and os.stat(path).st_mode & 0o4000]
-    if os.geteuid() == 0 and (program := shutil.which("id")):
-        planted = f"{tempfile.mkdtemp(prefix='setuid-', dir=bench.path)}/id"
-        shutil.copy(program, planted)
-        os.chown(planted, _NOBODY, _NOBODY)
-        os.chmod(planted, 0o4755)
-        programs.append(planted)
-    ran = box.run(Attempt("processes", "start_setuid", {"programs": programs}))
+    ran = box.run(Attempt("processes", "start_setuid", {"programs": [*programs, *bench.setuid]}))
     return Found(ran.reached, ran.refused)
 
 

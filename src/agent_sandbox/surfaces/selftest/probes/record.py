@@ -33,14 +33,14 @@ def ledger(bench: Bench, box: Box) -> Found:
         if path.exists() and path.stat().st_size <= _ALL_OF_IT:
             chain.verify(path)
     except LedgerBroken as error:
-        return Found({"chain": error.message})
+        return Found({"record": error.message})
     intents = {entry.sequence for entry in entries if isinstance(entry.event, Intent) and _holds(entry.event, box.recorded_as(attempt))}
     outcomes = {entry.event.intent for entry in entries if isinstance(entry.event, Outcome)}
     if not intents:
-        return Found({"intent": "there is no entry of it"})
+        return Found({"record": "there is no entry of it"})
     if not intents <= outcomes:
-        return Found({"outcome": "there is no entry of how it ended"})
-    return Found({}, {"unrecorded": "it is there, before and after"})
+        return Found({"record": "there is no entry of how it ended"})
+    return Found({}, {"record": "it is there, before and after"})
 
 
 def _since(path: os.PathLike[str], offset: int) -> list[Entry]:
