@@ -139,11 +139,13 @@ def _furnish(bench: Bench) -> None:
     for secret in bench.secrets:
         os.makedirs(os.path.dirname(secret), mode=0o700, exist_ok=True)
         Path(secret).write_text(f"{bench.token} {os.path.basename(secret)}\n")
-    if os.geteuid() == 0 and (program_of_another := shutil.which("id")):
-        path = f"{bench.path}/setuid-id"
-        shutil.copy(program_of_another, path)
-        os.chown(path, _NOBODY, _NOBODY)
-        os.chmod(path, 0o4755)
+    if os.geteuid() == 0 and (path := shutil.which("id")):
+        copy = f"{bench.path}/id"
+        shutil.copy(path, copy)
+        with suppress(OSError):  # a root that is one only in a user namespace may not know nobody; then there is none
+            os.chown(copy, _NOBODY, _NOBODY)
+            os.chmod(copy, 0o4755)
+            os.rename(copy, f"{bench.path}/setuid-id")
     project = Path(bench.project)
     (project / "key").symlink_to(bench.secrets[0])
     (project / "relative-key").symlink_to("../home/.ssh/id_ed25519")
