@@ -29,6 +29,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned,
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.workspace.store import SandboxState
+from tests.security.cases import priority
 
 ROOT = os.geteuid() == 0
 RUNTIMES = ("process",)
@@ -36,9 +37,11 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "
 GENEROUS = replace(CLONED_LIMITS, wall_seconds=60.0, output_bytes=64 << 20, disk_bytes=1 << 30)
 
 
-def case(*numbers: int, prio: str = "P0") -> pytest.MarkDecorator:
+def case(*numbers: int, prio: str | None = None) -> pytest.MarkDecorator:
     """The numbers, in the list of attack cases, of what a test tries. They become its id, so that a table can be made of what ran."""
-    marks = [pytest.mark.p0] if prio == "P0" else []
+    listed = priority(*numbers)
+    assert prio in (None, listed), f"case {numbers} is {listed} in cases.py, not {prio}"
+    marks = [pytest.mark.p0] if listed == "P0" else []
     name = "+".join(str(number) for number in numbers)
     return pytest.mark.parametrize("number", [pytest.param(numbers[0], id=name, marks=marks)])
 

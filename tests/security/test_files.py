@@ -262,7 +262,7 @@ def test_every_way_to_open_a_file_gets_the_same_answer(number: int, box: Box, te
     tell("ENOENT for the name, EPERM for handles and mounts", control="all succeed in a bare namespace")
 
 
-@case(17, prio="P1")
+@case(17)
 def test_a_hard_link_to_a_real_file_is_a_copy(number: int, box: Box, tell: Tell) -> None:
     before = snapshot(box.project)
     outcome = box.shell("ln greeting.txt twin && echo changed >> twin && cat greeting.txt")
@@ -275,7 +275,7 @@ def test_a_hard_link_to_a_real_file_is_a_copy(number: int, box: Box, tell: Tell)
     tell("copied up; the real file is byte for byte the same, with one link", control="outside the write goes through")
 
 
-@case(19, prio="P1")
+@case(19)
 def test_marks_of_the_overlay_set_by_a_guest_are_not_believed(number: int, box: Box, tell: Tell) -> None:
     outcome = box.python("""
 import os
@@ -296,7 +296,7 @@ os.setxattr("src", "user.overlay.opaque", b"y")
     tell("trusted.*: EPERM; user.*: an attribute like any other", control=f"{len(kinds)} changes reported, none of them made up")
 
 
-@case(20, prio="P1")
+@case(20)
 def test_devices_cannot_be_made_and_pipes_and_sockets_block_nobody(number: int, box: Box, tell: Tell) -> None:
     outcome = box.python("""
 import os, socket, stat
@@ -318,7 +318,7 @@ socket.socket(socket.AF_UNIX).bind("sock")
     tell("EPERM for devices; pipe and socket listed as what they are", control="root makes devices outside")
 
 
-@case(20, prio="P1")
+@case(20)
 def test_a_pipe_of_the_host_is_not_joined(number: int, box: Box, tell: Tell) -> None:
     os.mkfifo(box.project / "fifo")
     reader = os.open(box.project / "fifo", os.O_RDONLY | os.O_NONBLOCK)
@@ -336,7 +336,7 @@ def test_a_pipe_of_the_host_is_not_joined(number: int, box: Box, tell: Tell) -> 
     tell("its write went to a pipe of its own", control="the reader hears a writer outside")
 
 
-@case(22, prio="P1")
+@case(22)
 def test_another_run_is_nowhere_to_be_seen(number: int, box: Box, tell: Tell) -> None:
     reading, writing = os.pipe()
     ready = threading.Event()

@@ -158,7 +158,7 @@ print(json.dumps([name for name in held if name.startswith("socket:")] + [line f
     tell("no socket in its descriptors, none named in its network namespace", control="the host's list has ours")
 
 
-@case(38, prio="P1")
+@case(38)
 def test_no_descriptor_can_be_sent_to_or_had_from_the_supervisor(number: int, box: Box, tell: Tell) -> None:
     before = set(os.listdir("/proc/self/fd"))
     answer = box.probe("""
