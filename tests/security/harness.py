@@ -22,13 +22,13 @@ from typing import Any
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work, changes_in
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
-from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.workspace.store import SandboxState
+from agent_sandbox.workspace.store import SandboxState, Store
 from tests.security.cases import priority
 
 ROOT = os.geteuid() == 0
@@ -44,6 +44,24 @@ def case(*numbers: int, prio: str | None = None) -> pytest.MarkDecorator:
     marks = [pytest.mark.p0] if listed == "P0" else []
     name = "+".join(str(number) for number in numbers)
     return pytest.mark.parametrize("number", [pytest.param(numbers[0], id=name, marks=marks)])
+
+
+_READ = """
+import json
+read = []
+for path in PATHS:
+    try:
+        with open(path, "rb") as file:
+            read.append(file.read(4096).decode(errors="replace"))
+    except OSError:
+        pass
+print(json.dumps(read))
+"""
+
+
+def reading(*paths: Path | str) -> str:
+    """A probe that reads files by these names and says what it got."""
+    return _READ.replace("PATHS", repr([str(path) for path in paths]))
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,31 @@ class Box:
     def files(self, **rules: Any) -> Box:
         """The same under the SDK's preset: only what the rules name."""
         return self.with_(policy=locked(limits=self.limits, processes=True, **rules))
+
+    @property
+    def unmasked(self) -> Box:
+        """The same with nothing hidden: the control arm of every mask. The view is built as before, around names that nobody has."""
+        masks = tuple(Mask(str(place / "nothing-is-called-this"), "control") for place in (self.home, self.project))
+        return self.with_(policy=cloned(masks=masks, limits=self.limits))
+
+    @property
+    def kept(self) -> Box:
+        """The same with layers on disk, which outlive the run."""
+        return self.with_(state=Store.open(str(self.project.parent / "state")).sandbox_for(str(self.project)))
+
+    @property
+    def layers(self) -> Path:
+        """Where the layers of a kept one are."""
+        assert self.state is not None
+        return Path(self.state.layers)
+
+    def changes(self) -> dict[str, str]:
+        """What the host's reader makes of the kept layers as they are on disk: the kind of change by path."""
+        layers = os.open(self.layers, os.O_RDONLY)
+        try:
+            return {change.path: change.kind.value for change in changes_in(layers, self._policy())}
+        finally:
+            os.close(layers)
 
     @property
     def rules(self) -> FileRules:
