@@ -82,7 +82,7 @@ copy_checkout() {
         if as_user "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; break; fi
     done
     [ -n "$python" ] || fail "the unprivileged user can execute no Python 3.11 or later here; make .venv from /usr/bin/python3 (rm -rf .venv first)"
-    cp -a src tests scripts pyproject.toml "$copy"
+    cp -a src tests scripts pyproject.toml README.md LICENSE "$copy"
     if [ -d ../shared ]; then cp -aL ../shared "$top/shared"; fi
     if [ -d "$data" ]; then cp -aL "$data" "$top/data" && data=$top/data; fi
     "$python" -m venv --without-pip "$copy/.venv"

@@ -59,7 +59,7 @@ _ALL = (
     Case(17, _FILES, "P1", _PROCESS, "hard links to real files"),
     Case(19, _FILES, "P1", _BOTH, "forged marks of the overlay"),
     Case(20, _FILES, "P1", _PROCESS, "devices, pipes and sockets in the project"),
-    Case(22, _FILES, "P1", _PROCESS, "files of another run"),
+    Case(22, _FILES, "P1", _PROCESS, "files of another run", lacking="rootless, devices are the machine's: runs can signal through locks"),
     Case(23, _FILES, "P0", _HOST, "our own file tools as a way out"),
     Case(25, _KERNEL, "P0", _PROCESS, "typing into a terminal"),
     Case(26, _KERNEL, "P0", _PROCESS, "tracing and reading other processes"),
@@ -96,9 +96,9 @@ _ALL = (
     Case(154, _CRASH, "P1", _HOST, "an upgrade between runs"),
     Case(166, _SUPPLY, "P0", _PROCESS, "install scripts of packages"),
     Case(167, _SUPPLY, "P1", _PROCESS, "a poisoned cache for the next run"),
-    Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes"),
-    Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk"),
-    Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature and no list of parts: nothing has been released yet"),
+    Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions: nothing uses an engine yet"),
+    Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk", lacking="no digest of our own interpreter is kept; images: none yet"),
+    Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature, list of parts or hash-pinned tools: unreleased"),
 )  # fmt: skip
 
 CASES = {each.number: each for each in _ALL}

@@ -28,6 +28,8 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
 from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.store import SandboxState, Store
 from tests.security.cases import priority
 
@@ -102,11 +104,15 @@ class Box:
         assert self.state is not None
         return Path(self.state.layers)
 
+    def read(self, layers: int) -> ChangeSet:
+        """What the host's reader makes of layers on disk, as they are now."""
+        return changes_in(layers, self._policy())
+
     def changes(self) -> dict[str, str]:
-        """What the host's reader makes of the kept layers as they are on disk: the kind of change by path."""
+        """The same of its own kept layers: the kind of change by path."""
         layers = os.open(self.layers, os.O_RDONLY)
         try:
-            return {change.path: change.kind.value for change in changes_in(layers, self._policy())}
+            return {change.path: change.kind.value for change in self.read(layers)}
         finally:
             os.close(layers)
 
@@ -151,6 +157,35 @@ def outside(source: str, *, namespace: tuple[str, ...] = (), cwd: Path | None = 
     ran = subprocess.run([*wrapper, sys.executable, "-c", source], capture_output=True, timeout=timeout, cwd=cwd, check=False)
     assert ran.returncode == 0, (ran.returncode, ran.stderr.decode(errors="replace")[-3000:])
     return json.loads(ran.stdout)
+
+
+@contextmanager
+def meanwhile(box: Box, source: str) -> Iterator[list[Outcome]]:
+    """While the block lasts, a guest that has printed something and may be waiting for its input to end. Then it is given a second to end,
+    and killed. What came of it is in the list afterwards, or sooner if it ended by itself."""
+    reading, writing = os.pipe()
+    started = threading.Event()
+    guests: list[ProcessGuest] = []
+    ended: list[Outcome] = []
+
+    def run() -> None:
+        try:
+            ended.append(box.python(source, stdin=reading, on_start=guests.append, on_output=lambda *_: started.set()))
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert started.wait(30) and not ended, ended
+        yield ended
+    finally:
+        os.close(writing)
+        thread.join(1)
+        for guest in guests:
+            guest.kill()
+        thread.join()
+        os.close(reading)
 
 
 @dataclass

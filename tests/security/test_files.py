@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,10 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel.mounts import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view import plan_view
 from tests.security.conftest import Tell
-from tests.security.harness import ROOT, Box, case, outside, reading, snapshot
+from tests.security.harness import ROOT, Box, case, meanwhile, outside, reading, snapshot
 
 
 def _secrets(box: Box) -> list[Path]:
@@ -210,25 +208,82 @@ def test_every_way_to_open_a_file_gets_the_same_answer(number: int, box: Box, te
     tell("ENOENT for the name, EPERM for handles and mounts", control="all succeed in a bare namespace")
 
 
+PLANT = """
+import os, sys
+for place in PLACES:
+    try:
+        os.makedirs(place, exist_ok=True)
+        open(f"{place}/MARK", "w").close()
+    except OSError:
+        pass
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
 @case(22)
 def test_another_run_is_nowhere_to_be_seen(number: int, box: Box, tell: Tell) -> None:
-    reading, writing = os.pipe()
-    ready = threading.Event()
-    guests: list[ProcessGuest] = []
     mark = f"mark-of-the-first-{os.urandom(8).hex()}"
-    plant = f"for d in /tmp /dev/shm /run /var/tmp $PWD; do echo x > $d/{mark}; done; echo ready; read -r _"
-    state = Store.open(str(box.project.parent / "state"))
-    work = {"stdin": reading, "on_start": guests.append, "on_output": lambda *_: ready.set()}
-    first = threading.Thread(target=lambda: box.with_(state=state.sandbox_for(str(box.project))).shell(plant, **work))
-    first.start()
-    try:
-        assert ready.wait(20)
-        second = box.shell(f"find /tmp /dev/shm /run /var/tmp {box.project.parent} -name {mark} 2>/dev/null; ls {state.path}")
+    caches = [str(box.home / name) for name in (".cache/pip", ".npm", ".cargo")]
+    places = ["/tmp", "/dev/shm", "/run", f"/run/user/{os.getuid()}", "/var/tmp", "/var/cache", str(box.project), *caches]
+    kept = box.kept
+    assert kept.state is not None
+    with meanwhile(kept, PLANT.replace("PLACES", repr(places)).replace("MARK", mark)):
+        second = box.shell(
+            f"find / -xdev -name {mark} 2>/dev/null; find {' '.join(places)} -name {mark} 2>/dev/null; ls {kept.state.store.path}"
+        )
         assert second.stdout == b""
-        found = list(Path(state.path).rglob(mark))
-        assert len(found) >= 2, "from outside, the layers of the first hold them"
-    finally:
-        os.close(writing)
-        first.join()
-        os.close(reading)
-    tell("no file of the other run", control=f"{len(found)} in its layers on the host")
+        found = list(kept.layers.rglob(mark))
+        assert len(found) >= 4, "from outside, the layers of the first hold them"
+        seen = kept.with_(state=None).unmasked.shell(f"find {kept.layers} -name {mark}").stdout.split()
+        assert seen, "and where our state is not hidden, so does the view of the second"
+    tell("no file of the other run", control=f"{len(found)} in its layers on the host; {len(seen)} seen where those are not hidden")
+
+
+LOCK = """
+import ctypes, fcntl, os, sys
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init1(os.O_NONBLOCK)
+held = [os.open(f"/dev/{name}", os.O_RDONLY) for name in ("null", "zero", "full", "random", "urandom")]
+for fd, name in zip(held, ("null", "zero", "full", "random", "urandom")):
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert libc.inotify_add_watch(watch, f"/dev/{name}".encode(), 0xFFF) > 0
+print("ready", flush=True)
+sys.stdin.read()
+try:
+    print(len(os.read(watch, 65536)))
+except BlockingIOError:
+    print(0)
+"""
+
+
+@case(22)
+@pytest.mark.needs_root
+def test_devices_are_no_meeting_place(number: int, box: Box, tell: Tell) -> None:
+    """A lock on a device, and the sight of others opening it, would join runs with each other and with the machine."""
+    with meanwhile(box, LOCK) as ended:
+        assert _locked_by_others() == []
+        assert _locked_by_others(box) == []
+    assert ended[0].stdout == b"ready\n0\n", ended[0].stderr
+    with subprocess.Popen([sys.executable, "-c", LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == b"ready\n"
+        refused = _locked_by_others()
+        holder.stdin.close()
+        seen = int(holder.stdout.read())
+    assert len(refused) == 5 and seen > 0
+    tell("locks and watches of its own", control=f"outside {len(refused)} locks are refused and {seen} bytes of events seen")
+
+
+def _locked_by_others(box: Box | None = None) -> list[str]:
+    """Which devices cannot be locked here, or in a sandbox."""
+    probe = """
+import fcntl, json, os
+refused = []
+for name in ("null", "zero", "full", "random", "urandom"):
+    try:
+        fcntl.flock(os.open(f"/dev/{name}", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        refused.append(name)
+print(json.dumps(refused))
+"""
+    return list(outside(probe) if box is None else box.probe(probe))
