@@ -30,7 +30,7 @@ COMPLETE = frozenset(Surface) - {Surface.PROMOTION}
 
 class Case(NamedTuple):
     """One attack. `untried` is the reason why no test tries it; a case with neither a test nor a reason fails the table. `lacking` is the
-    part of a case that its tests leave out, and is in the table beside them."""
+    part of a case that is left open, and is in the table beside its tests."""
 
     number: int
     surface: Surface

@@ -137,7 +137,7 @@ with Sandbox(allow_subprocess=True) as sandbox:
     assert sandbox.execute("print(6 * 7)").stdout == "42\\n"
     assert sandbox.run(["true"]).exit_code == 0
 """
-COMMANDS = "import sys; from agent_sandbox.surfaces.cli import main; sys.exit(main(['run', '--throw-away', '--', 'true']))"
+COMMANDS = "from agent_sandbox.surfaces.cli import main; assert main(['run', '--throw-away', '--', 'true']) == 0"
 
 
 @case(169)
