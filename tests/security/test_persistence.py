@@ -61,7 +61,8 @@ def test_a_mask_holds_over_layers_made_without_it(number: int, box: Box, tell: T
     """An earlier run cannot prepare a directory that lets the real one show through."""
     kept = box.kept
     secret = box.home / ".ssh"
-    assert kept.shell(f"mkdir -p {secret}; echo own > {secret}/config; rm -rf {secret}; mkdir {secret}; ls -A {secret}").stdout == b""
+    assert kept.shell(f"mkdir -p {secret}; echo own > {secret}/config; ls -A {secret}").stdout == b"config\n"
+    assert kept.shell(f"ls -A {secret}; cat {secret}/id_rsa; rm -rf {secret}; mkdir {secret}").stdout == b"config\n"
     assert kept.shell(f"ls -A {secret}; cat {secret}/id_rsa").stdout == b""
     assert b"CANARY" in box.unmasked.shell(f"cat {secret}/id_rsa").stdout
     tell("the guest's own directory lies over the mask; the real one stays hidden", control="without the mask it is read")
