@@ -37,7 +37,8 @@ from agent_sandbox.values import TYPE_CHECKING, dataclass
 if TYPE_CHECKING:
     from typing import Any, ClassVar
 
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+# Major and minor: the kernel's own, and the same on every machine.
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 # What containers mask too: files of /proc that tell of, or act on, the host as a whole.
 PROC_MASKED = (
     "acpi",
@@ -299,13 +300,7 @@ class Devices:
 
     def _fill(self, dev: str) -> None:
         for name in DEVICES:
-            # The host's own node is bound: a guest's user namespace may not make device nodes. The type is checked on what was opened.
-            fd = sc.open_tree(f"/dev/{name}", sc.OPEN_TREE_CLONE)
-            if not stat.S_ISCHR(os.fstat(fd).st_mode):
-                raise OSError(errno.ENODEV, "not a character device", f"/dev/{name}")
-            os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-            sc.move_mount(fd, f"{dev}/{name}")
-            os.close(fd)
+            _make_device(name, f"{dev}/{name}")
         for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
             os.symlink(to, f"{dev}/{name}")
         os.mkdir(f"{dev}/pts")
@@ -339,7 +334,27 @@ class Proc:
             if os.path.isdir(f"{proc}/{name}"):
                 sc.mount("masked", f"{proc}/{name}", "tmpfs", QUIET | sc.MS_NOEXEC | sc.MS_RDONLY, "size=0,mode=000")
             elif os.path.exists(f"{proc}/{name}"):
-                sc.mount("/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
+                sc.mount("r/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
+
+
+def _make_device(name: str, place: str) -> None:
+    """A node of our own: through one of the machine's, a guest would share its locks and its times, and see who else opens it.
+
+    No user namespace may make one, so rootless the machine's is bound all the same. The type is checked on what was opened.
+    """
+    try:
+        os.mknod(place, stat.S_IFCHR, os.makedev(*DEVICES[name]))
+        os.chmod(place, 0o666)
+        return
+    except PermissionError:
+        fd = sc.open_tree(f"/dev/{name}", sc.OPEN_TREE_CLONE)
+    try:
+        if not stat.S_ISCHR(os.fstat(fd).st_mode):
+            raise OSError(errno.ENODEV, "not a character device", f"/dev/{name}")
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+        sc.move_mount(fd, place)
+    finally:
+        os.close(fd)
 
 
 Step = Overlay | Copies | Bind | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
