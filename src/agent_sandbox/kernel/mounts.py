@@ -52,6 +52,12 @@ PROC_MASKED = (
 PROC_READONLY = ("bus", "fs", "irq", "sys")
 
 
+def _sized(size_bytes: int) -> str:
+    """Options that bound a tmpfs. Its entries too: an empty file fills no block, but costs the kernel a kilobyte of memory. Twice as many
+    as there can be files with anything in them."""
+    return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
+
+
 @dataclass(frozen=True)
 class ThrowAway:
     """Upper layers on a tmpfs of their own, which is the disk limit, and gone with the run."""
@@ -62,7 +68,7 @@ class ThrowAway:
         return f"layers on a tmpfs of {self.size_bytes >> 20} MiB, thrown away"
 
     def perform(self, site: Site) -> None:
-        sc.mount("layers", "u", "tmpfs", QUIET, f"size={self.size_bytes},mode=700")
+        sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(self.size_bytes)},mode=700")
         if site.userxattr:
             try:
                 os.setxattr("u", "user.try", b"")
@@ -199,7 +205,7 @@ class Tmpfs:
     def perform(self, site: Site) -> None:
         owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
         with directory_for(self.target) as place:
-            sc.mount("private", place, "tmpfs", QUIET, f"size={self.size_bytes},mode={self.mode:o}{owner}")
+            sc.mount("private", place, "tmpfs", QUIET, f"{_sized(self.size_bytes)},mode={self.mode:o}{owner}")
 
 
 @dataclass(frozen=True)
@@ -308,7 +314,7 @@ class Devices:
         os.mkdir(f"{dev}/pts")
         sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
         os.mkdir(f"{dev}/shm")
-        sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"size={self.shm_bytes},mode=1777")
+        sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(self.shm_bytes)},mode=1777")
         sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 
 

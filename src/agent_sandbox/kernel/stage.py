@@ -172,6 +172,7 @@ def _become_init(
         # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root still may
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         notes, layers = _build_view(identity, request)
         notes += _missing_from_landlock(request)

@@ -213,7 +213,8 @@ class ProcessGuest:
     def _pump(self, sinks: dict[str, Sink], source: Source | None) -> None:
         wall = self.launch.limits.wall_seconds
         deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
-        with selectors.DefaultSelector() as selector:
+        # Not epoll: the kernel bounds the watches of a user, those of rootless guests among them, and a guest could leave us none.
+        with selectors.PollSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._take_message)
             for sink in sinks.values():
                 selector.register(sink.fd, selectors.EVENT_READ, sink.take)

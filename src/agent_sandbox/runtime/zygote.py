@@ -9,10 +9,12 @@ What guests of one zygote do share: the address-space layout and the seed of str
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -75,7 +77,7 @@ class Zygote:
         """Fork a keeper that owns these descriptors: control, payload, a pidfd of the supervisor, and three for stdio or none."""
         with self._lock:
             try:
-                socket.send_fds(self._link, [b"fork"], list(descriptors))
+                _send(self._link, descriptors)
             except OSError as error:
                 raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
 
@@ -88,6 +90,22 @@ class Zygote:
         """End it. Its guests go on: each has its own keeper."""
         self._link.close()
         self._process.wait()
+
+
+def _send(link: socket.socket, descriptors: Sequence[int]) -> None:
+    """Send descriptors to the zygote, also while guests of ours have as many on the way as our own limit allows a user."""
+    try:
+        socket.send_fds(link, [b"fork"], list(descriptors))
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        # The kernel compares with the sender's limit (see `rlimits.make_room_for_descriptors`), so ours is wider for this one call.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            socket.send_fds(link, [b"fork"], list(descriptors))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
