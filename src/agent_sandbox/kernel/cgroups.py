@@ -94,19 +94,25 @@ class Cgroup:
 
     def usage(self) -> Usage:
         """What was used so far; read it before `remove`."""
-        cpu, peak, kills = 0.0, 0, 0
+        peak, kills = 0, 0
         for part in self.parts:
             if part.version == 2:
-                cpu = max(cpu, _keyed(part, "cpu.stat", "usage_usec") / 1e6)
                 peak = max(peak, _number(part, "memory.peak"))
                 kills += _keyed(part, "memory.events", "oom_kill")
-                continue
-            if "cpuacct" in part.controllers:
-                cpu = max(cpu, _number(part, "cpuacct.usage") / 1e9)
-            if "memory" in part.controllers:
+            elif "memory" in part.controllers:
                 peak = max(peak, _number(part, "memory.max_usage_in_bytes"))
                 kills += _keyed(part, "memory.oom_control", "oom_kill")
-        return Usage(cpu, peak, kills)
+        return Usage(self.cpu_seconds(), peak, kills)
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, also by processes that nobody has waited for; 0 where nothing counts it."""
+        counts = [0.0]
+        for part in self.parts:
+            if part.version == 2:
+                counts.append(_keyed(part, "cpu.stat", "usage_usec") / 1e6)
+            elif "cpuacct" in part.controllers:
+                counts.append(_number(part, "cpuacct.usage") / 1e9)
+        return max(counts)
 
     def hit(self) -> frozenset[str]:
         """Which limits were reached: of "memory", "processes".

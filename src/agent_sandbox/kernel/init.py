@@ -29,7 +29,7 @@ def watch_over(
     guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, cgroup: Cgroup, request: dict[str, Any]
 ) -> NoReturn:
     """Watch over the guest's main program until the run is over and nothing of it lives, say how it ended, and exit."""
-    verdict = _watch(guest, control, keeper, supervisor, layers, request)
+    verdict = _watch(guest, control, keeper, supervisor, Watch(request, layers, cgroup))
     used = cgroup.usage()
     verdict["cpu"] = used.cpu_seconds or verdict["cpu"]
     verdict["memory"] = used.peak_memory_bytes or verdict["memory"]
@@ -40,16 +40,13 @@ def watch_over(
     os._exit(0)
 
 
-def _watch(
-    guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, layers: int, request: dict[str, Any]
-) -> dict[str, Any]:
+def _watch(guest: int, control: socket.socket, keeper: socket.socket, supervisor: int, watch: Watch) -> dict[str, Any]:
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     poller = select.poll()
     for fd in (woken, control.fileno(), keeper.fileno(), supervisor):
         poller.register(fd, select.POLLIN)
-    watch = Watch(request, layers)
     began = time.monotonic()
     deadline = began + FORGOTTEN
     reason, hit = "exited", ""
@@ -78,6 +75,7 @@ def _watch(
             else:
                 reason, hit = watch.look()
     wall = time.monotonic() - began
+    watch.count_processes(ended=status is not None)
     # What it left in the background ends with it, and before anybody is told that the run is over.
     last = _end_everything(guest)
     status = last if status is None else status
@@ -88,7 +86,7 @@ def _watch(
         "kind": "exit",
         "status": status,
         "reason": reason,
-        "hit": [name for name in (hit, watch.full()) if name and name != "supervisor"],
+        "hit": [name for name in (hit, *watch.met()) if name and name != "supervisor"],
         "wall": wall,
         "cpu": used.ru_utime + used.ru_stime,
         "memory": used.ru_maxrss * 1024,
@@ -98,35 +96,58 @@ def _watch(
 class Watch:
     """Limits that no kernel object enforces here, looked at every tick."""
 
-    def __init__(self, request: dict[str, Any], layers: int) -> None:
+    def __init__(self, request: dict[str, Any], layers: int, cgroup: Cgroup) -> None:
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
+        # One of those that are allowed is ourselves.
+        self.processes = None if "processes" in request["enforced"] or request["processes"] is None else request["processes"] - 1
+        self.crowded = False
         self.sized = request["layers"] is None  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
+        self._cgroup = cgroup
         self._meter = accounting.CpuMeter()
+        self._used_before = 0.0  # processor time, by our own building of the view
         tmpfs = [values["target"] for kind, values in request["plan"][1] if kind == "tmpfs"]
         self._private: list[str | int] = [*tmpfs, "/dev/shm", *([layers] if self.sized else [])]
 
     def begin(self) -> None:
         """The guest has its program: look from now on, if there is anything to look at."""
-        if self.cpu is not None or self.memory is not None:
+        if self.cpu is not None or self.memory is not None or self.processes is not None:
             self.interval = TICK
+        self._used_before = self._cgroup.cpu_seconds() if self.cpu is not None else 0.0
 
     def look(self) -> tuple[str, str]:
         """The reason to end the run and the limit that was reached, or two empty words."""
         if self.interval > TICK:
             return "exited", ""
-        if self.cpu is not None and self._meter.seconds() > self.cpu:
+        if self.cpu is not None and self._cpu_seconds() > self.cpu:
             return "cpu-limit", "cpu"
         if self.memory is not None and accounting.memory_bytes(private=self._private) > self.memory:
             return "out-of-memory", "memory"
+        self.count_processes()
         return "exited", ""
 
-    def full(self) -> str:
-        """Whether the run filled its scratch directory or its sized layers: it saw ENOSPC, and the caller should know why."""
+    def _cpu_seconds(self) -> float:
+        """A cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0."""
+        return max(self._meter.seconds(), self._cgroup.cpu_seconds() - self._used_before)
+
+    def count_processes(self, *, ended: bool = False) -> None:
+        """Without a cgroup the kernel refuses one process too many but does not count refusals: that all are there is what can be seen.
+
+        `ended` says that the main program has only just ended: it had one of the places.
+        """
+        if self.processes is not None and not self.crowded:
+            self.crowded = accounting.task_count() + ended >= self.processes
+
+    def met(self) -> list[str]:
+        """The limits that were met without ending the run: the program was refused something, and the caller should know why."""
+        return [name for name, met in (("disk", self._full()), ("processes", self.crowded)) if met]
+
+    def _full(self) -> bool:
+        """Whether the run filled its scratch directory or its sized layers."""
         places: list[str | int] = ["/tmp", self.layers] if self.sized else ["/tmp"]
-        return "disk" if any(_is_full(place) for place in places) else ""
+        return any(_is_full(place) for place in places)
 
 
 def _is_full(place: str | int) -> bool:
