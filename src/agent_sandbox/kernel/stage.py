@@ -279,6 +279,7 @@ def _become_guest(
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         landlock.restrict(writable=request["scratch"], executable=request["executables"])
         rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
+        capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
         seccomp.install(program_filter)
         payload.sendall(READY)
     except BaseException as error:
