@@ -161,7 +161,7 @@ import json, os
 made = 0
 try:
     os.mkdir("d")
-    while made < 20000:
+    while made < 9000:
         os.close(os.open(f"d/{made}", os.O_CREAT | os.O_WRONLY))
         made += 1
 except OSError as error:
@@ -174,8 +174,8 @@ print(json.dumps(made))
 @pytest.mark.parametrize("place", ["/tmp", "."], ids=["scratch", "layer"])
 def test_files_with_nothing_in_them_are_bounded_too(number: int, place: str, box: Box, tell: Tell) -> None:
     source = f"import os; os.chdir({place!r})\n" + EMPTY_FILES
-    outcome = box.with_(limits=replace(GENEROUS, disk_bytes=16 << 20)).python(source)
+    outcome = box.with_(limits=replace(GENEROUS, disk_bytes=8 << 20)).python(source)
     made = int(outcome.stdout)
-    assert 4000 < made < 10_000 and "disk" in outcome.exit.limits_hit
-    assert box.probe(source) == 20_000
-    tell(f"{made} in 16 MiB, and said", control="20,000 fit where there is room")
+    assert 2000 < made < 5000 and "disk" in outcome.exit.limits_hit
+    assert box.probe(source) == 9000
+    tell(f"{made} in 8 MiB, and said", control="9000 fit where there is room")
