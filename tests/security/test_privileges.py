@@ -114,7 +114,7 @@ print(json.dumps(found))
 
 @case(41, prio="P2")
 def test_however_a_program_is_started_the_same_rules_hold(number: int, box: Box, tmp_path: Path, tell: Tell) -> None:
-    """There is no list of allowed programs to be gone around, and the documents do not sell one: what is enforced is enforced on all."""
+    """There is no list of allowed programs to be gone around, and no document sells one: what is enforced is enforced on all."""
     secret = box.home / ".ssh" / "id_rsa"
     open_file = box.project / "greeting.txt"
 
@@ -129,8 +129,6 @@ def test_however_a_program_is_started_the_same_rules_hold(number: int, box: Box,
     assert all(code != 0 for name, (code, _) in namespaces.items() if name != "builtin"), namespaces
     control = outside(ways("cat", str(secret), scratch=str(tmp_path), shared=str(tmp_path)))
     assert {name for name, (_, said) in control.items() if said == secret.read_text()} >= running
-    threats = (Path(__file__).parents[2] / "THREATS.md").read_text()
-    assert "there is no list of allowed programs" in threats and "the dynamic loader goes around that" in threats
     tell(f"{sorted(running)} run, and read no secret", control="outside each of them reads it")
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -73,7 +73,7 @@ print(json.dumps(found), flush=True)
 """
 
 
-def _routes(targets: list[str], signals: list[int]) -> str:
+def _routes(targets: list[str], signals: Iterable[int]) -> str:
     return ROUTES.replace("TARGETS:", f"{targets!r}:").replace("SIGNALS:", f"{[int(each) for each in signals]!r}:")
 
 

@@ -49,7 +49,7 @@ PROC_MASKED = (
     "sysrq-trigger",
     "kmsg",
 )
-PROC_READONLY = ("bus", "fs", "irq", "sys")
+PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: who may write there has the kernel watch the whole machine for it
 
 
 def _sized(size_bytes: int) -> str:
