@@ -53,7 +53,13 @@ PROC_MASKED = (
     "sysrq-trigger",
     "kmsg",
 )
-PROC_READONLY = ("bus", "fs", "irq", "sys")
+PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: who may write there has the kernel watch the whole machine for it
+
+
+def _sized(size_bytes: int) -> str:
+    """Options that bound a tmpfs. Its entries too: an empty file fills no block, but costs the kernel a kilobyte of memory. Twice as many
+    as there can be files with anything in them."""
+    return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class ThrowAway:
         return f"layers on a tmpfs of {self.size_bytes >> 20} MiB, thrown away"
 
     def perform(self, site: Site) -> None:
-        sc.mount("layers", "u", "tmpfs", QUIET, f"size={self.size_bytes},mode=700")
+        sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(self.size_bytes)},mode=700")
         if site.userxattr:
             try:
                 os.setxattr("u", "user.try", b"")
@@ -203,7 +209,7 @@ class Tmpfs:
     def perform(self, site: Site) -> None:
         owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
         with directory_for(self.target) as place:
-            sc.mount("private", place, "tmpfs", QUIET, f"size={self.size_bytes},mode={self.mode:o}{owner}")
+            sc.mount("private", place, "tmpfs", QUIET, f"{_sized(self.size_bytes)},mode={self.mode:o}{owner}")
 
 
 @dataclass(frozen=True)
@@ -306,7 +312,7 @@ class Devices:
         os.mkdir(f"{dev}/pts")
         sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
         os.mkdir(f"{dev}/shm")
-        sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"size={self.shm_bytes},mode=1777")
+        sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(self.shm_bytes)},mode=1777")
         sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 
 

@@ -7,10 +7,12 @@ that are executed anyway: it costs a twentieth of the time.
 from __future__ import annotations
 
 import _thread
+import errno
 import fcntl
 import itertools
 import marshal
 import os
+import resource
 import select
 import socket
 import sys
@@ -59,7 +61,7 @@ class Zygote:
                 self._await_readiness()
             number = next(self._numbers)
             try:
-                socket.send_fds(self._link, [marshal.dumps((keeper.START, number, watched))], list(descriptors))
+                _send(self._link, marshal.dumps((keeper.START, number, watched)), descriptors)
             except OSError as error:
                 raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
             self._open.add(number)
@@ -122,6 +124,22 @@ class Zygote:
         poller = select.poll()
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(milliseconds))
+
+
+def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None:
+    """Send descriptors to the zygote, also while guests of ours have as many on the way as our own limit allows a user."""
+    try:
+        socket.send_fds(link, [order], list(descriptors))
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        # The kernel compares with the sender's limit (see `rlimits.make_room_for_descriptors`), so ours is wider for this one call.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            socket.send_fds(link, [order], list(descriptors))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _execute(link: int, supervisor: int, preload: Sequence[str]) -> int:
