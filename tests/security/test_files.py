@@ -27,7 +27,7 @@ def _secrets(box: Box) -> list[Path]:
 def test_secrets_cannot_be_read_by_name(number: int, box: Box, tell: Tell) -> None:
     outcome = box.python(reading(*_secrets(box)))
     assert json.loads(outcome.stdout) == [] and not list(outcome.changes)
-    assert b"CANARY" not in outcome.stdout + outcome.stderr + box.ledger.path.read_bytes()
+    assert b"CANARY" not in outcome.stdout + outcome.stderr + Path(box.ledger.path).read_bytes()
     seen = box.unmasked.probe(reading(*_secrets(box)))
     assert len(seen) == (4 if ROOT else 3) and all(text for text in seen)
     tell("ENOENT; nothing in output, changes or ledger", control=f"without the masks {len(seen)} are read")
