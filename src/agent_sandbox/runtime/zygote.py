@@ -48,7 +48,7 @@ class Zygote:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
-        self._ready = self._closing = False
+        self.came_up = self._closing = False
 
     def start(self, descriptors: Sequence[int], *, watched: tuple[str, int] | None) -> int:
         """Fork an init that owns these descriptors: control, payload, and three for stdio or none. Returns the number of the run.
@@ -57,7 +57,7 @@ class Zygote:
         when it has gone or never came up.
         """
         with self._lock:
-            if not self._ready:
+            if not self.came_up:
                 self._await_readiness()
             number = next(self._numbers)
             try:
@@ -81,7 +81,7 @@ class Zygote:
                 raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
             raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
         self._link.settimeout(None)
-        self._ready = True
+        self.came_up = True
 
     def done(self, number: int) -> bool:
         """Nobody here needs the run or its cgroup any more: its init may be reaped, and what is left of it cleared away.
