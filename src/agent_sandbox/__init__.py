@@ -18,9 +18,7 @@ Each floor imports only those below it: the modules above, then `engine`, then `
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
     from agent_sandbox.aio import AsyncSandbox
     from agent_sandbox.audit import AuditLevel
@@ -79,6 +77,8 @@ if not TYPE_CHECKING:  # a type checker knows the names from above, and should s
         """Load a public name from its module, once."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value

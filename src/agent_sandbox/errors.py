@@ -16,7 +16,9 @@ A program that fails inside a sandbox is none of these: its exit is data. Every 
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False  # see `values`
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class SandboxError(Exception):

@@ -154,7 +154,7 @@ def test_with_a_real_ledger_the_record_verifies_and_names_the_action(tmp_path: P
     event = next(iter(read(ledger.path))).event
     assert isinstance(event, Intent)
     assert event.action == {"kind": "RunCommand", "argv": list(action.argv), "cwd": None, "environment": ["TOKEN"]}
-    assert b"hunter2" not in ledger.path.read_bytes()
+    assert b"hunter2" not in Path(ledger.path).read_bytes()
 
 
 def asking(monkeypatch: pytest.MonkeyPatch, ledger: FakeLedger, approver: FakeApprover | None) -> Gate:

@@ -31,7 +31,7 @@ def filled(path: Path, count: int) -> Ledger:
     return ledger
 
 
-def notes_in(path: Path) -> list[str]:
+def notes_in(path: str) -> list[str]:
     """The notes of all intents, in order."""
     actions: list[Any] = [entry.event.action for entry in read(path) if isinstance(entry.event, Intent)]
     return [action["argv"][1] for action in actions]

@@ -1,4 +1,4 @@
-"""Our frozen classes behave as the real ones do: each claim is tried on both."""
+"""Our classes of values behave as the real ones do: each claim is tried on both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from agent_sandbox import values
 
 
-def _make(dataclass: Callable[..., Any]) -> Any:
+def _make(dataclass: Callable[..., Any], field: Callable[..., Any]) -> Any:
     @dataclass(frozen=True)
     class Point:
         """A point."""
@@ -20,9 +20,9 @@ def _make(dataclass: Callable[..., Any]) -> Any:
         kind: ClassVar[str] = "point"
         x: int
         y: int = 2
-        tags: list[str] = dataclasses.field(default_factory=list, compare=False)
-        secret: str = dataclasses.field(default="s", repr=False)
-        half: float = dataclasses.field(init=False, repr=False)
+        tags: list[str] = field(default_factory=list, compare=False)
+        secret: str = field(default="s", repr=False)
+        half: float = field(init=False, repr=False)
 
         def __post_init__(self) -> None:
             if self.x < 0:
@@ -40,7 +40,7 @@ def _make(dataclass: Callable[..., Any]) -> Any:
     return Point, Named
 
 
-OURS, REAL = _make(values.dataclass), _make(dataclasses.dataclass)
+OURS, REAL = _make(values.dataclass, values.field), _make(dataclasses.dataclass, dataclasses.field)
 
 
 @pytest.fixture(params=[OURS, REAL], ids=["ours", "the real one"])
@@ -110,16 +110,43 @@ def test_a_default_that_all_would_share_is_refused(dataclass: Callable[..., Any]
             shared: list[int] = []  # noqa: RUF012
 
 
-def test_other_kinds_of_classes_are_left_to_the_real_one() -> None:
-    @values.dataclass
-    class Changing:
-        x: int = 1
+def test_a_field_may_be_left_out_of_the_hash(both: Any) -> None:
+    dataclass, field = (values.dataclass, values.field) if both is OURS else (dataclasses.dataclass, dataclasses.field)
 
-    @values.dataclass(frozen=True, slots=True)
-    class Slotted:
+    @dataclass(frozen=True)
+    class Node:
+        name: str
+        attributes: dict[str, bytes] = field(default_factory=dict, hash=False)
+
+    assert hash(Node("a", {"x": b""})) == hash(Node("a"))
+    assert Node("a", {"x": b""}) != Node("a")
+
+
+@pytest.mark.parametrize("dataclass", [values.dataclass, dataclasses.dataclass], ids=["ours", "the real one"])
+def test_what_is_not_frozen_can_be_changed_and_has_no_hash(dataclass: Callable[..., Any]) -> None:
+    @dataclass
+    class Changing:
         x: int = 1
 
     made = Changing()
     made.x = 2
     assert made == Changing(2)
-    assert not hasattr(Slotted(), "__dict__")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(made)
+
+
+def test_our_own_functions_do_what_the_real_ones_do() -> None:
+    made = OURS[1](1, name="n")
+    assert values.replace(made, y=5) == dataclasses.replace(made, y=5)
+    assert [each.name for each in values.fields(made)] == [each.name for each in dataclasses.fields(made)]
+    assert [values.is_dataclass(each) for each in (made, OURS[1], 1)] == [True, True, False]
+    assert dataclasses.is_dataclass(OURS[1])
+    with pytest.raises(ValueError, match="negative"):
+        values.replace(made, x=-1)
+    with pytest.raises(TypeError):
+        values.replace(made, z=1)
+
+
+def test_where_no_value_can_come_nothing_goes_on() -> None:
+    with pytest.raises(AssertionError, match="'surprise'"):
+        values.assert_never("surprise")  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ it ended. The gate knows nothing about how a deed is done: it is a function that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar, assert_never
 
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Outcome, Refusal
@@ -15,9 +14,12 @@ from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
 

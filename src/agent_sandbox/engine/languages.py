@@ -7,7 +7,6 @@ packages, the shared libraries of the system. Not home directories, not configur
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import sys
 import time
@@ -62,8 +61,10 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
         trees = (*_LIBRARIES, *_python_trees())
         binary = os.path.realpath(sys.executable)
         return Prepared(PythonCode(source, arguments), _needs(trees, (binary,), processes))
+    from shutil import which
+
     interpreter = NATIVE[language]
-    found = next((path for name in interpreter.commands if (path := shutil.which(name, path=search_path))), None)
+    found = next((path for name in interpreter.commands if (path := which(name, path=search_path))), None)
     if found is None:
         raise RuntimeUnavailable(
             f"{language} code needs {interpreter.commands[0]}, which is not in {search_path}",

@@ -26,8 +26,6 @@ from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import dataclass, field
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.layers import layer_targets
-from agent_sandbox.workspace.readback import read_layers
 from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
@@ -229,6 +227,9 @@ class Session:
 
 def changes_in(layers: int, policy: Policy) -> ChangeSet:
     """The change set of the layers below a descriptor, which a guest of ours has written."""
+    from agent_sandbox.workspace.layers import layer_targets  # only when changes are asked for
+    from agent_sandbox.workspace.readback import read_layers
+
     root = os.geteuid() == 0
     masks = [mask.path for mask in policy.files.masks]
     return read_layers(layers, layer_targets(layers), userxattr=not root, owner_shift=FIRST_ID if root else 0, masks=masks)

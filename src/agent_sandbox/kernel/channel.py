@@ -12,9 +12,12 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid

@@ -14,9 +14,12 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import Any, NoReturn
 
 from agent_sandbox.kernel import accounting, channel
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 ORDER = struct.Struct("!cd")  # what the supervisor says to init: GO with the wall time in seconds, SIGNAL with its number
 GO, SIGNAL = b"g", b"s"

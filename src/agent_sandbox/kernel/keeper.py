@@ -21,8 +21,11 @@ from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, cgroup_sweep, cgroup_tree, cgroups, channel, namespaces, stage
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.stage import Identity, Program, Seat
-from agent_sandbox.values import dataclass
+from agent_sandbox.kernel.stage import Identity, Seat
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from agent_sandbox.kernel.stage import Program
 
 START, DONE = "start", "done"  # orders, each followed by the number of the run
 _LARGEST_ORDER = 16384  # bytes: a path and two numbers

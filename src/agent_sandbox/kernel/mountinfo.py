@@ -8,7 +8,6 @@ follows symbolic links: paths are absolute and already resolved.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 
 from agent_sandbox.values import dataclass
@@ -22,8 +21,6 @@ PSEUDO = frozenset({
     "tracefs",
 })
 # fmt: on
-
-_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True)
@@ -167,4 +164,12 @@ def _line(line: bytes) -> Mount:
 
 
 def _text(field: bytes) -> str:
-    return os.fsdecode(_OCTAL.sub(lambda match: bytes((int(match[1], 8),)), field))
+    plain, *escaped = field.split(b"\\")
+    return os.fsdecode(plain + b"".join(map(_unescaped, escaped)))
+
+
+def _unescaped(part: bytes) -> bytes:
+    """What followed a backslash: three octal digits and the rest. The kernel writes its own backslashes so; others stay as they are."""
+    digits = part[:3]
+    octal = len(digits) == 3 and digits[0] in b"0123" and all(digit in b"01234567" for digit in digits)
+    return bytes((int(digits, 8),)) + part[3:] if octal else b"\\" + part

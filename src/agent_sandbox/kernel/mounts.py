@@ -17,7 +17,6 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import Any, ClassVar
 
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.placing import (
@@ -32,7 +31,10 @@ from agent_sandbox.kernel.placing import (
     make_layer,
     mount_overlay,
 )
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any, ClassVar
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # What containers mask too: files of /proc that tell of, or act on, the host as a whole.

@@ -21,21 +21,23 @@ import struct
 import termios
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
 
 from agent_sandbox.kernel import capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.placing import Site
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]
 
 HOSTNAME = "sandbox"
 RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in what it starts, and so in what that starts
 HERE = b"h"  # init's first byte
 MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
 READY = b"R"  # the guest's one byte: everything is in force
-
-Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]
 
 _handled_signals: list[int] = []  # those that are not at their default in the keeper, and so in a new init
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 
 libc = ctypes.CDLL(None, use_errno=True)
 _holding_the_lock = ctypes.PyDLL(None, use_errno=True)  # the same without letting go of the interpreter meanwhile
 
 # Numbers above 423 are the same on every architecture; the older ones are not.
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 _OLD_NUMBERS = {
     "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
     "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},

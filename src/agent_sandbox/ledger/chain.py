@@ -10,16 +10,17 @@ verifies. It finds accidents, and changes by whoever does not rewrite all that f
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
 
 from agent_sandbox.errors import LedgerBroken
-from agent_sandbox.ledger.encoding import decode, looks_whole
+from agent_sandbox.ledger.encoding import decode, looks_whole, place
 from agent_sandbox.ledger.event import Entry, Torn
-from agent_sandbox.values import dataclass
+from agent_sandbox.spelling import sha256
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 START = "0" * 64  # the hash before the first entry
 _STEP = 8 << 10  # bytes; most entries are far smaller
@@ -58,12 +59,15 @@ def find_head(descriptor: int, size: int) -> Head:
             if line_start == 0 and start > 0:
                 break  # this line may begin before what was read
             line = tail[line_start:position]
-            if entry := _entry(line):
-                behind = tail[position:].removeprefix(b"\n")
-                return Head(entry.sequence, entry.hash, size - len(behind), behind, tail.endswith(b"\n"))
-            if looks_whole(line):
-                raise LedgerBroken(f"the ledger entry at byte {start + line_start} was changed", hint=_HINT)
-            position = line_start - 1
+            try:
+                sequence, digest = place(line)
+            except ValueError:
+                if looks_whole(line):
+                    raise LedgerBroken(f"the ledger entry at byte {start + line_start} was changed", hint=_HINT) from None
+                position = line_start - 1
+                continue
+            behind = tail[position:].removeprefix(b"\n")
+            return Head(sequence, digest, size - len(behind), behind, tail.endswith(b"\n"))
         if start == 0:
             return Head(remains=tail, line_ended=tail.endswith(b"\n"))
         length = min(size, length * 4)
@@ -71,7 +75,7 @@ def find_head(descriptor: int, size: int) -> Head:
 
 def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
     """The entries, in order, each verified against the one before. Raises `LedgerBroken` at the first fault."""
-    with Path(path).open("rb") as file:
+    with open(path, "rb") as file:
         for item in _walk(file):
             if isinstance(item, Entry):
                 yield item
@@ -80,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
 def verify(path: str | os.PathLike[str]) -> Verified:
     """Check every entry. Raises `LedgerBroken` naming the first sequence number that is changed, missing, repeated or out of place."""
     count, head, torn, unsealed = 0, START, 0, 0
-    with Path(path).open("rb") as file:
+    with open(path, "rb") as file:
         for item in _walk(file):
             if isinstance(item, Entry):
                 count, head, torn = item.sequence, item.hash, torn + isinstance(item.event, Torn)
@@ -115,7 +119,7 @@ def _walk(file: BinaryIO) -> Iterator[Entry | int]:
 def _seals(entry: Entry, offset: int, debris: bytes) -> bool:
     # The line end behind the debris was written by the sealer.
     torn = debris.removesuffix(b"\n")
-    return entry.event == Torn(offset, len(torn), hashlib.sha256(torn).hexdigest())
+    return entry.event == Torn(offset, len(torn), sha256(torn).hexdigest())
 
 
 def _entry(line: bytes) -> Entry | None:

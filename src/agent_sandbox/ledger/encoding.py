@@ -9,24 +9,23 @@ and digest kept.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
 
 from agent_sandbox.ledger.event import KINDS, Entry, Event
-from agent_sandbox.values import dataclass
+from agent_sandbox.spelling import as_json, sha256
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
 
 LONGEST_TEXT = 4096  # characters of one value
 LONGEST_FIELD = 64 << 10  # bytes of one field of an event; above it, its JSON is kept as one cut text
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_HASH_FIELD = re.compile(rb',"\$hash":"([0-9a-f]{64})"}')
-_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False).encode
-_HASH_FIELD_LENGTH = len(b',"$hash":""}') + 64
+_SEQUENCE_FIELD, _HASH_FIELD, _END = b'{"seq":', b',"$hash":"', b'"}'
+_HASH_FIELD_LENGTH = len(_HASH_FIELD) + 64 + len(_END)
+_HEXADECIMAL = frozenset(b"0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -41,38 +40,55 @@ class Cut:
 def encode(sequence: int, time: float, previous: str, event: Event) -> tuple[bytes, str]:
     """The line, with its line end, and its hash. Raises `ValueError` for facts of no known type or name: our mistake, not the guest's."""
     facts = {name: _wrapped(value) for name, value in vars(event).items()}
-    line = _json({"seq": sequence, "time": time, "prev": previous, "kind": event.kind, "event": facts})
+    line = as_json({"seq": sequence, "time": time, "prev": previous, "kind": event.kind, "event": facts})
     if len(line) > LONGEST_FIELD:
         facts = {name: _bounded(value) for name, value in facts.items()}
-        line = _json({"seq": sequence, "time": time, "prev": previous, "kind": event.kind, "event": facts})
+        line = as_json({"seq": sequence, "time": time, "prev": previous, "kind": event.kind, "event": facts})
     payload = line.replace("\x7f", "\\u007f").encode("ascii")  # DEL, the one control character that JSON leaves as it is
-    digest = hashlib.sha256(payload).hexdigest()
-    return payload[:-1] + b',"$hash":"' + digest.encode() + b'"}\n', digest
+    digest = sha256(payload).hexdigest()
+    return payload[:-1] + _HASH_FIELD + digest.encode() + _END + b"\n", digest
 
 
 def decode(line: bytes) -> Entry:
     """The entry of a line without its line end. Raises `ValueError` when it is not exactly what `encode` wrote."""
-    found = _HASH_FIELD.fullmatch(line[-_HASH_FIELD_LENGTH:])
-    if found is None:
-        raise ValueError("not an entry")
-    digest = found[1].decode()
-    if hashlib.sha256(line[:-_HASH_FIELD_LENGTH] + b"}").hexdigest() != digest:
-        raise ValueError("the hash does not fit")
+    digest = _checked(line)
+    from json import loads  # reading whole entries back is not on the way of a run
+
     try:
-        raw = json.loads(line)
+        raw = loads(line)
         kind = KINDS[raw["kind"]]
         return Entry(raw["seq"], raw["time"], raw["prev"], digest, kind(**_unwrapped(raw["event"])))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an entry of this version: {error}") from None
 
 
+def place(line: bytes) -> tuple[int, str]:
+    """The sequence number and the hash of an entry, which is all that the next one needs of it. Raises `ValueError` as `decode` does."""
+    digest = _checked(line)
+    number = line.removeprefix(_SEQUENCE_FIELD).partition(b",")[0]
+    if not (line.startswith(_SEQUENCE_FIELD) and number.isdigit()):
+        raise ValueError("not an entry of this version: it has no sequence number")
+    return int(number), digest
+
+
 def looks_whole(line: bytes) -> bool:
     """Whether a line ends as an entry does. A write that was cut short never does; a line that was changed afterwards may."""
-    return _HASH_FIELD.fullmatch(line[-_HASH_FIELD_LENGTH:]) is not None
+    field = line[-_HASH_FIELD_LENGTH:]
+    digest = field[len(_HASH_FIELD) : -len(_END)]
+    return len(digest) == 64 and field.startswith(_HASH_FIELD) and field.endswith(_END) and _HEXADECIMAL.issuperset(digest)
+
+
+def _checked(line: bytes) -> str:
+    if not looks_whole(line):
+        raise ValueError("not an entry")
+    digest = line[-_HASH_FIELD_LENGTH + len(_HASH_FIELD) : -len(_END)].decode()
+    if sha256(line[:-_HASH_FIELD_LENGTH] + b"}").hexdigest() != digest:
+        raise ValueError("the hash does not fit")
+    return digest
 
 
 def _bounded(wrapped: Any) -> Any:
-    text = _json(wrapped)
+    text = as_json(wrapped)
     return wrapped if len(text) <= LONGEST_FIELD else _cut(text, text.encode("ascii"))
 
 
@@ -81,13 +97,13 @@ def _wrapped(value: object) -> Any:
         if len(value) > LONGEST_TEXT:
             return _cut(value, value.encode("utf-8", "surrogatepass"))
         # JSON reads two escaped surrogates as the one character they would be in UTF-16, which is not what was written.
-        return {"$text": value.encode("utf-8", "surrogatepass").hex()} if _SURROGATE_PAIR.search(value) else value
+        return {"$text": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate_pair(value) else value
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, bytes):
         return {"$bytes": value.hex()} if len(value) <= LONGEST_TEXT else _cut(value.decode("utf-8", "surrogateescape"), value)
     if isinstance(value, Mapping):
-        if odd := [name for name in value if not isinstance(name, str) or not _NAME.fullmatch(name)]:
+        if odd := [name for name in value if not isinstance(name, str) or not _is_name(name)]:
             raise ValueError(f"not a name of a fact: {odd[0]!r}")
         return {name: _wrapped(item) for name, item in value.items()}
     if isinstance(value, Sequence):
@@ -95,6 +111,14 @@ def _wrapped(value: object) -> Any:
     if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1 << 63:
         return value
     raise ValueError(f"not a fact: {value!r:.80}")
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.replace("-", "_").isidentifier() and not text.startswith("-")
+
+
+def _has_surrogate_pair(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= one <= "\udbff" and "\udc00" <= next <= "\udfff" for one, next in pairwise(text))
 
 
 def _unwrapped(value: Any) -> Any:
@@ -113,4 +137,4 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _cut(text: str, whole: bytes) -> dict[str, Any]:
-    return {"$cut": {"start": _wrapped(text[:LONGEST_TEXT]), "length": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}}
+    return {"$cut": {"start": _wrapped(text[:LONGEST_TEXT]), "length": len(whole), "sha256": sha256(whole).hexdigest()}}

@@ -6,9 +6,11 @@ An intent without an outcome means that the process ended in between: the deed m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
 
-from agent_sandbox.values import dataclass, field
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field
+
+if TYPE_CHECKING:
+    from typing import ClassVar, Literal
 
 Fact = None | bool | int | float | str | bytes | Sequence["Fact"] | Mapping[str, "Fact"]
 Facts = Mapping[str, Fact]

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import Head, find_head
 from agent_sandbox.ledger.encoding import encode
 from agent_sandbox.ledger.event import Entry, Event, Torn
+from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass
 
 # No link is followed, so that nobody else's file is appended to; reading finds the end of the chain.
@@ -41,12 +41,12 @@ class Ledger:
     """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork."""
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float]) -> None:
-        self.path = Path(path)
+        self.path = os.fspath(path)
         self._clock = clock
         self._seen: _Seen | None = None  # replaced whole, never changed: a stale one costs a look at the file's tail, no more
 
     def __repr__(self) -> str:
-        return f"Ledger({str(self.path)!r})"
+        return f"Ledger({self.path!r})"
 
     def record(self, event: Event) -> Entry:
         """Append an event, completely written when this returns. Raises `LedgerUnavailable` or `LedgerBroken`: then do not act."""
@@ -66,7 +66,7 @@ class Ledger:
         try:
             return os.open(self.path, _FLAGS, 0o600)
         except FileNotFoundError:
-            _make_private(self.path.parent)
+            _make_private(os.path.dirname(os.path.abspath(self.path)))
             return os.open(self.path, _FLAGS, 0o600)
 
     def _append(self, descriptor: int, event: Event) -> Entry:
@@ -80,7 +80,7 @@ class Ledger:
         if head.remains:
             torn = head.remains.removesuffix(b"\n")
             sequence += 1
-            line, previous = encode(sequence, now, previous, Torn(head.end, len(torn), hashlib.sha256(torn).hexdigest()))
+            line, previous = encode(sequence, now, previous, Torn(head.end, len(torn), sha256(torn).hexdigest()))
             lines += line
         line, digest = encode(sequence + 1, now, previous, event)
         lines += line
@@ -111,8 +111,9 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _make_private(directory: Path) -> None:
+def _make_private(directory: str) -> None:
     """Make a directory and those above it that are missing, for this user only."""
-    if not directory.exists():
-        _make_private(directory.parent)
-        directory.mkdir(mode=0o700, exist_ok=True)
+    if not os.path.exists(directory):
+        _make_private(os.path.dirname(directory))
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)

@@ -7,12 +7,12 @@ there is recorded, so pass it through the environment instead.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.paths import normalise
+from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
@@ -39,7 +39,7 @@ class RunCode:
     @classmethod
     def of(cls, language: str, source: bytes, *, cwd: str | bytes | None = None, environment: Iterable[str] = ()) -> RunCode:
         """From what the caller holds. Raises `PolicyError` for a path or name that cannot be."""
-        digest = hashlib.sha256(source).hexdigest()
+        digest = sha256(source).hexdigest()
         return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment))
 
     def digest(self) -> str:

@@ -6,12 +6,13 @@ or on the Python version. What has no canonical form is a programming error and 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from enum import Enum
-from typing import Any
 
-from agent_sandbox.values import fields, is_dataclass
+from agent_sandbox.spelling import as_json, sha256
+from agent_sandbox.values import TYPE_CHECKING, fields, is_dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def plain(value: Any) -> Any:
@@ -33,9 +34,9 @@ def plain(value: Any) -> Any:
 
 def digest(value: Any) -> str:
     """SHA-256 of the canonical bytes, in hexadecimal."""
-    return hashlib.sha256(_text(plain(value)).encode("ascii")).hexdigest()
+    return sha256(_text(plain(value)).encode("ascii")).hexdigest()
 
 
 def _text(value: Any) -> str:
     # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable.
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return as_json(value, sort_keys=True)

@@ -6,11 +6,9 @@ change between looking and deciding. Effects live in `engine.gate`. A verdict ex
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from agent_sandbox.policy.action import LANGUAGES, Action, RunCode, RunCommand
 from agent_sandbox.policy.model import SCRATCH, Policy
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import assert_never, dataclass
 
 LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times
 

@@ -5,17 +5,18 @@ The interface is small because its arguments are values: a new option is a field
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal, Protocol
 
 from agent_sandbox.kernel.mounts import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.values import dataclass, field
+from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 
-DEVNULL = subprocess.DEVNULL
+if TYPE_CHECKING:
+    from typing import Literal
+
+DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
 class Reason(Enum):

@@ -6,20 +6,22 @@ This is our last code in the guest. It holds no secret and no power; a guest tha
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import io
 import os
-import random
 import socket
 import sys
-import threading
 import time
-import types
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
 
 from agent_sandbox.kernel import channel
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, NoReturn
 
 SCRIPTS = "/run/sandbox"
 SCRIPT = f"{SCRIPTS}/main.py"
@@ -49,7 +51,7 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
         if "file" in message:
             _write_script(f"{SCRIPTS}/{message['file']}", message["source"])
         if "argv" in message:
-            os.execvpe(message["argv"][0], message["argv"], message["env"])
+            _execute(message["argv"], message["env"])
         _give(message)
         payload.close()
     except BaseException as error:
@@ -62,6 +64,21 @@ def _enter(directory: str) -> None:
         os.chdir(directory)
     except OSError as error:  # not to be mistaken for a program that is not there
         raise RuntimeError(f"cannot start in {directory!r}: {error.strerror}") from error
+
+
+def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """What os.execvpe does, without the module it loads on its way: through a view that has just been made, that takes its time."""
+    if "/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for directory in env.get("PATH", os.defpath).split(os.pathsep):
+        try:
+            os.execve(os.path.join(directory, argv[0]), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            problem = error if isinstance(problem, FileNotFoundError) else problem
+    raise problem
 
 
 def _refuse(payload: socket.socket, error: BaseException) -> NoReturn:
@@ -120,13 +137,15 @@ def _write_script(path: str, source: str) -> None:
 
 def _reseed() -> None:
     # Guests of one zygote are forks: without this they would all draw the same numbers.
+    import random
+
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 
 
 def _run_script(source: str) -> NoReturn:
-    main = types.ModuleType("__main__")
+    main = type(sys)("__main__")
     main.__dict__.update(__file__=SCRIPT, __cached__=None, __builtins__=__builtins__)
     for name in [name for name in sys.modules if name.partition(".")[0] == "agent_sandbox"]:
         del sys.modules[name]  # the script's own import of anything starts afresh
@@ -157,12 +176,14 @@ def _show(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _finish(main: types.ModuleType, code: int) -> int:
+def _finish(main: ModuleType, code: int) -> int:
     """End as an interpreter ends: threads, exit functions, the script's own objects, streams.
 
     The rest of an interpreter's teardown is left out: it would touch, and so copy, the memory shared with the zygote, and no one could
     tell.
     """
+    import threading
+
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     main.__dict__.clear()

@@ -6,16 +6,18 @@ thread. `running` is the supervisor's side of one run, and what confines the gue
 
 from __future__ import annotations
 
+import _thread  # all that is needed here of `threading`, which a program with one thread need not load
 import os
-import threading
-import weakref
 
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Launch, PythonCode, Support
-from agent_sandbox.runtime.pool import Pool
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.pool import Pool
 
 # What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup
 # for it.
@@ -48,14 +50,24 @@ class ProcessRuntime:
         self._single_threaded = single_threaded
         self._warm = warm
         self._start_afresh()
-        forked = weakref.WeakMethod(self._start_afresh)
-        os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
+        if not single_threaded:
+            from weakref import WeakMethod
+
+            forked = WeakMethod(self._start_afresh)
+            os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def _start_afresh(self) -> None:
         """Also in a fork of the application: zygotes and waiting guests are its parent's, and another thread may have held the lock."""
         self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
-        self._lock = threading.Lock()
-        self._pool = Pool(self._make, most=self._warm) if self._warm else None
+        self._lock = _thread.allocate_lock()
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> Pool | None:
+        if not self._warm:
+            return None
+        from agent_sandbox.runtime.pool import Pool
+
+        return Pool(self._make, most=self._warm)
 
     def probe(self) -> Support:
         """What a launch would enforce here, as a live one shows."""
@@ -99,7 +111,7 @@ class ProcessRuntime:
         """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them."""
         with self._lock:
             zygotes, self._zygotes = list(self._zygotes.values()), {}
-            pool, self._pool = self._pool, Pool(self._make, most=self._warm) if self._warm else None
+            pool, self._pool = self._pool, self._new_pool()
         if pool is not None:
             pool.close()
         for zygote in zygotes:

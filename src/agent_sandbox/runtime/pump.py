@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Callable
-from typing import Literal
 
 from agent_sandbox.runtime.base import Launch
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 CHUNK = 65536
 PATIENCE_BYTES = 64 << 20  # dropped output after which a run is ended

@@ -14,7 +14,6 @@ import socket
 import stat
 import time
 from contextlib import suppress
-from typing import Any, assert_never
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, mounts, namespaces, stage
@@ -24,6 +23,10 @@ from agent_sandbox.runtime import guest
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Sink, Source
 from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.values import TYPE_CHECKING, assert_never
+
+if TYPE_CHECKING:
+    from typing import Any
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it

@@ -6,20 +6,23 @@ that are executed anyway: it costs a twentieth of the time.
 
 from __future__ import annotations
 
+import _thread  # all that is needed here of `threading`
 import fcntl
 import itertools
 import marshal
 import os
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
 from agent_sandbox.kernel import cgroups, channel, keeper
 from agent_sandbox.runtime import guest
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -36,7 +39,7 @@ class Zygote:
         """Execute one. It gets ready by itself; the first `start` waits for that."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process: subprocess.Popen[bytes] | None = _execute(theirs.fileno(), preload)
+            self._process: Popen[bytes] | None = _execute(theirs.fileno(), preload)
         self.pid = self._process.pid
         self._begin()
 
@@ -56,7 +59,7 @@ class Zygote:
         return self
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
         self._ready = self._closing = False
@@ -135,8 +138,10 @@ class Zygote:
                 os.waitpid(self.pid, 0)
 
 
-def _execute(link: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+def _execute(link: int, preload: Sequence[str]) -> Popen[bytes]:
     """Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest."""
+    import subprocess  # not for a fork of the caller
+
     me = os.pidfd_open(os.getpid())
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))

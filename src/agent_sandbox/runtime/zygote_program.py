@@ -11,8 +11,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import random  # noqa: F401  guests reseed it, and end with the other: better loaded once than in each of them
 import socket
 import sys
+import threading  # noqa: F401
 
 from agent_sandbox.kernel import keeper, seccomp
 from agent_sandbox.runtime import guest

@@ -13,7 +13,7 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.remedies import Situation, idmapping_remedy, remedy
 from agent_sandbox.surfaces.style import Style
-from agent_sandbox.values import asdict, dataclass
+from agent_sandbox.values import dataclass
 
 Status = Literal["ok", "weaker", "missing"]
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
@@ -44,7 +44,7 @@ def doctor(request: Request) -> int:
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
-        print_document("doctor", {"host": here.name, "usable": not broken, "rows": [asdict(row) for row in rows]})
+        print_document("doctor", {"host": here.name, "usable": not broken, "rows": [vars(row) for row in rows]})
     else:
         report(rows, here)
     return 1 if broken else 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
-from agent_sandbox.workspace.nodes import Node
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from agent_sandbox.workspace.nodes import Node
 
 
 class Kind(Enum):
@@ -62,7 +63,8 @@ class ChangeSet:
 
     def counts(self) -> dict[Kind, int]:
         """How many there are of each kind that occurs."""
-        return dict(Counter(change.kind for change in self))
+        kinds = [change.kind for change in self]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
 def covers(directory: str, path: str) -> bool:

@@ -6,8 +6,9 @@ The key is the overlay's target path written as one file name. A path too long f
 
 from __future__ import annotations
 
-import hashlib
 import os
+
+from agent_sandbox.spelling import sha256
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _LONGEST_NAME = 255
@@ -24,7 +25,7 @@ def quote_target(target: str) -> str:
     if not raw.startswith(b"/"):
         raise ValueError(f"not an absolute path: {target!r}")
     quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
-    return quoted if len(quoted) <= _LONGEST_NAME else _DIGEST + hashlib.sha256(raw).hexdigest()
+    return quoted if len(quoted) <= _LONGEST_NAME else _DIGEST + sha256(raw).hexdigest()
 
 
 def layer_targets(layers: int) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ refused whom to look for, so text that a dead holder left never blocks anybody.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent_sandbox.errors import Busy
-from agent_sandbox.values import asdict, dataclass
+from agent_sandbox.spelling import as_json
+from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained
 
 
@@ -48,7 +48,7 @@ def hold(path: str, holder: Holder, *, wait: bool) -> Iterator[None]:
                     f"this sandbox is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process"
                 ) from None
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
+            os.pwrite(descriptor, as_json(vars(holder)).encode(), 0)
         try:
             yield
         finally:
@@ -59,8 +59,10 @@ def hold(path: str, holder: Holder, *, wait: bool) -> Iterator[None]:
 
 def _holder(descriptor: int) -> Holder | None:
     """What the file says, if that process is alive: for an instant after one took the lock, it still names the one before."""
+    from json import loads  # only whoever is refused reads it
+
     try:
-        found = json.loads(os.pread(descriptor, 1 << 16, 0))
+        found = loads(os.pread(descriptor, 1 << 16, 0))
         holder = Holder(int(found["pid"]), str(found["command"]), float(found["since"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

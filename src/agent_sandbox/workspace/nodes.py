@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+from agent_sandbox.values import dataclass, field
 
 _CHUNK = 1 << 20
 # Labels that the kernel or a security module puts on by itself: they differ between filesystems without anybody having changed anything.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Literal
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 MARKERS = ("agent-sandbox.toml", ".git")
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "ocfs2", "gfs2", "lustre", "virtiofs"})

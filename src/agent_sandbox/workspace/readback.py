@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import dataclass, field, replace
+from agent_sandbox.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers

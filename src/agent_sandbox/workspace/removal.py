@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass, field
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import dataclass, field
 from agent_sandbox.workspace.beneath import SWAPPED, Moved, enter, identity, parent
 
 _BATCH = 4096  # names held at a time for each level

@@ -13,22 +13,20 @@ inside a project: whoever builds the view hides it there.
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
-import re
 import stat
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
+from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
 from agent_sandbox.workspace.locking import Holder, hold
-from agent_sandbox.workspace.removal import remove_tree
 
 FORMAT = 1
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # What may be there before the store is: its own half-written file, and the ledger, which a run without a stored sandbox has begun.
 _NOT_OURS_TO_JUDGE = frozenset({"format.new", "ledger.jsonl"})
@@ -75,7 +73,7 @@ class Store:
             try:
                 for name in sorted(os.listdir(trash)):
                     try:
-                        remove_tree(trash, name)
+                        _remove(trash, name)
                     except (WorkspaceError, OSError) as error:
                         leftovers.append(f"{os.path.join(self.path, 'trash', name)}: {error}")
             finally:
@@ -119,14 +117,25 @@ class SandboxState:
         with explained(f"prepare the sandbox of {self.project!r}"):
             had_layers = self.exists
             os.makedirs(self.layers, mode=0o700, exist_ok=True)
-            meta = self._meta()
-            if meta is not None:
+            if self._is_described() or self._meta() is not None:
                 return ()
-            # The path is kept as bytes in hexadecimal too: JSON has no place for names that are not UTF-8.
-            raw = os.fsencode(self.project)
-            content = {"format": FORMAT, "project": raw.decode(errors="replace"), "project_hex": raw.hex(), "created": self.store.clock()}
-            write_atomically(os.path.join(self.path, "meta.json"), json.dumps(content, indent=1) + "\n")
+            write_atomically(os.path.join(self.path, "meta.json"), f"{self._description()}{self.store.clock()}}}\n")
         return (f"the description of the sandbox of {self.project!r} was damaged and has been written anew",) if had_layers else ()
+
+    def _description(self) -> str:
+        """The beginning of `meta.json`, up to the one thing in it that is not known beforehand: when it was made."""
+        # The path is kept as bytes in hexadecimal too: JSON has no place for names that are not UTF-8.
+        raw = os.fsencode(self.project)
+        known = {"format": FORMAT, "project": raw.decode(errors="replace"), "project_hex": raw.hex()}
+        return as_json(known).removesuffix("}") + ',"created":'
+
+    def _is_described(self) -> bool:
+        """Whether it is described as this version does it. Every run asks, so nothing has to be parsed for the answer."""
+        try:
+            with open(os.path.join(self.path, "meta.json"), "rb") as file:
+                return file.read().startswith(self._description().encode())
+        except FileNotFoundError:
+            return False
 
     def created(self) -> float | None:
         """When it was made, in seconds since the epoch; None if it is not there or its description is damaged."""
@@ -146,7 +155,7 @@ class SandboxState:
                 return
             trash = os.open(os.path.join(self.store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                remove_tree(trash, name)
+                _remove(trash, name)
             finally:
                 os.close(trash)
 
@@ -167,9 +176,11 @@ class SandboxState:
             return name
 
     def _meta(self) -> dict[str, object] | None:
+        from json import loads
+
         try:
             with open(os.path.join(self.path, "meta.json"), "rb") as file:
-                meta = json.loads(file.read())
+                meta = loads(file.read())
         except (FileNotFoundError, ValueError):
             return None
         if not isinstance(meta, dict) or "format" not in meta or "project_hex" not in meta:
@@ -182,10 +193,16 @@ class SandboxState:
         return meta
 
 
+def _remove(trash: int, name: str) -> None:
+    from agent_sandbox.workspace.removal import remove_tree  # mostly there is nothing to remove
+
+    remove_tree(trash, name)
+
+
 def sandbox_id(project: str) -> str:
     """A file name that a person recognises and that no other path shares."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(project)).strip("-.")[:40]
-    return f"{slug or 'root'}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:16]}"
+    slug = "-".join("".join(each if each in _PLAIN else " " for each in os.path.basename(project)).split()).strip("-.")[:40]
+    return f"{slug or 'root'}-{sha256(os.fsencode(project)).hexdigest()[:16]}"
 
 
 def _check_owner(path: str, status: os.stat_result) -> None:

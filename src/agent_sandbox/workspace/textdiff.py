@@ -11,11 +11,11 @@ An escape such as \\x1b is not told apart from the same four characters in the t
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
 
+from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
@@ -143,7 +143,7 @@ def _is_binary(content: bytes) -> bool:
 
 
 def _summary(content: bytes) -> str:
-    return f"{len(content):,} bytes (sha256 {hashlib.sha256(content).hexdigest()[:16]})"
+    return f"{len(content):,} bytes (sha256 {sha256(content).hexdigest()[:16]})"
 
 
 def _split(content: bytes) -> list[str]:
