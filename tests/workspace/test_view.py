@@ -97,6 +97,11 @@ def test_denied_beneath_leaves_the_directory_and_denied_tree_does_not() -> None:
     assert set(made["/"].masks) >= {Mask("etc", keep=True), Mask("opt")}
 
 
+def test_a_home_that_is_hidden_as_a_whole_is_there_and_empty() -> None:
+    made = overlays(plan(replace(WHOLE, masks=(Secret("/home/v", "the home of somebody else", stays=True),))))
+    assert Mask("home/v", keep=True) in made["/"].masks
+
+
 def test_the_interpreters_files_stay_where_their_surroundings_are_denied(tmp_path: Path) -> None:
     interpreter = tmp_path / "home" / "python"
     interpreter.mkdir(parents=True)

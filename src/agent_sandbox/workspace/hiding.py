@@ -110,7 +110,7 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
         if not isinstance(pattern, Glob):
             yield pattern.path, isinstance(pattern, Beneath)
     for mask in rules.masks:
-        yield mask.path, False
+        yield mask.path, mask.stays
 
 
 class _Places:
