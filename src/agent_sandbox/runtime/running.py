@@ -126,7 +126,7 @@ class ProcessGuest:
             self._outputs[name], writing = os.pipe2(os.O_CLOEXEC)
             theirs.append(writing)
         if os.geteuid() == 0:
-            for fd in theirs[1:]:
+            for fd in theirs:
                 # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
                 if stat.S_ISFIFO(os.fstat(fd).st_mode):
                     with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
