@@ -99,7 +99,8 @@ def _own_field(cls: Any, name: str) -> _Field:
     if made.default is not _MISSING:
         if made.default.__class__.__hash__ is None:
             raise ValueError(f"mutable default for {name}: use default_factory")
-        setattr(cls, name, made.default)
+        if made is given:
+            setattr(cls, name, made.default)
     elif given is not _MISSING:
         delattr(cls, name)
     made.name = name
