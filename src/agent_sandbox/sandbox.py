@@ -148,6 +148,8 @@ class Sandbox:
 
     def _session_within(self, timeout: float | None) -> tuple[Session, str]:
         """The session for one run, and which limit its wall time stands for: the run's own, or what is left of the sandbox's lifetime."""
+        if timeout is None and self._expires is None:
+            return self._session, "wall"
         limits, wall = self.config.limits(timeout_seconds=timeout), "wall"
         if self._expires is not None:
             left = max(self._expires - time.monotonic(), 0.001)

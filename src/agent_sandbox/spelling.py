@@ -6,6 +6,8 @@ read back, and what people are shown, goes through `json` itself.
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
     from hashlib import sha256
@@ -25,6 +27,12 @@ __all__ = ["as_json", "sha256"]
 
 def as_json(value: Any, *, sort_keys: bool = False) -> str:
     """What `json.dumps` writes in ASCII without spaces. Raises `ValueError` for a number that JSON has not, `TypeError` for other types."""
+    if (json := sys.modules.get("json")) is not None:  # whoever has it loaded anyway has it in C
+        return str(json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, allow_nan=False))
+    return _spelt(value, sort_keys)
+
+
+def _spelt(value: Any, sort_keys: bool) -> str:
     if isinstance(value, str):
         return _quoted(value)
     if value is None:
@@ -36,10 +44,10 @@ def as_json(value: Any, *, sort_keys: bool = False) -> str:
             raise ValueError(f"JSON has no {value!r}")
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{','.join([as_json(item, sort_keys=sort_keys) for item in value])}]"
+        return f"[{','.join([_spelt(item, sort_keys) for item in value])}]"
     if isinstance(value, dict):
         items = sorted(value.items()) if sort_keys else value.items()
-        return f"{{{','.join([f'{_quoted(name)}:{as_json(item, sort_keys=sort_keys)}' for name, item in items])}}}"
+        return f"{{{','.join([f'{_quoted(name)}:{_spelt(item, sort_keys)}' for name, item in items])}}}"
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 

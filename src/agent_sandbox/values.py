@@ -84,6 +84,9 @@ def _share(cls: Any, frozen: bool) -> Any:
         if "ClassVar" not in str(annotation):
             found[name] = _own_field(cls, name)
     cls.__value_fields__ = found
+    cls.__value_defaults__ = {name: each.default for name, each in found.items() if each.default is not _MISSING}
+    cls.__value_factories__ = tuple((name, each.default_factory) for name, each in found.items() if each.default_factory is not _MISSING)
+    cls.__value_needs__ = frozenset(name for name, each in found.items() if each.init) - cls.__value_defaults__.keys()
     cls.__dataclass_fields__ = _RealFields()
     taken = tuple(name for name, each in found.items() if each.init)
     shared = {"__match_args__": taken, "__hash__": None} | {method.__name__: method for method in (*_SHARED, *(_FROZEN if frozen else ()))}
@@ -99,8 +102,7 @@ def _own_field(cls: Any, name: str) -> _Field:
     if made.default is not _MISSING:
         if made.default.__class__.__hash__ is None:
             raise ValueError(f"mutable default for {name}: use default_factory")
-        if made is given:
-            setattr(cls, name, made.default)
+        setattr(cls, name, made.default)
     elif given is not _MISSING:
         delattr(cls, name)
     made.name = name
@@ -125,25 +127,23 @@ class _RealFields:
 
 
 def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-    taken, found, values = self.__match_args__, self.__value_fields__, self.__dict__
-    if len(args) > len(taken):
-        raise TypeError(f"{type(self).__name__} takes {len(taken)} values, not {len(args)}")
-    values.update(zip(taken, args, strict=False))
-    if kwargs or len(args) < len(found):
-        for name, each in found.items():
-            if name in values:
-                if name in kwargs:
-                    raise TypeError(f"{type(self).__name__} got two values for {name!r}")
-            elif each.init and name in kwargs:
-                values[name] = kwargs[name]
-            elif each.default is not _MISSING:
-                values[name] = each.default
-            elif each.default_factory is not _MISSING:
-                values[name] = each.default_factory()
-            elif each.init:  # the others are for __post_init__ to set
-                raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
-        if unknown := kwargs.keys() - set(taken):
+    taken, values = self.__match_args__, self.__dict__
+    values.update(self.__value_defaults__)
+    if args:
+        if len(args) > len(taken):
+            raise TypeError(f"{type(self).__name__} takes {len(taken)} values, not {len(args)}")
+        if kwargs and (twice := kwargs.keys() & set(taken[: len(args)])):
+            raise TypeError(f"{type(self).__name__} got two values for {min(twice)!r}")
+        values.update(zip(taken, args, strict=False))
+    if kwargs:
+        if unknown := kwargs.keys() - taken:
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        values.update(kwargs)
+    for name, make in self.__value_factories__:
+        if name not in values:
+            values[name] = make()
+    if missing := self.__value_needs__ - values.keys():
+        raise TypeError(f"{type(self).__name__} needs a value for {min(missing)!r}")
     if (check := getattr(self, "__post_init__", None)) is not None:
         check()
 
@@ -158,6 +158,8 @@ def _compared(self: Any) -> tuple[Any, ...]:
 
 
 def __eq__(self: Any, other: object) -> bool:
+    if self is other:
+        return True
     return _compared(self) == _compared(other) if other.__class__ is self.__class__ else NotImplemented
 
 

@@ -79,7 +79,7 @@ def test_without_any_hierarchy_creating_gives_a_cgroup_that_does_nothing_and_say
     assert cgroup.missing.keys() == {"memory", "processes"}
     cgroup.join()
     assert cgroup.kill() and cgroup.remove()
-    assert cgroup.hit() == frozenset() and cgroup.usage() == cgroups.Usage()
+    assert cgroup.usage() == cgroups.Usage()
 
 
 def delegated(directory: Path, *, controllers: str, enabled: str) -> Path:
@@ -118,13 +118,13 @@ def test_a_place_that_is_not_delegated_is_named_as_the_reason(tmp_path: Path) ->
 def test_out_of_memory_counts_only_at_the_cgroups_own_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 0\noom_kill 1\n")
     cgroup = Cgroup((Part(str(tmp_path), str(tmp_path), 2, frozenset({"memory", "pids"})),))
-    assert cgroup.hit() == frozenset()  # killed for want of memory elsewhere
+    assert cgroup.usage().hit == frozenset()  # killed for want of memory elsewhere
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n")
     (tmp_path / "pids.events").write_text("max 3\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
     (tmp_path / "memory.peak").write_text("4096\n")
-    assert cgroup.hit() == {"memory", "processes"}
-    assert cgroup.usage() == cgroups.Usage(cpu_seconds=1.5, peak_memory_bytes=4096, oom_kills=1)
+    reached = frozenset({"memory", "processes"})
+    assert cgroup.usage() == cgroups.Usage(cpu_seconds=1.5, peak_memory_bytes=4096, oom_kills=1, hit=reached)
 
 
 def test_a_name_is_forgotten_only_when_its_keeper_is_gone_and_was_of_our_namespace() -> None:
@@ -172,11 +172,11 @@ HOG = "block = bytearray(b'x') * ({} << 20); print('held')"
 def test_a_memory_hog_is_killed_in_its_cgroup_and_the_counter_says_so(make: Callable[..., Cgroup]) -> None:
     small, large = make(memory_bytes=48 * MIB), make(memory_bytes=256 * MIB)
     assert run_in(small, HOG.format(96)).returncode == -signal.SIGKILL
-    assert small.hit() == {"memory"}
+    assert small.usage().hit == {"memory"}
     assert small.usage().oom_kills == 1
     assert 40 * MIB <= small.usage().peak_memory_bytes <= 48 * MIB
     assert run_in(large, HOG.format(96)).stdout == "held\n"
-    assert large.hit() == frozenset()
+    assert large.usage().hit == frozenset()
     assert large.usage().peak_memory_bytes > 90 * MIB
 
 
@@ -184,7 +184,7 @@ def test_a_file_larger_than_the_memory_limit_is_no_hit(make: Callable[..., Cgrou
     cgroup = make(memory_bytes=32 * MIB)
     script = f"f = open({str(tmp_path / 'large')!r}, 'wb')\nfor _ in range(64): f.write(bytes(1 << 20))\nf.close(); print('written')"
     assert run_in(cgroup, script).stdout == "written\n"
-    assert cgroup.hit() == frozenset()
+    assert cgroup.usage().hit == frozenset()
 
 
 FORKS = """
@@ -206,9 +206,9 @@ for child in children:
 def test_processes_are_bounded_and_the_counter_says_so(make: Callable[..., Cgroup]) -> None:
     bounded, roomy = make(processes=8), make(processes=64)
     assert run_in(bounded, FORKS.format(20)).stdout == "refused\n7\n"
-    assert bounded.hit() == {"processes"}
+    assert bounded.usage().hit == {"processes"}
     assert run_in(roomy, FORKS.format(20)).stdout == "20\n"
-    assert roomy.hit() == frozenset()
+    assert roomy.usage().hit == frozenset()
 
 
 BOMB = """
@@ -233,7 +233,7 @@ def test_a_fork_bomb_is_bounded_and_ended_as_a_whole(make: Callable[..., Cgroup]
         cgroup.join(process.pid)
         process.stdin.close()
         assert process.stdout.readline() == b"begun\n"
-        while "processes" not in cgroup.hit():
+        while "processes" not in cgroup.usage().hit:
             pass
         assert len(cgroup.members()) <= 12
         assert cgroup.kill()

@@ -59,7 +59,7 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
     """For a canonical language. Raises RuntimeUnavailable, with the remedy, when its interpreter is not there."""
     if language == "python":
         trees = (*_LIBRARIES, *_python_trees())
-        binary = os.path.realpath(sys.executable)
+        binary = _real(sys.executable, _moment())
         return Prepared(PythonCode(source, arguments), _needs(trees, (binary,), processes))
     from shutil import which
 
@@ -91,12 +91,21 @@ def _prefix_of(binary: str) -> tuple[str, ...]:
 
 
 def _needs(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool) -> Needs:
-    return _needs_at(trees, binaries, processes, int(time.monotonic() / KNOWN_SECONDS))
+    return _needs_at(trees, binaries, processes, _moment())
+
+
+def _moment() -> int:
+    """What is looked up on disk is looked up once for a row of runs: this number makes an answer expire."""
+    return int(time.monotonic() / KNOWN_SECONDS)
+
+
+@lru_cache(maxsize=4)
+def _real(path: str, moment: int) -> str:
+    return os.path.realpath(path)
 
 
 @lru_cache(maxsize=16)
 def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool, moment: int) -> Needs:
-    """Looked up on disk once for a row of runs; `moment` makes an answer expire."""
     links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
     directories = tuple(
         f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")

@@ -39,11 +39,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Usage:
-    """What all processes of a run used together. Zero where no controller counts it."""
+    """What all processes of a run used together, zero where no controller counts it; and which of "memory", "processes" ran out."""
 
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
     oom_kills: int = 0
+    hit: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -87,34 +88,26 @@ class Cgroup:
         return True
 
     def usage(self) -> Usage:
-        """What was used so far; read it before `remove`."""
+        """What was used so far, and which limits were reached; read it before `remove`.
+
+        Memory was reached only when it ran out at *this* cgroup's limit. A full limit that the kernel could make room under (page cache) is
+        everyday, and a kill for want of memory on the whole machine is not the run's doing.
+        """
         cpu, peak, kills = 0.0, 0, 0
+        reached = set()
         for part in self.parts:
             if part.version == 2:
                 cpu = max(cpu, _keyed(part, "cpu.stat", "usage_usec") / 1e6)
-                peak = max(peak, _number(part, "memory.peak"))
-                kills += _keyed(part, "memory.events", "oom_kill")
-                continue
-            if "cpuacct" in part.controllers:
+            elif "cpuacct" in part.controllers:
                 cpu = max(cpu, _number(part, "cpuacct.usage") / 1e9)
             if "memory" in part.controllers:
-                peak = max(peak, _number(part, "memory.max_usage_in_bytes"))
-                kills += _keyed(part, "memory.oom_control", "oom_kill")
-        return Usage(cpu, peak, kills)
-
-    def hit(self) -> frozenset[str]:
-        """Which limits were reached: of "memory", "processes".
-
-        Memory counts only when it ran out at *this* cgroup's limit. A full limit that the kernel could make room under (page cache) is
-        everyday, and a kill for want of memory on the whole machine is not the run's doing.
-        """
-        reached = set()
-        for part in self.parts:
-            if "memory" in part.controllers and _ran_out(part):
-                reached.add("memory")
+                most, killed, ran_out = _memory(part)
+                peak, kills = max(peak, most), kills + killed
+                if ran_out:
+                    reached.add("memory")
             if "pids" in part.controllers and _keyed(part, "pids.events", "max") > 0:
                 reached.add("processes")
-        return frozenset(reached)
+        return Usage(cpu, peak, kills, frozenset(reached))
 
     def remove(self) -> bool:
         """Remove the directories, waiting shortly while zombies go. True when none is left. Never looks below them."""
@@ -240,13 +233,14 @@ def gone(path: str) -> bool:
     return True
 
 
-def _ran_out(part: Part) -> bool:
+def _memory(part: Part) -> tuple[int, int, bool]:
+    """The peak, how many processes were killed for want of memory, and whether it was this limit that they ran into."""
     if part.version == 2:
-        return _keyed(part, "memory.events", "oom") > 0
-    if _keyed(part, "memory.oom_control", "oom_kill") == 0:
-        return False
+        events = read(f"{part.path}/memory.events")
+        return _number(part, "memory.peak"), _value(events, "oom_kill"), _value(events, "oom") > 0
+    peak, killed = _number(part, "memory.max_usage_in_bytes"), _keyed(part, "memory.oom_control", "oom_kill")
     # Not memory.failcnt: newer kernels (seen on 6.18) leave it at 0. The peak stops at the limit, or just below it.
-    return _number(part, "memory.limit_in_bytes") - _number(part, "memory.max_usage_in_bytes") < _LARGEST_REQUEST
+    return peak, killed, killed > 0 and _number(part, "memory.limit_in_bytes") - peak < _LARGEST_REQUEST
 
 
 def _number(part: Part, file: str) -> int:
@@ -255,8 +249,12 @@ def _number(part: Part, file: str) -> int:
 
 
 def _keyed(part: Part, file: str, key: str) -> int:
-    """The number after `key` in a file of such lines; 0 where file or key are missing."""
-    for line in read(f"{part.path}/{file}").splitlines():
+    return _value(read(f"{part.path}/{file}"), key)
+
+
+def _value(text: str, key: str) -> int:
+    """The number after `key` in a text of such lines; 0 where it is missing."""
+    for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == key:
             return int(value)

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, channel
@@ -28,7 +29,8 @@ FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 class Watch:
     """The guest's main program, and the limits that no kernel object enforces here: those are looked at every tick."""
 
-    def __init__(self, guest: int, request: dict[str, Any], layers: int) -> None:
+    def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str]) -> None:
+        """`private` are the directories of the view that are filesystems in memory of its own."""
         self.guest = guest
         self.layers = layers
         self.cpu = request["cpu_seconds"]
@@ -36,8 +38,7 @@ class Watch:
         self.sized = request["layers"] is None  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
         self._meter = accounting.CpuMeter()
-        tmpfs = [values["target"] for kind, values in request["plan"][1] if kind == "tmpfs"]
-        self._private: list[str | int] = [*tmpfs, "/dev/shm", *([layers] if self.sized else [])]
+        self._private: list[str | int] = [*private, "/dev/shm", *([layers] if self.sized else [])]
 
     def begin(self) -> None:
         """The guest has its program: look from now on, if there is anything to look at."""
@@ -54,7 +55,7 @@ class Watch:
             return "out-of-memory", "memory"
         return "exited", ""
 
-    def report(self, status: int, reason: str, hit: str, wall: float) -> dict[str, Any]:
+    def report(self, status: int, reason: str, hit: str) -> dict[str, Any]:
         """What the supervisor is told at the end."""
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             reason, hit = "cpu-limit", "cpu"
@@ -64,7 +65,6 @@ class Watch:
             "status": status,
             "reason": reason,
             "hit": [name for name in (hit, self._full()) if name and name != "supervisor"],
-            "wall": wall,
             "cpu": used.ru_utime + used.ru_stime,
             "memory": used.ru_maxrss * 1024,
         }
@@ -93,9 +93,8 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
         poller.register(fd, select.POLLIN)
     # A rehearsal: what has been done once, before anybody waits for it, is done faster the second time, its memory being our own by then.
     poller.poll(0)
-    channel.pack(watch.report(0, *watch.look(), 0.0))
-    began = time.monotonic()
-    deadline = began + FORGOTTEN
+    channel.pack(watch.report(0, *watch.look()))
+    deadline = time.monotonic() + FORGOTTEN
     reason, hit = "exited", ""
     status: int | None = _reap(guest)
     while status is None and not hit:
@@ -106,8 +105,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
             order = control.recv(ORDER.size)
             kind, value = ORDER.unpack(order) if len(order) == ORDER.size else (b"", 0.0)
             if kind == GO:
-                began = time.monotonic()
-                deadline = began + min(value, float(1 << 32))
+                deadline = time.monotonic() + min(value, float(1 << 32))
                 watch.begin()
             elif kind == SIGNAL:
                 _signal_group(guest, int(value))
@@ -121,10 +119,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 reason, hit = "timed-out", "wall"
             else:
                 reason, hit = watch.look()
-    wall = time.monotonic() - began
     # What it left in the background ends with it, and before anybody is told that the run is over.
     last = _end_everything(guest)
-    return watch.report(last if status is None else status, reason, hit, wall)
+    return watch.report(last if status is None else status, reason, hit)
 
 
 def _is_full(place: str | int) -> bool:

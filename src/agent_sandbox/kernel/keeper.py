@@ -46,7 +46,18 @@ class _Run:
     clear_by: float = 0.0
 
 
-def identify() -> Identity:
+def serve(link: socket.socket, supervisor: int, program: Program) -> None:
+    """Be the keeper of a supervisor, known by a pidfd: say "ready" over the link, or why not, and serve until there is nothing to keep."""
+    try:
+        identity = _identify()
+    except OSError as error:
+        link.send((error.strerror or str(error)).encode(errors="replace")[:4096])
+        return
+    link.send(b"ready")
+    Keeper(link, supervisor, identity, program).serve()
+
+
+def _identify() -> Identity:
     """Prepare once what all guests of this process share: the id mapping, or rootless the outer user namespace, and where cgroups go."""
     hierarchies = cgroups.here()
     cgroup_sweep.sweep(hierarchies)  # what was killed before it could clear away
@@ -58,7 +69,7 @@ def identify() -> Identity:
 
 
 class Keeper:
-    """Serves one supervisor, known by a pidfd, that sends orders over a link of packets."""
+    """Serves the orders that come over a link of packets."""
 
     def __init__(self, link: socket.socket, supervisor: int, identity: Identity, program: Program) -> None:
         self._link = link

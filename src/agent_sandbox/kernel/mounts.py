@@ -13,6 +13,8 @@ renames over the file, and host unix sockets cannot be connected to. Single regu
 
 from __future__ import annotations
 
+import marshal
+
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -211,19 +213,22 @@ class MountPlan:
         return [self.layers.describe(), *(step.describe() for step in self.steps)]
 
 
-def encode(plan: MountPlan) -> tuple[Any, ...]:
-    """The plan as plain tuples, for marshal."""
-    layers = plan.layers.path if isinstance(plan.layers, OnDisk) else plan.layers.size_bytes
-    return layers, [(step.kind, _plain(vars(step))) for step in plan.steps]
+def encode(plan: MountPlan) -> bytes:
+    """The plan as bytes, made once: a plan is launched many times."""
+    made: bytes | None = plan.__dict__.get("_encoded")
+    if made is None:
+        layers = plan.layers.path if isinstance(plan.layers, OnDisk) else plan.layers.size_bytes
+        made = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
+    return made
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: [(m.path, m.keep) for m in value] if name == "masks" else value for name, value in values.items()}
 
 
-def decode(message: tuple[Any, ...]) -> MountPlan:
+def decode(message: bytes) -> MountPlan:
     """The inverse of `encode`."""
-    layers, steps = message
+    layers, steps = marshal.loads(message)
     made = []
     for kind, values in steps:
         if "masks" in values:

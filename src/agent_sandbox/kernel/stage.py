@@ -32,7 +32,7 @@ from agent_sandbox.values import TYPE_CHECKING, dataclass
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]
+    Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]  # payload, whether it is Python code, what says "ready"
 
 HOSTNAME = "sandbox"
 RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in what it starts, and so in what that starts
@@ -78,7 +78,8 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         seat.control.send(HERE)
         request, _ = channel.receive(seat.control)
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
-        notes, layers = _build_view(identity, request)
+        plan = mounts.decode(request["plan"])
+        notes, layers = _build_view(identity, plan)
         rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
         if rules.left_out:  # the second wall behind the view: what this kernel's lacks is said, never left out in silence
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
@@ -90,8 +91,9 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         if guest == 0:
             _become_guest(seat, program, request, stdio, rules)
         channel.close_all((*stdio, seat.payload.detach()))
-        watch = Watch(guest, request, layers)
-        channel.send(seat.control, {"kind": "ready", "notes": notes}, [layers] + ([master] if master is not None else []))
+        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)])
+        handed = [*([layers] if request["readable"] else []), *([master] if master is not None else [])]
+        channel.send(seat.control, {"kind": "ready", "notes": notes}, handed)
         if master is not None:
             os.close(master)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
@@ -104,11 +106,11 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         os._exit(1)
 
 
-def _build_view(identity: Identity, request: dict[str, Any]) -> tuple[list[str], int]:
+def _build_view(identity: Identity, plan: mounts.MountPlan) -> tuple[list[str], int]:
     """Build what the guest will see, and enter it. Returns what could not be shown, and a descriptor of the layers."""
     namespaces.enter_private_mounts()
     site = Site(identity.userns, identity.shift, userxattr=not identity.root)
-    mounting.perform(mounts.decode(request["plan"]), site)
+    mounting.perform(plan, site)
     # Kept open across the pivot: the supervisor reads from here what the run has changed, after the namespace has gone.
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.enter_root()

@@ -136,11 +136,9 @@ def _write_script(path: str, source: str) -> None:
 
 def _reseed() -> None:
     # Guests of one zygote are forks: without this they would all draw the same numbers.
-    import random
-
-    random.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+    for name in ("random", "numpy.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
 
 
 def _run_script(source: str) -> NoReturn:
@@ -181,9 +179,8 @@ def _finish(main: ModuleType, code: int) -> int:
     The rest of an interpreter's teardown is left out: it would touch, and so copy, the memory shared with the zygote, and no one could
     tell.
     """
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
     main.__dict__.clear()
     for stream in (sys.stdout, sys.stderr):

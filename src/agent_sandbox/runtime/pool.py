@@ -7,7 +7,6 @@ use, keeps more where runs came too fast for one, and clears away what nobody ha
 
 from __future__ import annotations
 
-import hashlib
 import marshal
 import threading
 import time
@@ -16,12 +15,15 @@ from collections.abc import Callable
 
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mounts import Copies, ThrowAway
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Launch, PythonCode
 from agent_sandbox.runtime.running import ProcessGuest, request_for
 from agent_sandbox.values import dataclass, field, replace
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
+LOOK_SECONDS = 1.0  # between looks at guests that nobody takes: whoever killed one does not tell us
+POLITE_SECONDS = 0.001  # after a run: whoever waits for its outcome comes before those who will want the next
 
 
 @dataclass
@@ -41,9 +43,10 @@ class Pool:
     def __init__(self, make: Callable[[Launch], ProcessGuest], *, most: int) -> None:
         self._make = make
         self._most = most
-        self._shelves: dict[bytes, _Shelf] = {}
+        self._shelves: dict[tuple[bytes, bytes], _Shelf] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._pause = 0.0
         self._closed = False
 
     def take(self, launch: Launch) -> ProcessGuest | None:
@@ -64,10 +67,18 @@ class Pool:
             if guest is None:
                 shelf.empty_at = shelf.used
                 shelf.wanted = min(shelf.wanted + 1, self._most)
-            self._tend()
+            calm = guest is not None and shelf.used - shelf.empty_at > CALM_SECONDS
+            if not calm:  # runs come faster than one at a time: make the next meanwhile, on another core
+                self._tend()
         for gone in dead:
             gone.close()
+        if guest is not None and calm:
+            guest.when_closed = self._run_has_ended
         return guest
+
+    def _run_has_ended(self) -> None:
+        with self._changed:
+            self._tend(after=POLITE_SECONDS)
 
     @property
     def waiting(self) -> int:
@@ -84,8 +95,9 @@ class Pool:
         if thread is not None:
             thread.join()
 
-    def _tend(self) -> None:
-        """Have the thread look again; with the lock held."""
+    def _tend(self, *, after: float = 0.0) -> None:
+        """Have the thread look again, after so many seconds; with the lock held."""
+        self._pause = after
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
             self._thread.start()
@@ -96,12 +108,15 @@ class Pool:
             with self._changed:
                 surplus = self._clear()
                 shelf = None if self._closed else self._most_wanting()
-                if shelf is None and not surplus:
+                idle = shelf is None and not surplus
+                if idle:
                     if self._closed or not self._shelves:
                         self._thread = None
                         return
-                    self._changed.wait(CALM_SECONDS)
-                    continue
+                    self._changed.wait(min(LOOK_SECONDS, CALM_SECONDS))
+            if idle:
+                time.sleep(self._pause)
+                continue
             for guest in surplus:
                 guest.close()
             if shelf is not None:
@@ -112,6 +127,10 @@ class Pool:
         now = time.monotonic()
         surplus: list[ProcessGuest] = []
         for key, shelf in list(self._shelves.items()):
+            gone = [guest for guest in shelf.guests if not guest.waiting]
+            for guest in gone:
+                shelf.guests.remove(guest)
+            surplus += gone
             if self._closed or now - shelf.used > IDLE_SECONDS:
                 surplus += shelf.guests
                 del self._shelves[key]
@@ -144,7 +163,7 @@ class Pool:
         guest.close()
 
 
-def kind_of(launch: Launch) -> bytes | None:
+def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """Names the kind of a launch; None when its guest cannot be made beforehand.
 
     Not for a terminal, whose size is the run's; nor on layers that are kept, which have one user at a time; nor with copies, which are made
@@ -154,8 +173,10 @@ def kind_of(launch: Launch) -> bytes | None:
         return None
     if any(isinstance(step, Copies) for step in launch.root.steps):
         return None
-    kind = (request_for(launch), launch.preload, isinstance(launch.program, PythonCode), launch.stdin == DEVNULL)
-    return hashlib.blake2b(marshal.dumps(kind), digest_size=16).digest()
+    request = request_for(launch)
+    plan: bytes = request.pop("plan")  # always the same object for the same plan: it is hashed once
+    hard = Guarantee.MEMORY_HARD in launch.requires
+    return plan, marshal.dumps((request, hard, launch.preload, launch.stdin == DEVNULL))
 
 
 def _without_secrets(launch: Launch) -> Launch:

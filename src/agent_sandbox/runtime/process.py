@@ -132,7 +132,7 @@ class ProcessRuntime:
                 zygote.close()
                 zygote = None
             if zygote is None:
-                zygote = self._zygotes[key] = Zygote.fork() if key is None else Zygote(key)
+                zygote = self._zygotes[key] = Zygote(key)
             return zygote
 
 

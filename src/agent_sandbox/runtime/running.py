@@ -13,6 +13,7 @@ import selectors
 import socket
 import stat
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
@@ -35,7 +36,7 @@ SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: privat
 class ProcessGuest:
     """One run, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
 
-    `layers` is a descriptor of its upper layers, readable until `close`.
+    `layers` is a descriptor of its upper layers, readable until `close`; None when the launch lets nothing be written.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -62,6 +63,7 @@ class ProcessGuest:
         self._stdin: int | None = None
         self._outputs: dict[str, int] = {}
         self._began = time.monotonic()
+        self.when_closed: Callable[[], None] = _nothing
 
     def prepare(self, keeper: Zygote) -> None:
         """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
@@ -110,9 +112,9 @@ class ProcessGuest:
         self.launch = launch
         self._began = time.monotonic()
         wall = launch.limits.wall_seconds
+        self._hand_over()
         with suppress(OSError):  # it has ended meanwhile: its exit says why
             self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
-        self._hand_over()
 
     def _make_pipes(self, theirs: list[int]) -> None:
         """Make the guest's three streams. Its ends go into `theirs` one by one, to be closed even if we run out of descriptors."""
@@ -147,8 +149,9 @@ class ProcessGuest:
         message, descriptors = channel.receive(self._control)
         if message["kind"] == "failed":
             raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
-        self.layers, *terminal = descriptors
-        self._terminal = terminal[0] if terminal else None
+        if self.launch.writable:
+            self.layers = descriptors.pop(0)
+        self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
         answer = self._payload.recv(4096)
         if answer != READY:
@@ -176,16 +179,14 @@ class ProcessGuest:
         with suppress(OSError):  # it was ended meanwhile: by a limit, or by us; the exit says which
             channel.send(self._payload, message)
 
-    def _take_answer(self) -> bool:
-        try:
+    def _take_answer(self) -> None:
+        with suppress(OSError):  # nothing has come: it was ended before it could answer
+            self._payload.settimeout(0)
             answer = self._payload.recv(4096)
-        except OSError:
-            return False
-        if answer:
-            code, _, why = answer.decode(errors="replace").partition(" ")
-            self._refused = int(code) if code.isdigit() else 126
-            self.refused = why or "it could not be started"
-        return False
+            if answer:
+                code, _, why = answer.decode(errors="replace").partition(" ")
+                self._refused = int(code) if code.isdigit() else 126
+                self.refused = why or "it could not be started"
 
     @property
     def terminal(self) -> int | None:
@@ -249,7 +250,6 @@ class ProcessGuest:
         deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
         with selectors.PollSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._take_message)
-            selector.register(self._payload, selectors.EVENT_READ, self._take_answer)
             for sink in sinks.values():
                 selector.register(sink.fd, selectors.EVENT_READ, sink.take)
             if source is not None:
@@ -269,6 +269,7 @@ class ProcessGuest:
                     self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
+        self._take_answer()
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
 
@@ -302,7 +303,7 @@ class ProcessGuest:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
         used = self._cgroup.usage()
         hit = [*(ended["hit"] if ended else ()), *(["disk"] if "full" in self._messages else [])]
-        hit += sorted(self._cgroup.hit().difference(hit))
+        hit += sorted(used.hit.difference(hit))
         if any(sink.cut for sink in sinks.values()):
             hit.append("output")
         status = ended["status"] if ended else 9
@@ -320,7 +321,7 @@ class ProcessGuest:
         if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
             hit.append("memory")
         usage = Usage(
-            wall_seconds=ended["wall"] if ended else time.monotonic() - self._began,
+            wall_seconds=time.monotonic() - self._began,
             cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
             peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
         )
@@ -347,12 +348,17 @@ class ProcessGuest:
         channel.close_all(left)
         if self._keeper is not None and not self._keeper.done(self._number):
             self._cgroup.remove()
+        self.when_closed()
 
     def __enter__(self) -> ProcessGuest:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def request_for(launch: Launch) -> dict[str, Any]:
@@ -372,6 +378,7 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "may_exec": launch.processes or native,
         "system": launch.system,
         "python": not native,
+        "readable": launch.writable,  # whether anybody will ask what was written
         "scratch": None if launch.writable else list(SCRATCH),
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,

@@ -6,11 +6,12 @@ that are executed anyway: it costs a twentieth of the time. Forked early, while 
 
 from __future__ import annotations
 
-import _thread  # all that is needed here of `threading`
+import _thread
 import fcntl
 import itertools
 import marshal
 import os
+import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -23,8 +24,6 @@ from agent_sandbox.kernel.protocol import DONE, START
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from agent_sandbox.kernel.cgroups import Hierarchy
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
@@ -37,32 +36,18 @@ _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
 class Zygote:
-    """The link to one zygote. Safe to use from many threads."""
+    """The link to one zygote, which gets ready by itself: the first `start` waits for that. Safe to use from many threads."""
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        """Execute one. It gets ready by itself; the first `start` waits for that."""
+    def __init__(self, preload: Sequence[str] | None = ()) -> None:
+        """Execute one that imports these modules; with None, fork the caller, which must have one thread."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process: Popen[bytes] | None = _execute(theirs.fileno(), preload)
-        self.pid = self._process.pid
-        self._begin()
-
-    @classmethod
-    def fork(cls) -> Zygote:
-        """One that is a fork of the caller, which has one thread. It has nothing of the caller's but its memory; not for Python code."""
-        self = cls.__new__(cls)
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        supervisor = os.pidfd_open(os.getpid())
-        self.pid = os.fork()
-        if self.pid == 0:
-            _keep(theirs, supervisor)
-        theirs.close()
-        os.close(supervisor)
-        self._process = None
-        self._begin()
-        return self
-
-    def _begin(self) -> None:
+        me = os.pidfd_open(os.getpid())
+        try:
+            self.pid = _fork(theirs, me) if preload is None else _execute(theirs.fileno(), me, preload)
+            self._process = os.pidfd_open(self.pid)
+        finally:
+            theirs.close()
+            os.close(me)
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
@@ -71,23 +56,9 @@ class Zygote:
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
         """Where cgroups for its runs can be made."""
-        from agent_sandbox.kernel import cgroups
+        from agent_sandbox.kernel import cgroups  # not before there is a run to make: a zygote is forked early
 
         return cgroups.here()
-
-    def _await_readiness(self) -> None:
-        self._link.settimeout(_START_SECONDS)
-        try:
-            answer = self._link.recv(4096).decode(errors="replace")
-        except TimeoutError:
-            answer = "it did not answer in time"
-        self._link.settimeout(None)
-        self._ready = answer == "ready"
-        if not self._ready:
-            self._end()
-            if answer.startswith("preload "):
-                raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
-            raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
 
     def start(self, descriptors: Sequence[int], *, watched: tuple[str, int] | None) -> int:
         """Fork an init that owns these descriptors: control, payload, and three for stdio or none. Returns the number of the run.
@@ -105,6 +76,22 @@ class Zygote:
                 raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
             self._open.add(number)
             return number
+
+    def _await_readiness(self) -> None:
+        self._link.settimeout(_START_SECONDS)
+        try:
+            answer = self._link.recv(4096).decode(errors="replace")
+        except TimeoutError:
+            answer = "it did not answer in time"
+        except OSError as error:
+            answer = error.strerror or ""
+        if answer != "ready":
+            self._end()
+            if answer.startswith("preload "):
+                raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
+            raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
+        self._link.settimeout(None)
+        self._ready = True
 
     def done(self, number: int) -> bool:
         """Nobody here needs the run or its cgroup any more: its init may be reaped, and what is left of it cleared away.
@@ -124,11 +111,7 @@ class Zygote:
     @property
     def alive(self) -> bool:
         """Whether it can still fork."""
-        if self._process is not None:
-            return self._process.poll() is None
-        with suppress(ChildProcessError):
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        return False
+        return self._process >= 0 and not self._ends_within(0)
 
     def close(self, *, leaving: bool = False) -> None:
         """End it, when the last of its runs has ended. `leaving` says that this process is about to end, too, and need not see that."""
@@ -138,52 +121,49 @@ class Zygote:
                 self._end(wait=not (leaving and _orphans_are_reaped()))
 
     def _end(self, *, wait: bool = True) -> None:
-        if self._link.fileno() < 0:
+        if self._process < 0:
             return
         self._link.close()
+        if wait:
+            self._ends_within(None)
+        os.close(self._process)
+        self._process = -1
         if not wait:
             return
-        if self._process is not None:
-            self._process.wait()
-        else:
-            with suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # the application may have set SIGCHLD to be ignored, or wait for all its children
+            os.waitpid(self.pid, 0)
+
+    def _ends_within(self, milliseconds: int | None) -> bool:
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)
+        return bool(poller.poll(milliseconds))
 
 
-def _execute(link: int, preload: Sequence[str]) -> Popen[bytes]:
+def _execute(link: int, supervisor: int, preload: Sequence[str]) -> int:
     """Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest."""
-    import subprocess  # not for a fork of the caller
-
-    me = os.pidfd_open(os.getpid())
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
+    argv = [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(link), str(supervisor), os.pathsep.join(packages), *preload]
+    kept = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in (link, supervisor)]  # onto itself: so that it is not closed on the way
+    nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
+    program = sys.executable if image is None else f"/proc/self/fd/{image}"
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(link), str(me), os.pathsep.join(packages), *preload],
-            executable=f"/proc/self/fd/{image}" if image is not None else None,
-            env=_ENVIRONMENT | surroundings,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(link, me, *([] if image is None else [image])),
-            cwd="/",
-            start_new_session=True,
-        )
+        return os.posix_spawn(program, argv, _ENVIRONMENT | surroundings, file_actions=[*kept, *nothing], setsid=True)
+    except OSError as error:
+        raise LaunchFailed(f"the zygote cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
     finally:
-        channel.close_all([me] if image is None else [me, image])
+        channel.close_all([] if image is None else [image])
 
 
-def _orphans_are_reaped() -> bool:
-    """Whether process 1 is the machine's own init, which waits for whatever is left to it. In a container it may be any program."""
-    return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+def _fork(link: socket.socket, supervisor: int) -> int:
+    """A fork of the caller that is its keeper, and has nothing of it but its memory.
 
-
-def _keep(link: socket.socket, supervisor: int) -> None:
-    """In a fork of the caller: be its keeper. Never returns.
-
-    Of the caller's descriptors none is kept: a copy of the far end of a guest's input would keep that input from ending, one of a lock
-    would hold on to the lock, one of the caller's output would keep whoever reads it waiting for us.
+    No descriptor stays: a copy of the far end of a guest's input would keep that input from ending, one of a lock would hold the lock, one
+    of the caller's output would keep whoever reads it waiting for us.
     """
+    child = os.fork()
+    if child:
+        return child
     try:
         os.setsid()  # a terminal's Ctrl-C is the supervisor's to forward
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -193,16 +173,15 @@ def _keep(link: socket.socket, supervisor: int) -> None:
         from agent_sandbox.kernel import keeper, seccomp  # here, where the supervisor does not wait for it
         from agent_sandbox.runtime import guest
 
-        try:
-            identity = keeper.identify()
-        except OSError as error:
-            link.send((error.strerror or str(error)).encode(errors="replace")[:4096])
-            return
-        link.send(b"ready")
-        seccomp.compile_filter(processes=True, execute=True, system=False)  # what a guest will need, while nobody waits for it
-        keeper.Keeper(link, supervisor, identity, guest.run).serve()
+        seccomp.compile_filter(processes=True, execute=True, system=False)
+        keeper.serve(link, supervisor, guest.run)
     finally:
         os._exit(0)
+
+
+def _orphans_are_reaped() -> bool:
+    """Whether process 1 is the machine's own init, which waits for whatever is left to it. In a container it may be any program."""
+    return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:

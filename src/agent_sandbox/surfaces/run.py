@@ -12,7 +12,7 @@ from agent_sandbox.surfaces.arguments import Request
 
 def run(request: Request) -> int:
     """The verb `run`."""
-    forked = None if request.has("--explain") else Zygote.fork()
+    forked = None if request.has("--explain") else Zygote(None)
     from agent_sandbox.engine.session import Command
     from agent_sandbox.surfaces.performing import perform
 
