@@ -43,7 +43,7 @@ def clone_of(project: Path) -> Call:
     if not project.is_dir():
         raise Missing(f"there is no {project}")
     state = os.path.realpath(places.state_dir())
-    masks = default_masks(home=places.home(), homes_of_others=places.homes_of_others(), project=str(project), state_dir=state)
+    masks = default_masks(homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=[str(project)], state_dir=state)
     gate = Gate(cloned(masks=masks), places.ledger(), clock=time.time)
     session = Session(gate, shared.runtime(), project=str(project))
     work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": places.home()}, cwd=str(project))

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Busy, PolicyError
+from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
-from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy

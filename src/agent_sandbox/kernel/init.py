@@ -11,19 +11,17 @@ import resource
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, channel
+from agent_sandbox.kernel.protocol import GO, ORDER, SIGNAL
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-ORDER = struct.Struct("!cd")  # what the supervisor says to init: GO with the wall time in seconds, SIGNAL with its number
-GO, SIGNAL = b"g", b"s"
 TICK = 0.05  # seconds between looks at what only can be watched
 FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
