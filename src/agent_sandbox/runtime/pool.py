@@ -171,7 +171,7 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """
     if launch.terminal is not None or not isinstance(launch.root.layers, ThrowAway):
         return None
-    if any(isinstance(step, Copies) for step in launch.root.steps):
+    if any(type(step) is Copies for step in launch.root.steps):
         return None
     request = request_for(launch)
     plan: bytes = request.pop("plan")  # always the same object for the same plan: it is hashed once

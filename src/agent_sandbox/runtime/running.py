@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import select
-import selectors
 import socket
 import stat
 import time
@@ -21,7 +20,7 @@ from agent_sandbox.kernel import cgroups, channel, ids, mounts
 from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
-from agent_sandbox.runtime.pump import Sink, Source
+from agent_sandbox.runtime.pump import Poller, Sink, Source
 from agent_sandbox.runtime.zygote import Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never
 
@@ -227,16 +226,17 @@ class ProcessGuest:
     def wait(self) -> Completed:
         """Pump until nothing of the guest lives, then say how it ended. What may remain for an instant is our own clean-up."""
         limit = self.launch.limits.output_bytes
+        poller = Poller()
         source: Source | None
         if self._terminal is not None:
             sinks = {"stdout": Sink("stdout", self._terminal, limit, self.launch)}
-            source = Source(self.launch.stdin, os.dup(self._terminal))
+            source = Source(self.launch.stdin, os.dup(self._terminal), poller)
         else:
             sinks = {name: Sink(name, fd, limit, self.launch) for name, fd in self._outputs.items()}
-            source = Source(self.launch.stdin, self._stdin) if self._stdin is not None else None
+            source = Source(self.launch.stdin, self._stdin, poller) if self._stdin is not None else None
         self._outputs, self._stdin, self._terminal = {}, None, None
         try:
-            self._pump(sinks, source)
+            self._pump(sinks, poller)
         finally:
             if source is not None:
                 source.close()
@@ -246,36 +246,30 @@ class ProcessGuest:
         stderr = sinks.get("stderr")
         return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
 
-    def _pump(self, sinks: dict[str, Sink], source: Source | None) -> None:
+    def _pump(self, sinks: dict[str, Sink], poller: Poller) -> None:
         wall = self.launch.limits.wall_seconds
         deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
         # Init watches what it can see; a cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0.
         cpu = self.launch.limits.cpu_seconds
         used_before = self._cgroup.cpu_seconds() if cpu is not None else 0.0
-        # Not epoll: the kernel bounds the watches of a user, those of rootless guests among them, and a guest could leave us none.
-        with selectors.PollSelector() as selector:
-            selector.register(self._control, selectors.EVENT_READ, self._take_message)
-            for sink in sinks.values():
-                selector.register(sink.fd, selectors.EVENT_READ, sink.take)
-            if source is not None:
-                source.register(selector)
-            if self._waker is not None:
-                selector.register(self._waker, selectors.EVENT_READ, self._woken)
-            while self._control.fileno() in selector.get_map() and "exit" not in self._messages:
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if cpu is not None:
-                    timeout = CPU_TICK if timeout is None else min(timeout, CPU_TICK)
-                events = selector.select(timeout)
-                if cpu is not None and self._cgroup.cpu_seconds() - used_before > cpu:
-                    self._end("cpu-limit")
-                if not events and deadline is not None and time.monotonic() >= deadline:
-                    self._end("timed-out")
-                    deadline = None
-                for key, _ in events:
-                    if key.fileobj in selector.get_map() and not key.data():
-                        selector.unregister(key.fileobj)
-                if any(sink.overflowing for sink in sinks.values()):
-                    self._end("output-limit")
+        control = self._control.fileno()
+        poller.add(control, self._take_message)
+        for sink in sinks.values():
+            poller.add(sink.fd, sink.take)
+        if self._waker is not None:
+            poller.add(self._waker, self._woken)
+        while control in poller and "exit" not in self._messages:
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if cpu is not None:
+                timeout = CPU_TICK if timeout is None else min(timeout, CPU_TICK)
+            anything = poller.wait(timeout)
+            if cpu is not None and self._cgroup.cpu_seconds() - used_before > cpu:
+                self._end("cpu-limit")
+            if not anything and deadline is not None and time.monotonic() >= deadline:
+                self._end("timed-out")
+                deadline = None
+            if any(sink.overflowing for sink in sinks.values()):
+                self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
         self._take_answer()
