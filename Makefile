@@ -29,8 +29,8 @@ test: check  ## check and the whole suite; as root, then again as an unprivilege
 	$(PYTEST)
 	@scripts/unprivileged.sh $(UNPRIVILEGED)
 
-security: setup  ## the attack suite, with a table of what ran
-	@$(PY) scripts/security_table.py
+security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
+	@$(PY) -m scripts.security_table
 
 bench: setup  ## side by side with peers, in one run: tables, and .bench/report.json; QUICK=1 for a first look
 	@bench/prepare.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The unprivileged half of `make test`: runs pytest on the given directories as a user that owns nothing on this machine.
+# Usage: unprivileged.sh [--report FILE] DIRECTORY...   FILE gets what ran, in pytest's XML, with the properties of each test.
 #
 # The user needs no entry in /etc/passwd, and gets a home, an environment and capabilities (none) of its own. A checkout that such a user cannot
 # reach, below a home directory with mode 0700 for instance, is copied to where it can. Started by somebody who is not root, there is nothing
@@ -15,6 +16,8 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 0
 fi
 
+report='' reporting=()
+if [ "$1" = --report ]; then report=$2; shift 2; fi
 folders=()
 for folder in "$@"; do
     if [ -n "$(find "$folder" -name 'test_*.py' -print -quit 2>/dev/null)" ]; then folders+=("$folder"); fi
@@ -51,6 +54,8 @@ trap clean_up EXIT
 trap 'exit 130' INT TERM
 chmod 755 "$top"
 install --directory --owner "$uid" --group "$uid" --mode 700 "$top"/home "$top"/home/{state,data,cache,config,run}
+# Only the user can write to its home, and only root to where the report goes.
+if [ -n "$report" ]; then reporting=(--quiet --junitxml="$top/home/report.xml" -o junit_family=xunit1); fi
 
 as_user() {
     env --ignore-environment PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 TERM="${TERM:-dumb}" \
@@ -77,7 +82,7 @@ copy_checkout() {
         if as_user "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; break; fi
     done
     [ -n "$python" ] || fail "the unprivileged user can execute no Python 3.11 or later here; make .venv from /usr/bin/python3 (rm -rf .venv first)"
-    cp -a src tests scripts pyproject.toml "$copy"
+    cp -a src tests scripts pyproject.toml README.md LICENSE "$copy"
     if [ -d ../shared ]; then cp -aL ../shared "$top/shared"; fi
     if [ -d "$data" ]; then cp -aL "$data" "$top/data" && data=$top/data; fi
     "$python" -m venv --without-pip "$copy/.venv"
@@ -101,7 +106,8 @@ reachable || { printf 'unprivileged: uid %s cannot reach this checkout; testing 
 printf 'unprivileged: %s as uid %s, with no capabilities\n' "${folders[*]}" "$uid" >&2
 status=0
 # Tests that need root have just run as root; skipping them here would only hide a skip that matters.
-as_user .venv/bin/python -m pytest -p no:cacheprovider -m "not torture and not needs_root" "${folders[@]}" || status=$?
+as_user .venv/bin/python -m pytest -p no:cacheprovider -m "not torture and not needs_root" "${reporting[@]}" "${folders[@]}" || status=$?
+if [ -n "$report" ] && [ -e "$top/home/report.xml" ]; then cp "$top/home/report.xml" "$report"; fi
 if [ -n "$(leftovers)" ]; then
     loudly "unprivileged: processes were left behind:"
     for pid in $(leftovers); do printf '  %s %s\n' "$pid" "$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)" >&2; done

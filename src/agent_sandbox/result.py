@@ -54,7 +54,7 @@ class SandboxResult:
     changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
     route: Route | None = None  # which runtime did it, and why
     verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "open-files", "output", "disk", "lifetime"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "lifetime"
     notes: tuple[str, ...] = ()  # what was weaker or different than might be expected
 
     @property

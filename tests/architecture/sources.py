@@ -17,6 +17,9 @@ TOP_FLOOR = "surfaces"
 # Runs inside the sandbox in the place of a fresh interpreter: the environment and the streams that it sees are the guest's own.
 INSIDE = "src/agent_sandbox/runtime/guest.py"
 
+# Attempts of the self-test: sent into sandboxes as text, and never part of a process of ours.
+SENT = "src/agent_sandbox/surfaces/selftest/attempts/"
+
 
 @dataclass(frozen=True)
 class Module:

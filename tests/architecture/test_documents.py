@@ -171,3 +171,10 @@ def test_a_decision_says_why_what_and_what_was_given_up(record: Path) -> None:
 
 def test_decisions_are_numbered_without_gaps() -> None:
     assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
+
+
+def test_no_rule_on_programs_is_sold_as_a_wall() -> None:
+    """Case 41 of the attack list: an interpreter, the loader and code from memory go around every such rule."""
+    plainly = prose(ROOT / "THREATS.md").partition("## Not stopped, plainly")[2]
+    assert "there is no list of allowed programs" in plainly
+    assert "the dynamic loader goes around that" in plainly

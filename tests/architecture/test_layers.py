@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.sources import INSIDE, TOP_FLOOR, Module, modules
+from tests.architecture.sources import INSIDE, SENT, TOP_FLOOR, Module, modules
 
 # What would make a decision depend on more than the values it is given.
 IMPURE = frozenset({"os", "subprocess", "socket", "time", "random", "secrets", "threading", "tempfile", "shutil"})
@@ -31,10 +31,17 @@ def imports_of(module: Module, package: str) -> Iterator[str]:
 
 
 def test_only_the_kernel_folder_reaches_for_ctypes() -> None:
-    users = [place for module in modules() for place in imports_of(module, "ctypes")]
-    outside = [place for module in modules() if module.folder != "kernel" for place in imports_of(module, "ctypes")]
+    ours = [module for module in modules() if not module.name.startswith(SENT)]
+    users = [place for module in ours for place in imports_of(module, "ctypes")]
+    outside = [place for module in ours if module.folder != "kernel" for place in imports_of(module, "ctypes")]
     assert users, "the rule watches nothing: no module imports ctypes"
     assert outside == []
+
+
+def test_what_is_sent_into_sandboxes_is_never_imported_by_us() -> None:
+    ours = [module for module in modules() if not module.name.startswith(SENT)]
+    assert len(ours) < len(modules()), "the rule watches nothing: there is nothing that is sent"
+    assert [place for module in ours for place in imports_of(module, "agent_sandbox.surfaces.selftest.attempts")] == []
 
 
 def test_nothing_below_the_surfaces_and_the_sdk_looks_at_the_environment() -> None:

@@ -29,7 +29,38 @@ for _ in range(20):
   ctypes.memset(place, 1, 8 << 20)
   libc.shmdt(ctypes.c_void_p(place))
 """
+BEHIND_MANY_SEGMENTS = SEGMENTS.replace("for _ in range(20):", "for _ in range(300): libc.shmget(0, 4096, 0o600)\nfor _ in range(20):")
+SEMAPHORES = "import ctypes\nfor _ in range(80): ctypes.CDLL(None).semget(0, 32000, 0o600)"
+MESSAGES = """
+import ctypes
+libc = ctypes.CDLL(None)
+text = ctypes.create_string_buffer(bytes([1]) + bytes(8199), 8200)
+for _ in range(10000):
+  queue = libc.msgget(0, 0o600)
+  while libc.msgsnd(queue, text, 8192, 0o4000) == 0: pass
+"""
+PAGE_TABLES = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+size = 80 << 30
+place = libc.mmap(None, size, 1, 0x4022, -1, 0)  # private, anonymous, never written: no memory but the tables
+libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(size), 15)
+for at in range(0, size, 2 << 20): ctypes.c_char.from_address(place + at).value
+"""
 SCRATCH = "for n in range(20):\n  open(f'/tmp/{n}', 'wb').write(b'x' * (8 << 20))"
+EMPTY_FILES = "for n in range(100_000): os.close(os.open(f'/tmp/{n}', os.O_CREAT))"
+HOLDS = {
+    "memfds": MEMFDS,
+    "System V segments": SEGMENTS,
+    "segments behind many others": BEHIND_MANY_SEGMENTS,
+    "semaphores": SEMAPHORES,
+    "messages": MESSAGES,
+    "page tables": PAGE_TABLES,
+    "scratch files": SCRATCH,
+    "empty files": EMPTY_FILES,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +72,7 @@ def _no_cgroup() -> Iterator[None]:
 
 
 @pytest.mark.needs_user
-@pytest.mark.parametrize("hold", [MEMFDS, SEGMENTS, SCRATCH], ids=["memfds", "System V segments", "scratch files"])
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS.keys())
 def test_memory_that_is_in_no_process_counts(hold: str) -> None:
     result = Sandbox(max_memory_mb=64).execute(HOLD.format(hold=hold))
     assert result.limits_hit == ("memory",), result

@@ -125,3 +125,18 @@ def test_a_name_that_is_no_capability_is_refused_before_anything_is_dropped() ->
 def test_the_names_are_numbered_as_in_the_headers() -> None:
     sample = {"CHOWN": 0, "SETPCAP": 8, "SYS_ADMIN": 21, "SETFCAP": 31, "CHECKPOINT_RESTORE": 40}
     assert {name: capabilities.NUMBERS[name] for name in sample} == sample
+
+
+def test_a_capability_that_is_left_is_an_error_that_names_it() -> None:
+    def child(*, drop: bool) -> str:
+        become_root_of_a_namespace()
+        if drop:
+            capabilities.drop_all()
+        try:
+            capabilities.assert_at_most(())
+        except PermissionError as error:
+            return str(error.strerror)
+        return "none"
+
+    assert in_child(lambda: child(drop=True)) == "none"
+    assert in_child(lambda: child(drop=False)).startswith("capabilities are left: 0x")

@@ -22,13 +22,16 @@ from typing import Any
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work, changes_in
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
-from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.workspace.store import SandboxState
+from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.store import SandboxState, Store
+from tests.security.cases import priority
 
 ROOT = os.geteuid() == 0
 RUNTIMES = ("process",)
@@ -36,11 +39,31 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "
 GENEROUS = replace(CLONED_LIMITS, wall_seconds=60.0, output_bytes=64 << 20, disk_bytes=1 << 30)
 
 
-def case(*numbers: int, prio: str = "P0") -> pytest.MarkDecorator:
+def case(*numbers: int, prio: str | None = None) -> pytest.MarkDecorator:
     """The numbers, in the list of attack cases, of what a test tries. They become its id, so that a table can be made of what ran."""
-    marks = [pytest.mark.p0] if prio == "P0" else []
+    listed = priority(*numbers)
+    assert prio in (None, listed), f"case {numbers} is {listed} in cases.py, not {prio}"
+    marks = [pytest.mark.p0] if listed == "P0" else []
     name = "+".join(str(number) for number in numbers)
     return pytest.mark.parametrize("number", [pytest.param(numbers[0], id=name, marks=marks)])
+
+
+_READ = """
+import json
+read = []
+for path in PATHS:
+    try:
+        with open(path, "rb") as file:
+            read.append(file.read(4096).decode(errors="replace"))
+    except OSError:
+        pass
+print(json.dumps(read))
+"""
+
+
+def reading(*paths: Path | str) -> str:
+    """A probe that reads files by these names and says what it got."""
+    return _READ.replace("PATHS", repr([str(path) for path in paths]))
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,35 @@ class Box:
     def files(self, **rules: Any) -> Box:
         """The same under the SDK's preset: only what the rules name."""
         return self.with_(policy=locked(limits=self.limits, processes=True, **rules))
+
+    @property
+    def unmasked(self) -> Box:
+        """The same with nothing hidden: the control arm of every mask. The view is built as before, around names that nobody has."""
+        masks = tuple(Mask(str(place / "nothing-is-called-this"), "control") for place in (self.home, self.project))
+        return self.with_(policy=cloned(masks=masks, limits=self.limits))
+
+    @property
+    def kept(self) -> Box:
+        """The same with layers on disk, which outlive the run."""
+        return self.with_(state=Store.open(str(self.project.parent / "state")).sandbox_for(str(self.project)))
+
+    @property
+    def layers(self) -> Path:
+        """Where the layers of a kept one are."""
+        assert self.state is not None
+        return Path(self.state.layers)
+
+    def read(self, layers: int) -> ChangeSet:
+        """What the host's reader makes of layers on disk, as they are now."""
+        return changes_in(layers, self._policy())
+
+    def changes(self) -> dict[str, str]:
+        """The same of its own kept layers: the kind of change by path."""
+        layers = os.open(self.layers, os.O_RDONLY)
+        try:
+            return {change.path: change.kind.value for change in self.read(layers)}
+        finally:
+            os.close(layers)
 
     @property
     def rules(self) -> FileRules:
@@ -105,6 +157,35 @@ def outside(source: str, *, namespace: tuple[str, ...] = (), cwd: Path | None = 
     ran = subprocess.run([*wrapper, sys.executable, "-c", source], capture_output=True, timeout=timeout, cwd=cwd, check=False)
     assert ran.returncode == 0, (ran.returncode, ran.stderr.decode(errors="replace")[-3000:])
     return json.loads(ran.stdout)
+
+
+@contextmanager
+def meanwhile(box: Box, source: str) -> Iterator[list[Outcome]]:
+    """While the block lasts, a guest that has printed something and may be waiting for its input to end. Then it is given a second to end,
+    and killed. What came of it is in the list afterwards, or sooner if it ended by itself."""
+    reading, writing = os.pipe()
+    started = threading.Event()
+    guests: list[ProcessGuest] = []
+    ended: list[Outcome] = []
+
+    def run() -> None:
+        try:
+            ended.append(box.python(source, stdin=reading, on_start=guests.append, on_output=lambda *_: started.set()))
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert started.wait(30) and not ended, ended
+        yield ended
+    finally:
+        os.close(writing)
+        thread.join(1)
+        for guest in guests:
+            guest.kill()
+        thread.join()
+        os.close(reading)
 
 
 @dataclass

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
+import subprocess
 
 import pytest
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import ids
-from agent_sandbox.workspace.store import Store
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case, snapshot
-
-
-def _kept(box: Box) -> Box:
-    return box.with_(state=Store.open(str(box.project.parent / "state")).sandbox_for(str(box.project)))
-
 
 LEAVINGS = """
 cd /
@@ -35,7 +29,7 @@ def test_links_left_at_mount_points_do_not_lead_the_next_launch_outside(number: 
     victim.mkdir()
     (victim / "file").write_text("keep")
     before = snapshot(victim)
-    kept = _kept(box)
+    kept = box.kept
     first = kept.shell(LEAVINGS.format(victim=victim, project=box.project) + " 2>/dev/null")
     assert first.stdout.decode().count("drwx") + first.stdout.decode().count("dr-x") == 5, "mount points cannot be moved away"
     try:
@@ -44,18 +38,20 @@ def test_links_left_at_mount_points_do_not_lead_the_next_launch_outside(number: 
     except LaunchFailed as error:
         happened = f"the next launch is refused: {error.message}"
     assert snapshot(victim) == before
-    tell(happened + "; nothing was mounted or written at the target", control="the links are in its layers")
+    links = [path for path in kept.layers.rglob("*") if path.is_symlink() and os.readlink(path) == str(victim)]
+    assert links and (links[0] / "file").read_text() == "keep", "the control arm"
+    tell(happened + "; nothing was mounted or written there", control=f"{len(links)} links in its layers; who follows one gets there")
 
 
 @case(46)
 @pytest.mark.needs_root
 def test_a_setuid_file_left_on_disk_is_nobodys(number: int, box: Box, tell: Tell) -> None:
-    kept = _kept(box)
+    kept = box.kept
     kept.shell("cp /bin/sh planted; chmod 6755 planted")
-    (planted,) = Path(kept.state.layers).rglob("planted")  # type: ignore[union-attr]
+    (planted,) = kept.layers.rglob("planted")
     status = planted.stat()
     assert status.st_uid == ids.FIRST_ID, "executed by anybody, it gives the rights of an id that nothing belongs to"
-    above = [directory for directory in planted.parents if str(directory).startswith(kept.state.path)]  # type: ignore[union-attr]
+    above = [directory for directory in planted.parents if directory.is_relative_to(kept.layers.parent)]
     assert any(stat.S_IMODE(directory.stat().st_mode) & 0o077 == 0 for directory in above), "and only root comes near it"
     tell(f"owned by {status.st_uid}, below a directory of mode 700", control=f"the setuid bit is there: {oct(status.st_mode)}")
 
@@ -63,18 +59,22 @@ def test_a_setuid_file_left_on_disk_is_nobodys(number: int, box: Box, tell: Tell
 @case(10)
 def test_a_mask_holds_over_layers_made_without_it(number: int, box: Box, tell: Tell) -> None:
     """An earlier run cannot prepare a directory that lets the real one show through."""
-    kept = _kept(box)
+    kept = box.kept
     secret = box.home / ".ssh"
-    assert kept.shell(f"mkdir -p {secret}; echo own > {secret}/config; rm -rf {secret}; mkdir {secret}; ls -A {secret}").stdout == b""
+    assert kept.shell(f"mkdir -p {secret}; echo own > {secret}/config; ls -A {secret}").stdout == b"config\n"
+    assert kept.shell(f"ls -A {secret}; cat {secret}/id_rsa; rm -rf {secret}; mkdir {secret}").stdout == b"config\n"
     assert kept.shell(f"ls -A {secret}; cat {secret}/id_rsa").stdout == b""
-    assert "CANARY" in (secret / "id_rsa").read_text()
-    tell("the guest's own directory lies over the mask; the real one stays hidden", control="the secret is there outside")
+    assert b"CANARY" in box.unmasked.shell(f"cat {secret}/id_rsa").stdout
+    tell("the guest's own directory lies over the mask; the real one stays hidden", control="without the mask it is read")
 
 
 @case(2)
 def test_what_was_deleted_stays_deleted_and_the_real_one_stays(number: int, box: Box, tell: Tell) -> None:
-    kept = _kept(box)
-    kept.shell("rm greeting.txt; rm -rf src; mkdir src; ln -s ../../../../../../etc/passwd greeting.txt")
+    kept = box.kept
+    script = "rm greeting.txt; rm -rf src; mkdir src; ln -s ../../../../../../etc/passwd greeting.txt"
+    kept.shell(script)
     assert kept.shell("ls -A src; readlink greeting.txt").stdout == b"../../../../../../etc/passwd\n"
     assert (box.project / "greeting.txt").read_text() == "hello\n" and os.listdir(box.project / "src") == ["app.py"]
-    tell("the layers persist, the machine does not change", control="the second run sees what the first left")
+    subprocess.run(["bash", "-c", script], cwd=box.project, check=True)
+    assert os.readlink(box.project / "greeting.txt") == "../../../../../../etc/passwd" and os.listdir(box.project / "src") == []
+    tell("the second run sees what the first left, the machine does not change", control="outside the same line changes the real files")

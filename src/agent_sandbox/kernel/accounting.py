@@ -4,15 +4,16 @@ Init runs this inside the guest's pid namespace, where /proc shows the guest's p
 guest's influence: names are hostile, processes vanish between two reads, and there may be thousands. A process that cannot be read is left
 out, and each pass reads a bounded number.
 
-Not seen: memory of the kernel on the guest's behalf (pipes, sockets), memfds that nobody has mapped, and the CPU time of processes that
-live shorter than the time between two passes and whose parent ignores SIGCHLD. A cgroup sees all of these.
+Not seen: what is in pipes and socket buffers, memfds that no process holds because they are on their way through a socket, other objects
+of the kernel's (watches, locks, directory entries), and the CPU time of processes that live shorter than the time between two passes and
+whose parent ignores SIGCHLD. A cgroup sees all of these.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from agent_sandbox.values import dataclass
 
@@ -20,6 +21,10 @@ MOST_PROCESSES = 4096  # read in one pass
 MOST_ENTRIES = 500_000  # looked at in one count of a tree
 MOST_DEPTH = 128  # descriptors held open while counting a tree
 UNCOUNTABLE = 1 << 62  # bytes of a tree with more or deeper entries than that: above any limit
+LONGEST_TABLE = 1 << 20  # bytes read of a table of the ipc namespace; one with thousands of rows more is UNCOUNTABLE as well
+INODE_BYTES = 1024  # what an entry of a tmpfs costs the kernel, be it empty
+SEMAPHORE_BYTES = 64  # what each costs the kernel
+MESSAGE_BYTES = 48  # what each costs beyond its text
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -100,14 +105,16 @@ class CpuMeter:
 
 def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> int:
     """Anonymous and shared memory of all processes but the caller, in RAM and in swap; pages that several share count once in all.
+    With it their page tables, which can outweigh what they map, and what is in System V segments, queues and semaphores.
 
     `private` are tmpfs that only these processes write to, by path or descriptor: what is in them, and in memfds, is memory whether or not
     anybody maps it. Mapped files of other filesystems are not counted: the kernel can drop those pages, as it would in a cgroup.
     """
     pids = list(_others(proc))
     measured = [_process_memory(f"{proc}/{pid}") for pid in pids]
-    held = sum(map(_used, private)) + _memfd_bytes(proc, pids) + _segment_bytes(f"{proc}/sysvipc/shm")
-    return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured))
+    held = sum(map(_used, private)) + _memfd_bytes(proc, pids) + _segment_bytes(f"{proc}/sysvipc")
+    queued = _semaphore_bytes(f"{proc}/sysvipc") + _message_bytes(f"{proc}/sysvipc")
+    return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured)) + queued
 
 
 def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
@@ -175,7 +182,7 @@ def _used(tmpfs: str | int) -> int:
         space = os.statvfs(tmpfs)
     except OSError:
         return 0
-    return (space.f_blocks - space.f_bfree) * space.f_frsize
+    return (space.f_blocks - space.f_bfree) * space.f_frsize + (space.f_files - space.f_ffree) * INODE_BYTES
 
 
 def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
@@ -197,20 +204,39 @@ def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
     return sum(seen.values())
 
 
-def _segment_bytes(path: str) -> int:
+def _segment_bytes(tables: str) -> int:
     """System V shared memory of this ipc namespace, attached or not: the last two columns are what is in RAM and in swap."""
-    rows = [line.split() for line in _read(path).split(b"\n")[1:]]
-    return sum(int(row[14]) + int(row[15]) for row in rows if len(row) >= 16)
+    return _table_bytes(f"{tables}/shm", 16, lambda row: int(row[14]) + int(row[15]))
+
+
+def _semaphore_bytes(tables: str) -> int:
+    """System V semaphores: sets live until somebody removes them, and in no process. The fourth column is how many are in one."""
+    return _table_bytes(f"{tables}/sem", 4, lambda row: int(row[3]) * SEMAPHORE_BYTES)
+
+
+def _message_bytes(tables: str) -> int:
+    """System V messages nobody has fetched: bytes and number are the fourth and fifth column."""
+    return _table_bytes(f"{tables}/msg", 5, lambda row: int(row[3]) + int(row[4]) * MESSAGE_BYTES)
+
+
+def _table_bytes(path: str, columns: int, cost: Callable[[list[bytes]], int]) -> int:
+    """What the rows of a table below /proc/sysvipc cost together."""
+    content = _read(path, most=LONGEST_TABLE)
+    if len(content) == LONGEST_TABLE:
+        return UNCOUNTABLE
+    rows = [line.split() for line in content.split(b"\n")[1:]]
+    return sum(cost(row) for row in rows if len(row) >= columns)
 
 
 def _process_memory(directory: str) -> tuple[int, int]:
-    """Its anonymous memory, and its part of the shared memory that is mapped."""
+    """Its anonymous memory with its page tables, and its part of the shared memory that is mapped."""
+    status = _kilobytes(_read(f"{directory}/status"))
+    tables = status.get(b"VmPTE", 0)
     rollup = _kilobytes(_read(f"{directory}/smaps_rollup"))
     if b"Pss_Anon" in rollup:
-        return rollup[b"Pss_Anon"] + rollup.get(b"SwapPss", 0), rollup.get(b"Pss_Shmem", 0)
+        return rollup[b"Pss_Anon"] + rollup.get(b"SwapPss", 0) + tables, rollup.get(b"Pss_Shmem", 0)
     # A process that made itself undumpable is closed to us, but not its status. There shared pages count in full: on the safe side.
-    status = _kilobytes(_read(f"{directory}/status"))
-    return status.get(b"RssAnon", 0) + status.get(b"VmSwap", 0), status.get(b"RssShmem", 0)
+    return status.get(b"RssAnon", 0) + status.get(b"VmSwap", 0) + tables, status.get(b"RssShmem", 0)
 
 
 def _kilobytes(content: bytes) -> dict[bytes, int]:
@@ -237,14 +263,18 @@ def _others(proc: str) -> Iterator[int]:
                     return
 
 
-def _read(path: str) -> bytes:
-    """The content, or nothing when the process has gone or is closed to us."""
+def _read(path: str, *, most: int = 16384) -> bytes:
+    """The content up to `most` bytes, or nothing when the process has gone or is closed to us."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    content = b""
     try:
-        return os.read(descriptor, 16384)
+        # More than one read: /proc gives a page or so at a time, however much is asked for.
+        while len(content) < most and (part := os.read(descriptor, most - len(content))):
+            content += part
+        return content
     except OSError:
         return b""
     finally:

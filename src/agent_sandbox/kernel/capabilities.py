@@ -54,6 +54,13 @@ def keep_only(names: Collection[str]) -> None:
     syscalls.capset(sum(1 << number for number in numbers if number < known))
 
 
+def assert_at_most(names: Collection[str]) -> None:
+    """Raise OSError (EPERM) when this thread has a capability besides these. Asked again where a guest begins: a mistake ends there."""
+    left = syscalls.capget() & ~sum(1 << NUMBERS[name] for name in names)
+    if left:
+        raise OSError(errno.EPERM, f"capabilities are left: {left:#x}")
+
+
 def _narrow_bounding_set(keep: frozenset[int]) -> int:
     """Drop the rest, and return how many capabilities the kernel knows. It is asked itself: /proc need not be there yet."""
     number = 0

@@ -93,13 +93,9 @@ class Cgroup:
         Memory was reached only when it ran out at *this* cgroup's limit. A full limit that the kernel could make room under (page cache) is
         everyday, and a kill for want of memory on the whole machine is not the run's doing.
         """
-        cpu, peak, kills = 0.0, 0, 0
+        peak, kills = 0, 0
         reached = set()
         for part in self.parts:
-            if part.version == 2:
-                cpu = max(cpu, _keyed(part, "cpu.stat", "usage_usec") / 1e6)
-            elif "cpuacct" in part.controllers:
-                cpu = max(cpu, _number(part, "cpuacct.usage") / 1e9)
             if "memory" in part.controllers:
                 most, killed, ran_out = _memory(part)
                 peak, kills = max(peak, most), kills + killed
@@ -107,7 +103,17 @@ class Cgroup:
                     reached.add("memory")
             if "pids" in part.controllers and _keyed(part, "pids.events", "max") > 0:
                 reached.add("processes")
-        return Usage(cpu, peak, kills, frozenset(reached))
+        return Usage(self.cpu_seconds(), peak, kills, frozenset(reached))
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, also by processes that nobody has waited for; 0 where nothing counts it."""
+        counts = [0.0]
+        for part in self.parts:
+            if part.version == 2:
+                counts.append(_keyed(part, "cpu.stat", "usage_usec") / 1e6)
+            elif "cpuacct" in part.controllers:
+                counts.append(_number(part, "cpuacct.usage") / 1e9)
+        return max(counts)
 
     def remove(self) -> bool:
         """Remove the directories, waiting shortly while zombies go. True when none is left. Never looks below them."""

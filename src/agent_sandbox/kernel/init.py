@@ -35,6 +35,9 @@ class Watch:
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
+        # One of those that are allowed is ourselves.
+        self.processes = None if "processes" in request["enforced"] or request["processes"] is None else request["processes"] - 1
+        self.crowded = False
         self.sized = request["layers"] is None  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
         self._meter = accounting.CpuMeter()
@@ -42,7 +45,7 @@ class Watch:
 
     def begin(self) -> None:
         """The guest has its program: look from now on, if there is anything to look at."""
-        if self.cpu is not None or self.memory is not None:
+        if self.cpu is not None or self.memory is not None or self.processes is not None:
             self.interval = TICK
 
     def look(self) -> tuple[str, str]:
@@ -53,7 +56,16 @@ class Watch:
             return "cpu-limit", "cpu"
         if self.memory is not None and accounting.memory_bytes(private=self._private) > self.memory:
             return "out-of-memory", "memory"
+        self.count_processes()
         return "exited", ""
+
+    def count_processes(self, *, ended: bool = False) -> None:
+        """Without a cgroup the kernel refuses one process too many but does not count refusals: that all are there is what can be seen.
+
+        `ended` says that the main program has only just ended: it had one of the places.
+        """
+        if self.processes is not None and not self.crowded:
+            self.crowded = accounting.task_count() + ended >= self.processes
 
     def report(self, status: int, reason: str, hit: str) -> dict[str, Any]:
         """What the supervisor is told at the end."""
@@ -64,15 +76,19 @@ class Watch:
             "kind": "exit",
             "status": status,
             "reason": reason,
-            "hit": [name for name in (hit, self._full()) if name and name != "supervisor"],
+            "hit": [name for name in (hit, *self._met()) if name and name != "supervisor"],
             "cpu": used.ru_utime + used.ru_stime,
             "memory": used.ru_maxrss * 1024,
         }
 
-    def _full(self) -> str:
-        """Whether the run filled its scratch directory or its sized layers: it saw ENOSPC, and the caller should know why."""
+    def _met(self) -> list[str]:
+        """The limits that were met without ending the run: the program was refused something, and the caller should know why."""
+        return [name for name, met in (("disk", self._full()), ("processes", self.crowded)) if met]
+
+    def _full(self) -> bool:
+        """Whether the run filled its scratch directory or its sized layers."""
         places: list[str | int] = ["/tmp", self.layers] if self.sized else ["/tmp"]
-        return "disk" if any(_is_full(place) for place in places) else ""
+        return any(_is_full(place) for place in places)
 
 
 def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> NoReturn:
@@ -119,6 +135,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 reason, hit = "timed-out", "wall"
             else:
                 reason, hit = watch.look()
+    watch.count_processes(ended=status is not None)
     # What it left in the background ends with it, and before anybody is told that the run is over.
     last = _end_everything(guest)
     return watch.report(last if status is None else status, reason, hit)

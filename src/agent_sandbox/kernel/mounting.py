@@ -60,7 +60,13 @@ PROC_MASKED = (
     "sysrq-trigger",
     "kmsg",
 )
-PROC_READONLY = ("bus", "fs", "irq", "sys")
+PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: who may write there has the kernel watch the whole machine for it
+
+
+def _sized(size_bytes: int) -> str:
+    """Options that bound a tmpfs. Its entries too: an empty file fills no block, but costs the kernel a kilobyte of memory. Twice as many
+    as there can be files with anything in them."""
+    return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
 
 
 def perform(plan: MountPlan, site: Site) -> None:
@@ -78,7 +84,7 @@ def perform_step(step: Step | ThrowAway | OnDisk, site: Site) -> None:
 
 
 def _throw_away(layers: ThrowAway, site: Site) -> None:
-    sc.mount("layers", "u", "tmpfs", QUIET, f"size={layers.size_bytes},mode=700")
+    sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(layers.size_bytes)},mode=700")
     if site.userxattr:
         try:
             os.setxattr("u", "user.try", b"")
@@ -143,7 +149,7 @@ def _bind(step: Bind, site: Site) -> None:
 def _tmpfs(step: Tmpfs, site: Site) -> None:
     owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
     with directory_for(step.target) as place:
-        sc.mount("private", place, "tmpfs", QUIET, f"size={step.size_bytes},mode={step.mode:o}{owner}")
+        sc.mount("private", place, "tmpfs", QUIET, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
 
 
 def _directory(step: Directory, site: Site) -> None:
@@ -181,20 +187,34 @@ def _devices(step: Devices, site: Site) -> None:
 
 def _fill_devices(dev: str, shm_bytes: int) -> None:
     for name in DEVICES:
-        # The host's own node is bound: a guest's user namespace may not make device nodes. The type is checked on what was opened.
-        fd = sc.open_tree(f"/dev/{name}", sc.OPEN_TREE_CLONE)
-        if not stat.S_ISCHR(os.fstat(fd).st_mode):
-            raise OSError(errno.ENODEV, "not a character device", f"/dev/{name}")
-        os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-        sc.move_mount(fd, f"{dev}/{name}")
-        os.close(fd)
+        _make_device(name, f"{dev}/{name}")
     for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
         os.symlink(to, f"{dev}/{name}")
     os.mkdir(f"{dev}/pts")
     sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
     os.mkdir(f"{dev}/shm")
-    sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"size={shm_bytes},mode=1777")
+    sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(shm_bytes)},mode=1777")
     sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
+
+
+def _make_device(name: str, place: str) -> None:
+    """A node of our own: through one of the machine's, a guest would share its locks and its times, and see who else opens it.
+
+    No user namespace may make one, so rootless the machine's is bound all the same. The type is checked on what was opened.
+    """
+    try:
+        os.mknod(place, stat.S_IFCHR, os.makedev(*DEVICES[name]))
+        os.chmod(place, 0o666)
+        return
+    except PermissionError:
+        fd = sc.open_tree(f"/dev/{name}", sc.OPEN_TREE_CLONE)
+    try:
+        if not stat.S_ISCHR(os.fstat(fd).st_mode):
+            raise OSError(errno.ENODEV, "not a character device", f"/dev/{name}")
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+        sc.move_mount(fd, place)
+    finally:
+        os.close(fd)
 
 
 def _proc(step: Proc, site: Site) -> None:
@@ -213,7 +233,7 @@ def _seal_proc(proc: str) -> None:
         if os.path.isdir(f"{proc}/{name}"):
             sc.mount("masked", f"{proc}/{name}", "tmpfs", QUIET | sc.MS_NOEXEC | sc.MS_RDONLY, "size=0,mode=000")
         elif os.path.exists(f"{proc}/{name}"):
-            sc.mount("/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
+            sc.mount("r/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
 
 
 _PERFORM: dict[type, Callable[[Any, Site], None]] = {

@@ -20,7 +20,8 @@ from agent_sandbox.values import TYPE_CHECKING, dataclass
 if TYPE_CHECKING:
     from typing import Any, ClassVar
 
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+# Major and minor: the kernel's own, and the same on every machine.
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
 @dataclass(frozen=True)

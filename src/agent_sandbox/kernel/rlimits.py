@@ -13,9 +13,11 @@ import resource
 # Not 0: a machine whose core_pattern is a program starts it, as root, at any limit but 1 (core(5) and do_coredump in the kernel). A crash
 # in a guest must not start a program on the host; the filter keeps the guest from changing this limit.
 CORE_BYTES = 1
+# These three are also taken from what the starter of the guest may have, as root too: the kernel charges every user namespace above.
 LOCKED_BYTES = 64 << 10  # enough for a key in gpg or ssh-agent; locked memory cannot be reclaimed
-MESSAGE_QUEUE_BYTES = 800 << 10  # the kernel's own default
-PENDING_SIGNALS = 4096  # each one queued is kernel memory
+MESSAGE_QUEUE_BYTES = 128 << 10  # one queue of the usual size; a user commonly has 800 KiB
+PENDING_SIGNALS = 1024  # timers included; a user commonly has 4 for each MiB of the machine's memory
+MOST_OPEN_FILES = 1 << 20  # for who passes descriptors; fs.nr_open, which nobody can exceed, is this unless it was changed
 
 
 def apply(
@@ -53,6 +55,21 @@ def apply(
         # One second apart, against the rule: at the soft limit comes SIGXCPU, which says why the program ended; at the hard one SIGKILL,
         # which says nothing but cannot be caught.
         _lower(resource.RLIMIT_CPU, seconds, hard=seconds + 1)
+
+
+def make_room_for_descriptors(asked: int | None) -> int:
+    """Raise the caller's own limit on open files as far as it may go, and return the one for its guest: what was asked, at most the old.
+
+    The kernel lets a user have as many descriptors on their way through unix sockets as *the sender's* limit says, and counts those of all
+    processes of that user together, in every namespace. A guest that sends its full share to itself and never receives it would leave us,
+    of the same user and with the same limit, unable to pass a single one.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_OPEN_FILES, MOST_OPEN_FILES) if hard < MOST_OPEN_FILES else (hard, hard))
+    except (OSError, ValueError):  # above the hard limit is for the machine's root only
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if asked is None else min(asked, hard)
 
 
 def _lower(kind: int, soft: int, *, hard: int | None = None) -> None:

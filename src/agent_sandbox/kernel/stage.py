@@ -77,6 +77,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         channel.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
         request, _ = channel.receive(seat.control)
+        request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root still may
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         plan = mounts.decode(request["plan"])
         notes, layers = _build_view(identity, plan)
@@ -175,6 +176,7 @@ def _become_guest(seat: Seat, program: Program, request: dict[str, Any], stdio: 
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         landlock.enforce(rules)
         rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
+        capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
         seccomp.install(seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"]))
     except BaseException as error:
         _refuse(error)

@@ -16,8 +16,8 @@ _holding_the_lock = ctypes.PyDLL(None, use_errno=True)  # the same without letti
 # Numbers above 423 are the same on every architecture; the older ones are not.
 MACHINE = os.uname().machine
 _OLD_NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
+    "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capget": 90, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount = 428, 429
@@ -173,6 +173,15 @@ def capset(permitted: int, *, inheritable: int = 0) -> None:
         )
     )
     check(libc.syscall(_number("capset"), ctypes.byref(header), ctypes.byref(data)), "capset")
+
+
+def capget() -> int:
+    """capget(2) of the calling thread: the capabilities that are in any of its effective, permitted and inheritable sets."""
+    header = _CapHeader(0x20080522, 0)
+    data = (_CapData * 2)()
+    check(libc.syscall(_number("capget"), ctypes.byref(header), ctypes.byref(data)), "capget")
+    low, high = (part.effective | part.permitted | part.inheritable for part in data)
+    return int(low | high << 32)
 
 
 def rt_sigaction_default(number: int) -> None:

@@ -43,12 +43,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a run ended. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it."""
+    """How a run ended. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it.
+
+    `limits_hit` has no word for open files, nor without a cgroup for an allocation that was refused: the program is told (EMFILE, ENOMEM),
+    and the kernel keeps no count that could tell anybody else.
+    """
 
     code: int
     reason: Reason = Reason.EXITED
     signal: int | None = None
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "open-files", "output", "disk"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk"
     usage: Usage = field(default_factory=Usage)
 
 

@@ -106,7 +106,7 @@ class ProcessRuntime:
         try:
             return _prepared(launch, zygote)
         except LaunchFailed:
-            if zygote.alive:
+            if zygote.alive or not zygote.came_up:
                 raise
             return _prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
 

@@ -101,10 +101,7 @@ class Source:
         elif self._from is None:
             self.close()
         else:
-            try:
-                self._watch(self._from, selectors.EVENT_READ, self._read)
-            except PermissionError:  # a regular file cannot be waited for: it is always ready
-                self._read()
+            self._watch(self._from, selectors.EVENT_READ, self._read)
 
     def _watch(self, fd: int, event: int, call: Callable[[], bool]) -> None:
         assert self._selector is not None

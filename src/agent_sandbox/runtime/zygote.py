@@ -7,10 +7,12 @@ that are executed anyway: it costs a twentieth of the time. Forked early, while 
 from __future__ import annotations
 
 import _thread
+import errno
 import fcntl
 import itertools
 import marshal
 import os
+import resource
 import select
 import socket
 import sys
@@ -51,7 +53,7 @@ class Zygote:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
-        self._ready = self._closing = False
+        self.came_up = self._closing = False
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
@@ -67,11 +69,11 @@ class Zygote:
         when it has gone or never came up.
         """
         with self._lock:
-            if not self._ready:
+            if not self.came_up:
                 self._await_readiness()
             number = next(self._numbers)
             try:
-                socket.send_fds(self._link, [marshal.dumps((START, number, watched))], list(descriptors))
+                _send(self._link, marshal.dumps((START, number, watched)), descriptors)
             except OSError as error:
                 raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
             self._open.add(number)
@@ -91,7 +93,7 @@ class Zygote:
                 raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
             raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
         self._link.settimeout(None)
-        self._ready = True
+        self.came_up = True
 
     def done(self, number: int) -> bool:
         """Nobody here needs the run or its cgroup any more: its init may be reaped, and what is left of it cleared away.
@@ -137,6 +139,22 @@ class Zygote:
         poller = select.poll()
         poller.register(self._process, select.POLLIN)
         return bool(poller.poll(milliseconds))
+
+
+def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None:
+    """Send descriptors to the zygote, also while guests of ours have as many on the way as our own limit allows a user."""
+    try:
+        socket.send_fds(link, [order], list(descriptors))
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        # The kernel compares with the sender's limit (see `rlimits.make_room_for_descriptors`), so ours is wider for this one call.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            socket.send_fds(link, [order], list(descriptors))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _execute(link: int, supervisor: int, preload: Sequence[str]) -> int:

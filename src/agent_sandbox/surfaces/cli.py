@@ -79,6 +79,8 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.status import reset as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
+        case "verify":
+            from agent_sandbox.surfaces.verify import verify as do
         case "setup":
             from agent_sandbox.surfaces.setup import setup as do
         case "completion":

@@ -8,7 +8,7 @@ import sys
 from agent_sandbox.values import dataclass
 
 _RESET, _BOLD, _RED, _GREEN, _YELLOW, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[36m"
-_OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED}
+_OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED, "pass": _GREEN, "inconclusive": _YELLOW, "fail": _RED}
 _OF_LINE = (("diff --git ", _BOLD), ("# ", _BOLD), ("--- ", _BOLD), ("+++ ", _BOLD), ("@@", _CYAN), ("+", _GREEN), ("-", _RED))
 
 

@@ -1,0 +1,141 @@
+"""`verify` as its users start it: it passes here, says so to people and programs, and leaves nothing, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.program import PROGRAM, Shell, words
+from tests.e2e.test_bad_input import NO_USER_NAMESPACES, in_namespace
+from tests.security.harness import snapshot, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    """Where the self-test plants things."""
+    directory = tmp_path / "bench"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def user(shell: Shell, bench: Path, tmp_path: Path) -> Shell:
+    """Somebody with a home of their own, in which there is a key."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id_rsa").write_text("a real key\n")
+    return Shell(shell.cwd, {**shell.env, "HOME": str(home), "TMPDIR": str(bench)})
+
+
+def left(tmp_path: Path) -> list[str]:
+    """What lies where the self-test has been: its bench, its sandbox, and the scratch directories of the machine."""
+    state = tmp_path / "state"
+    places = [tmp_path / "bench", *(state / name for name in ("sandboxes", "locks", "trash"))]
+    scratch = [path for top in ("/tmp", "/dev/shm") for path in Path(top).glob("vfy*") if path.lstat().st_uid == os.geteuid()]
+    return [str(path) for place in places if place.exists() for path in place.iterdir()] + [str(path) for path in scratch]
+
+
+def test_every_promise_holds_here_and_nothing_is_left_or_changed(user: Shell, tmp_path: Path) -> None:
+    before = snapshot(user.cwd), snapshot(tmp_path / "home")
+    done = user("--json", "verify")
+    document = json.loads(done.stdout)
+    assert [row for row in document["results"] if row["status"] != "pass" and not row["excused"]] == []
+    assert done.returncode == 0 and document["held"] is True
+    assert document["schema"] == "agent-sandbox/verify/1"
+    assert document["counts"]["fail"] == 0 and document["counts"]["pass"] > 60
+    fields = {"probe", "box", "status", "claim", "tried", "why", "reached", "shown", "unshown", "excused", "remedies"}
+    assert {frozenset(row) for row in document["results"]} == {frozenset(fields)}
+    assert all(row["shown"] for row in document["results"] if row["status"] == "pass"), "nothing passes that cannot succeed"
+    assert {row["box"] for row in document["results"]} == {"run", "sdk"}
+    hidden = next(row for row in document["results"] if row["probe"] == "hidden-places")
+    assert str(tmp_path / "home" / ".ssh") in hidden["shown"], "the user's own secrets are among what is tried"
+    assert (snapshot(user.cwd), snapshot(tmp_path / "home")) == before
+    assert left(tmp_path) == []
+
+
+def test_what_could_not_be_tried_is_said_and_is_no_success(user: Shell, tmp_path: Path) -> None:
+    done = user("verify", "--processes", "2")
+    said = done.stdout.decode()
+    assert done.returncode == 1, said
+    assert "inconclusive background (run): it could not be tried" in said
+    assert "tried    leaves a process in a session of its own" in said
+    assert "Not everything that is promised" in said
+    assert left(tmp_path) == []
+
+
+def test_it_runs_also_where_there_is_no_project(user: Shell, tmp_path: Path) -> None:
+    there = Shell(tmp_path / "home", user.env)
+    assert there("run", "true").returncode == 2, "the home directory is no project unless it is named"
+    done = there("verify")
+    assert done.returncode == 0, done.stdout.decode()
+    assert done.stdout.decode().rstrip().splitlines()[-1].startswith("Everything that could be attacked here held")
+
+
+def test_where_no_sandbox_can_be_made_it_says_so_and_points_to_the_doctor(user: Shell, tmp_path: Path) -> None:
+    done = in_namespace(user, NO_USER_NAMESPACES, "verify")
+    assert done.returncode == 125, words(done)
+    assert "user.max_user_namespaces" in words(done) and "agent-sandbox doctor" in words(done)
+    assert done.stdout == b""
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "line", [["verify", "word"], ["verify", "--timeout", "-1"], ["verify", "--cwd", "/"], ["verify", "--runtime", "wasm"]]
+)
+def test_a_line_that_makes_no_sense_is_refused_before_anything_runs(user: Shell, tmp_path: Path, line: list[str]) -> None:
+    done = user(*line)
+    assert done.returncode == 2, words(done)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_it_can_be_interrupted_and_leaves_nothing(user: Shell, bench: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """A terminal interrupts every process in the foreground, so the whole group gets the signal."""
+    with subprocess.Popen(
+        [*PROGRAM, "verify"],
+        cwd=user.cwd,
+        env=user.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # What starts tests may have set these aside (nohup does).
+        preexec_fn=lambda: signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL) and None,
+    ) as process:
+        assert until(lambda: list(bench.glob("*/tree-*")) != [], seconds=30), "attacks are under way"
+        os.killpg(process.pid, number)
+        assert process.wait(timeout=30) == 128 + number
+        assert process.stderr is not None and b"Traceback" not in process.stderr.read()
+    assert left(tmp_path) == []
+    assert until(lambda: processes_of(bench) == [], seconds=5)
+
+
+def test_what_a_killed_self_test_left_is_swept_by_the_next(user: Shell, bench: Path, tmp_path: Path) -> None:
+    with user.start("verify") as process:
+        assert until(lambda: list(bench.glob("*/tree-*")) != [], seconds=30)
+        process.kill()
+    (old,) = bench.iterdir()
+    assert until(lambda: processes_of(bench) == [], seconds=30), "what it had started ends by itself"
+    with user.start("verify") as process:
+        assert until(lambda: not old.exists() and list(bench.glob("*/tree-*")) != [], seconds=30)
+        process.send_signal(signal.SIGINT)
+    assert left(tmp_path) == []
+
+
+def processes_of(bench: Path) -> list[str]:
+    """Processes that were started with this bench in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            variables = Path("/proc", pid, "environ").read_bytes()
+        except OSError:
+            continue
+        if b"TMPDIR=" + os.fsencode(bench) in variables.split(b"\0"):
+            found.append(pid)
+    return found

@@ -1,0 +1,110 @@
+"""The list of attack cases: what each is, how much hangs on it, and, where nothing tries it, why.
+
+One place for it, because a table of what ran is worth nothing without the list of what should have. `P0` must hold before any release,
+`P1` before the first stable one, `P2` is documented. Numbers are fixed: documents, tests and people refer to them. A case names the
+runtimes that it is about; `host` is our own side. Cases about other runtimes join when those runtimes do.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal, NamedTuple
+
+Priority = Literal["P0", "P1", "P2"]
+
+
+class Surface(Enum):
+    """Where an attack comes in."""
+
+    FILES = "Filesystem"
+    KERNEL = "Process and kernel"
+    PROMOTION = "Promotion"
+    EXHAUSTION = "Resource exhaustion"
+    CRASH = "Crash and recovery"
+    SUPPLY = "Supply chain"
+
+
+# The surfaces of which every case is tried, or has a reason why not. Of the others some are tried already, and the rest is not listed yet.
+COMPLETE = frozenset(Surface) - {Surface.PROMOTION}
+
+
+class Case(NamedTuple):
+    """One attack. `untried` is the reason why no test tries it; a case with neither a test nor a reason fails the table. `lacking` is the
+    part of a case that is left open, and is in the table beside its tests."""
+
+    number: int
+    surface: Surface
+    priority: Priority
+    runtimes: tuple[str, ...]
+    title: str
+    untried: str = ""
+    lacking: str = ""
+
+
+_PROCESS, _HOST, _BOTH = ("process",), ("host",), ("process", "host")
+_FILES, _KERNEL, _EXHAUSTION = Surface.FILES, Surface.KERNEL, Surface.EXHAUSTION
+_CRASH, _SUPPLY = Surface.CRASH, Surface.SUPPLY
+
+_ALL = (
+    Case(1, _FILES, "P0", _PROCESS, "secrets by their names"),
+    Case(2, _FILES, "P0", _PROCESS, "secrets and real files through links in the project"),
+    Case(4, _FILES, "P0", _BOTH, "a directory that becomes a link while we resolve below it"),
+    Case(5, _FILES, "P0", _PROCESS, "the magic links of /proc"),
+    Case(7, _FILES, "P0", _PROCESS, "rewriting the program that confines it"),
+    Case(10, _FILES, "P0", _BOTH, "making a protected file that is not there yet"),
+    Case(11, _FILES, "P0", _PROCESS, "deny rules with odd characters"),
+    Case(13, _FILES, "P0", _PROCESS, "undoing the view in a namespace of its own"),
+    Case(14, _FILES, "P0", _PROCESS, "a deny inside an allow"),
+    Case(16, _FILES, "P0", _PROCESS, "other system calls that open files"),
+    Case(17, _FILES, "P1", _PROCESS, "hard links to real files"),
+    Case(19, _FILES, "P1", _BOTH, "forged marks of the overlay"),
+    Case(20, _FILES, "P1", _PROCESS, "devices, pipes and sockets in the project"),
+    Case(22, _FILES, "P1", _PROCESS, "files of another run", lacking="rootless, devices are the machine's: runs can signal through locks"),
+    Case(23, _FILES, "P0", _HOST, "our own file tools as a way out"),
+    Case(25, _KERNEL, "P0", _PROCESS, "typing into a terminal"),
+    Case(26, _KERNEL, "P0", _PROCESS, "tracing and reading other processes"),
+    Case(28, _KERNEL, "P0", _PROCESS, "signals, limits and priorities of others"),
+    Case(29, _KERNEL, "P0", _PROCESS, "new namespaces of every kind"),
+    Case(31, _KERNEL, "P0", _PROCESS, "dangerous system calls"),
+    Case(32, _KERNEL, "P0", _PROCESS, "system calls of other architectures"),
+    Case(34, _KERNEL, "P0", _PROCESS, "unusual socket families"),
+    Case(35, _KERNEL, "P0", _PROCESS, "abstract sockets of the machine"),
+    Case(37, _KERNEL, "P0", _PROCESS, "racing whoever mediates a connection"),
+    Case(38, _KERNEL, "P1", _BOTH, "descriptors sent to or had from our side"),
+    Case(40, _KERNEL, "P0", _BOTH, "a decision that cannot be made in time"),
+    Case(41, _KERNEL, "P2", _PROCESS, "programs that no list of programs knows"),
+    Case(43, _KERNEL, "P0", _HOST, "fake helpers early in PATH"),
+    Case(44, _KERNEL, "P1", _HOST, "a process id used again"),
+    Case(46, _KERNEL, "P0", _PROCESS, "setuid programs"),
+    Case(47, _KERNEL, "P0", _PROCESS, "capabilities left over"),
+    Case(49, _KERNEL, "P1", _PROCESS, "what inspection tools find inside"),
+    Case(55, _KERNEL, "P0", _HOST, "tricks inside the interpreter"),
+    Case(133, Surface.PROMOTION, "P0", _HOST, "links and mounts left for whoever clears away"),
+    Case(135, _EXHAUSTION, "P0", _PROCESS, "bombs of processes and threads"),
+    Case(136, _EXHAUSTION, "P0", _PROCESS, "bombs of memory of every kind"),
+    Case(138, _EXHAUSTION, "P0", _PROCESS, "endless output to a slow reader"),
+    Case(139, _EXHAUSTION, "P0", _PROCESS, "staying past the deadline"),
+    Case(141, _EXHAUSTION, "P1", _PROCESS, "what the kernel counts for each user"),
+    Case(142, _EXHAUSTION, "P1", _PROCESS, "orphans and zombies"),
+    Case(144, _EXHAUSTION, "P2", _PROCESS, "enormous command lines"),
+    Case(145, _CRASH, "P0", _HOST, "a supervisor killed at any moment"),
+    Case(146, _CRASH, "P0", _HOST, "a crash at any step of a promotion", untried="nothing is promoted to the real tree yet"),
+    Case(148, _CRASH, "P0", _HOST, "the n-th call of ours failing, for every n"),
+    Case(149, _CRASH, "P0", _HOST, "our parts killed one by one"),
+    Case(151, _CRASH, "P1", _HOST, "stale locks, half-written state, a full disk"),
+    Case(152, _CRASH, "P1", _HOST, "very many runs, after and beside each other"),
+    Case(154, _CRASH, "P1", _HOST, "an upgrade between runs"),
+    Case(166, _SUPPLY, "P0", _PROCESS, "install scripts of packages"),
+    Case(167, _SUPPLY, "P1", _PROCESS, "a poisoned cache for the next run"),
+    Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions: nothing uses an engine yet"),
+    Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk", lacking="no digest of our own interpreter is kept; images: none yet"),
+    Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature, list of parts or hash-pinned tools: unreleased"),
+)  # fmt: skip
+
+CASES = {each.number: each for each in _ALL}
+
+
+def priority(*numbers: int) -> Priority:
+    """The highest priority among these cases: a test that tries several counts as much as the gravest of them."""
+    ranks: tuple[Priority, ...] = ("P0", "P1", "P2")
+    return min((CASES[number].priority for number in numbers), key=ranks.index)
