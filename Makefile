@@ -38,6 +38,7 @@ bench: setup  ## side by side with peers, in one run: tables, and .bench/report.
 
 torture: setup  ## the full counts of what make test only samples; long
 	$(PYTEST) -m torture --timeout 3600
+	@MARKS=torture TIMEOUT=3600 scripts/unprivileged.sh $(UNPRIVILEGED)
 
 clean:  ## forget .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The unprivileged half of `make test`: runs pytest on the given directories as a user that owns nothing on this machine.
+# The unprivileged half of `make test`: runs pytest on the given directories as a user that owns nothing on this machine. MARKS=torture
+# chooses the full counts instead, and TIMEOUT the seconds that one test may take.
 # Usage: unprivileged.sh [--report FILE] DIRECTORY...   FILE gets what ran, in pytest's XML, with the properties of each test.
 #
 # The user needs no entry in /etc/passwd, and gets a home, an environment and capabilities (none) of its own. A checkout that such a user cannot
@@ -106,7 +107,7 @@ reachable || { printf 'unprivileged: uid %s cannot reach this checkout; testing 
 printf 'unprivileged: %s as uid %s, with no capabilities\n' "${folders[*]}" "$uid" >&2
 status=0
 # Tests that need root have just run as root; skipping them here would only hide a skip that matters.
-as_user .venv/bin/python -m pytest -p no:cacheprovider -m "not torture and not needs_root" "${reporting[@]}" "${folders[@]}" || status=$?
+as_user .venv/bin/python -m pytest -p no:cacheprovider -m "${MARKS:-not torture} and not needs_root" ${TIMEOUT:+--timeout "$TIMEOUT"} "${reporting[@]}" "${folders[@]}" || status=$?
 if [ -n "$report" ] && [ -e "$top/home/report.xml" ]; then cp "$top/home/report.xml" "$report"; fi
 if [ -n "$(leftovers)" ]; then
     loudly "unprivileged: processes were left behind:"

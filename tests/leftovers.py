@@ -1,34 +1,93 @@
-"""What a run can leave on a machine: mounts, control groups and processes, looked at from outside.
+"""What a run can leave on a machine, looked at from outside: processes, mounts, control groups, namespaces, loop devices and files.
 
-Other sandboxes may be at work on the same machine at the same time, so only what can be laid at our door counts: mounts in our namespace,
-control groups that nobody is in any more, processes that descend from us, and orphans that are recognisably ours.
+Other sandboxes may be at work on the same machine at the same time, so only what can be laid at our door counts: processes that descend
+from us, mounts in our namespace, control groups whose keeper is dead or descends from us, namespaces that our processes or descriptors
+keep alive, files below directories that we alone use. Where `adopting` is in force descent is exact: no orphan gets away to pid 1.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
+
+from agent_sandbox.kernel import cgroup_tree
+from agent_sandbox.kernel import syscalls as sc
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+LOOPS = Path("/sys/block")
+PR_SET_CHILD_SUBREAPER = 36
+NAMESPACES = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
+LOOK_AGAIN_SECONDS = 0.05
 
 
-def traces() -> dict[str, str]:
-    """Everything of ours that is on the machine at this moment: what identifies it, and a description for a person."""
-    return {**_mounts(), **_empty_cgroups(), **_processes()}
+class Process(NamedTuple):
+    """One of the machine's: who started it, and whether it only waits to be collected."""
+
+    parent: int
+    zombie: bool
 
 
-def left_since(before: dict[str, str], *, patience_seconds: float) -> list[str]:
+@contextmanager
+def adopting() -> Iterator[None]:
+    """For the length of the block, orphans of our descendants become our children, so that whatever descends from us can be found.
+
+    They are collected when `traces` finds them ended. What we start ourselves in the block has to be waited for before that.
+    """
+    sc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        sc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
+    """Everything of ours that is on the machine at this moment: what identifies it, and a description for a person.
+
+    `watched` are directories that nobody else uses. `adopted` says that `adopting` has been in force since anything was started.
+    """
+    processes = running()
+    if adopted:
+        _collect(processes)
+    ours = descendants(os.getpid(), processes)
+    if not adopted:
+        ours |= {pid for pid, found in processes.items() if found.parent == 1 and _looks_like_ours(pid)}
+    return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
+
+
+def left_since(before: dict[str, str], *watched: Path, patience_seconds: float, adopted: bool = False) -> list[str]:
     """Describe what is there now and was not `before`. What is only just ending gets `patience_seconds` to be gone."""
     deadline = time.monotonic() + patience_seconds
-    left = {name: words for name, words in traces().items() if name not in before}
+    left = {name: words for name, words in traces(*watched, adopted=adopted).items() if name not in before}
     while left and time.monotonic() < deadline:
-        time.sleep(0.05)
-        still = traces()
+        time.sleep(LOOK_AGAIN_SECONDS)
+        still = traces(*watched, adopted=adopted)
         left = {name: words for name, words in left.items() if name in still}
     return sorted(left.values())
+
+
+def running() -> dict[int, Process]:
+    """Every process of the machine, by its number."""
+    pids = [int(name) for name in os.listdir(PROC) if name.isdecimal()]
+    return {pid: found for pid in pids if (found := process(pid))}
+
+
+def descendants(ancestor: int, processes: Mapping[int, Process]) -> set[int]:
+    """Those that a process, or something that it started, has started."""
+    return {pid for pid in processes if _descends(pid, ancestor, processes)}
+
+
+def children(pid: int) -> list[int]:
+    """The processes that any thread of this one has started and that have not been collected."""
+    found = []
+    with suppress(OSError):  # it ends just now
+        for thread in os.listdir(PROC / str(pid) / "task"):
+            found += [int(child) for child in (PROC / str(pid) / "task" / thread / "children").read_text().split()]
+    return found
 
 
 def _mounts() -> dict[str, str]:
@@ -36,60 +95,85 @@ def _mounts() -> dict[str, str]:
     return {f"mount {fields[0]}": f"mount on {fields[4]} (id {fields[0]})" for fields in lines}
 
 
-def _empty_cgroups() -> dict[str, str]:
+def _cgroups(ours: set[int]) -> dict[str, str]:
     """Version 1 has one tree for each controller, version 2 a single one; ours are looked for at any depth of either."""
-    names = [name for name, _, _ in os.walk(CGROUPS) if os.path.basename(name).startswith("agent-sandbox")]
-    return {name: f"control group {name}" for name in names if _is_empty(name)}
+    names = [name for name, _, _ in os.walk(CGROUPS) if os.path.basename(name).startswith(cgroup_tree.PREFIX)]
+    return {name: f"control group {name}" for name in names if _answerable(os.path.basename(name), ours)}
 
 
-def _is_empty(cgroup: str) -> bool:
-    try:
-        return not Path(cgroup, "cgroup.procs").read_text()
-    except OSError:  # gone since it was listed, which is as it should be
-        return False
+def _answerable(cgroup: str, ours: set[int]) -> bool:
+    keeper = cgroup.removeprefix(cgroup_tree.PREFIX).split("-")[1:2]
+    return cgroup_tree.is_forgotten(cgroup) or any(word.isdecimal() and int(word) in ours for word in keeper)
 
 
-def _processes() -> dict[str, str]:
-    parents = {pid: parent for pid in os.listdir(PROC) if pid.isdecimal() and (parent := _parent(pid))}
-    us = str(os.getpid())
-    ours = [pid for pid in parents if _descends(pid, us, parents) or (parents[pid] == "1" and _looks_like_ours(pid))]
-    return {f"process {pid}": f"process {pid}: {_command(pid) or '(a zombie: nobody waited for it)'}" for pid in ours}
+def _described(processes: set[int]) -> dict[str, str]:
+    return {f"process {pid}": f"process {pid}: {command(pid) or '(a zombie: nobody waited for it)'}" for pid in processes}
 
 
-def _looks_like_ours(orphan: str) -> bool:
+def _namespaces(ours: set[int]) -> dict[str, str]:
+    """Those that a process of ours is in or holds a descriptor of. One that a mount keeps alive is in the list of mounts."""
+    mine = {_link(PROC / f"self/ns/{kind}") for kind in NAMESPACES}
+    held = {_link(PROC / str(pid) / "ns" / kind) for pid in ours for kind in NAMESPACES}
+    for pid in (os.getpid(), *ours):
+        with suppress(OSError):
+            held |= {link for fd in (PROC / str(pid) / "fd").iterdir() if (link := _link(fd)).partition(":")[0] in NAMESPACES}
+    return {f"namespace {name}": f"namespace {name}" for name in held - mine - {""}}
+
+
+def _loop_devices() -> dict[str, str]:
+    files = LOOPS.glob("loop*/loop/backing_file")
+    return {f"loop {path.parts[3]}": f"loop device {path.parts[3]}" for path in files}
+
+
+def _files(watched: tuple[Path, ...]) -> dict[str, str]:
+    paths = (os.path.join(top, name) for root in watched for top, folders, files in os.walk(root) for name in (*folders, *files))
+    return {f"file {path}": f"file {path}" for path in paths}
+
+
+def _collect(processes: dict[int, Process]) -> None:
+    """Wait for orphans that came to us and have ended."""
+    for pid in [pid for pid, found in processes.items() if found == (os.getpid(), True)]:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        del processes[pid]
+
+
+def _looks_like_ours(orphan: int) -> bool:
     """A helper by its command line; a fork of this very process by having the same one; a guest by its user namespace."""
-    command = _command(orphan)
-    return (
-        "agent_sandbox" in command or (command != "" and command == _command("self")) or _user_namespace(orphan) != _user_namespace("self")
-    )
+    line = command(orphan)
+    users = _link(PROC / str(orphan) / "ns/user")  # empty for somebody else's, which is not a guest of ours
+    return "agent_sandbox" in line or line == command(os.getpid()) or users not in ("", _link(PROC / "self/ns/user"))
 
 
-def _user_namespace(pid: str) -> str:
-    try:
-        return os.readlink(PROC / pid / "ns/user")
-    except OSError:  # ended, or somebody else's; the second is not a guest of ours
-        return os.readlink(PROC / "self/ns/user")
-
-
-def _descends(pid: str, ancestor: str, parents: Mapping[str, str]) -> bool:
-    while pid in parents:
-        pid = parents[pid]
+def _descends(pid: int, ancestor: int, processes: Mapping[int, Process]) -> bool:
+    while pid in processes:
+        pid = processes[pid].parent
         if pid == ancestor:
             return True
     return False
 
 
-def _parent(pid: str) -> str:
+def process(pid: int) -> Process | None:
+    """One process; None when there is none of that number."""
     try:
-        status = (PROC / pid / "stat").read_text(errors="replace")
+        status = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
-        return ""
-    return status.rpartition(")")[2].split()[1]  # the name in parentheses may itself hold spaces and parentheses
+        return None
+    state, parent = status.rpartition(")")[2].split()[:2]  # the name in parentheses may itself hold spaces and parentheses
+    return Process(int(parent), state in "ZX")
 
 
-def _command(pid: str) -> str:
+def _link(path: Path) -> str:
     try:
-        words = (PROC / pid / "cmdline").read_bytes()
+        return os.readlink(path)
+    except OSError:  # ended, or somebody else's
+        return ""
+
+
+def command(pid: int) -> str:
+    """The command line of a process; nothing for one that has ended."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return ""
     return words.replace(b"\0", b" ").decode(errors="replace").strip()

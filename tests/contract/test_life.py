@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,73 +15,8 @@ import pytest
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
-from tests.leftovers import left_since, traces
+from tests.leftovers import children, left_since, traces
 from tests.security.harness import Box
-
-CHECKOUT = Path(__file__).parents[2]
-SEED = 20240607
-
-SUPERVISOR = """
-import os, sys, time
-from pathlib import Path
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.runtime.process import ProcessRuntime
-from tests.security.harness import Box
-here = Path(sys.argv[1])
-box = Box(ProcessRuntime(), here, here, Ledger(str(here / "ledger"), clock=time.time))
-print("running", flush=True)
-while True:
-    box.shell("sleep 0.02; (setsid sleep 300 &)")
-    box.python("pass")
-    box.shell("sleep 300 & sleep 300", on_start=lambda guest: print("begun", flush=True))
-"""
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-            except OSError:
-                continue
-            if parent == str(pid):
-                found.append(int(entry.name))
-    return sorted(found)
-
-
-def _kill_a_supervisor_after(delay: float | None, where: Path) -> None:
-    """Start a supervisor that runs and runs, kill it, and see that nothing of it is left two seconds later."""
-    before = traces()
-    command = [sys.executable, "-c", SUPERVISOR, str(where)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=CHECKOUT, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        if delay is None:
-            process.stdout.readline()
-        else:
-            time.sleep(delay)  # not waiting for anything: a random moment is what is tried
-        process.kill()
-    assert left_since(before, patience_seconds=2) == []
-
-
-def test_a_supervisor_killed_while_a_guest_runs_leaves_nothing(tmp_path: Path) -> None:
-    _kill_a_supervisor_after(None, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_supervisor_killed_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
-    """Case 145 of the attack list, as a sample: most kills fall into the first moments, where the sandbox is being built."""
-    moments = random.Random(SEED)
-    for _ in range(40):
-        _kill_a_supervisor_after(moments.choice((moments.uniform(0, 0.05), moments.uniform(0, 0.3))), tmp_path)
-
-
-@pytest.mark.torture
-def test_a_supervisor_killed_at_a_thousand_moments_leaves_nothing(tmp_path: Path) -> None:
-    moments = random.Random(SEED + 1)
-    for _ in range(1000):
-        _kill_a_supervisor_after(moments.uniform(0, 0.4), tmp_path)
 
 
 @pytest.fixture
@@ -106,7 +38,7 @@ def test_a_run_whose_helper_is_killed_ends_and_leaves_nothing(own: Box, victim: 
     thread = threading.Thread(target=lambda: ended.append(own.shell(script, on_output=lambda *_: ready.set()).exit.reason))
     thread.start()
     assert ready.wait(20)
-    (init,) = _children(zygote)
+    (init,) = children(zygote)
     os.kill({"zygote": zygote, "init": init}[victim], signal.SIGKILL)
     thread.join(10)
     assert not thread.is_alive()

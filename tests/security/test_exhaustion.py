@@ -243,13 +243,3 @@ def test_a_command_line_too_long_is_refused_cleanly(number: int, box: Box, tell:
 def _widen_the_stack() -> None:
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     resource.setrlimit(resource.RLIMIT_STACK, (hard if hard != resource.RLIM_INFINITY else 64 * MIB, hard))
-
-
-@case(145)
-def test_a_supervisor_that_is_killed_leaves_nothing(number: int, box: Box, tell: Tell) -> None:
-    """Forty random moments are tried in the contract suite; here one, with a guest that does all it can to stay."""
-    from tests.contract.test_life import _kill_a_supervisor_after
-
-    _kill_a_supervisor_after(None, box.project.parent)
-    _kill_a_supervisor_after(0.01, box.project.parent)
-    tell("within 2 s no process, mount or cgroup", control="the guest had daemons of its own")

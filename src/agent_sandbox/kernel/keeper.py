@@ -93,6 +93,7 @@ class Keeper:
             ready = dict(poller.poll(self._patience()))
             if woken in ready:
                 os.read(woken, 4096)
+                self._hush_the_dead()
             if self._link.fileno() in ready and not self._leaving:
                 self._take_order()
             elif self._supervisor in ready:
@@ -145,6 +146,13 @@ class Keeper:
         due = [run.look_at - now for run in self._runs.values() if run.watched and not run.done]
         due += [_CLEARING_TICK for run in self._runs.values() if not run.pid]
         return max(0.0, min(due)) * 1000 if due else None
+
+    def _hush_the_dead(self) -> None:
+        """An init that was killed says nothing more; our copy of its socket would keep the supervisor waiting for it."""
+        for run in self._runs.values():
+            if run.watched and run.pid and os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                run.control.close()
+                run.watched = None
 
     def _look_at_disks(self) -> None:
         """End the runs whose kept layers have outgrown their limit. Here, because only the host side can read all of them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import socket
 import struct
 
@@ -29,25 +28,25 @@ def enter_own_user_namespace() -> None:
 
 def make_id_mapping() -> int:
     """As root: a descriptor of a user namespace that maps the machine's ids 0… to FIRST_ID…, for idmapped mounts. Nothing runs in it."""
-    ready, tell = os.pipe()
+    ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
         try:
+            ours.close()
             sc.unshare(sc.CLONE_NEWUSER)
-            os.write(tell, b"1")
-            signal.pause()
+            theirs.send(b"1")
+            theirs.recv(1)  # until the other end closes. One that only paused would outlive a parent that is killed meanwhile
         finally:
             os._exit(1)
+    theirs.close()
     try:
-        os.close(tell)
-        if not os.read(ready, 1):
+        if not ours.recv(1):
             raise OSError(1, "cannot make a user namespace")
         whole = f"0 {FIRST_ID} {IDS}"
         write_maps(child, uid_map=whole, gid_map=whole, deny_setgroups=False)
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(ready)
-        os.kill(child, signal.SIGKILL)
+        ours.close()
         os.waitpid(child, 0)
 
 

@@ -122,7 +122,12 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
             with open(f"u/{key}/target", "wb") as file:  # keys of long targets are digests
                 file.write(os.fsencode(target))
         os.makedirs(work, mode=0o700, exist_ok=True)
-        options += f",upperdir={upper},workdir={work}"
+        # Without "volatile" the end of every run, killed ones too, waits until all that anybody has written to the disk of the layers is on
+        # it: seconds, on a busy one. The kernel marks such layers and mounts them again only when the mark has been taken away.
+        with suppress(FileNotFoundError):
+            os.unlink(f"{work}/work/incompat/volatile/dirty")
+            os.rmdir(f"{work}/work/incompat/volatile")
+        options += f",upperdir={upper},workdir={work},volatile"
     # Nothing a layer says about other layers is followed: a guest may have written it.
     options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
     with directory_for(target) as place:

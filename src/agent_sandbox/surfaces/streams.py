@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ from types import FrameType
 from agent_sandbox.runtime.running import ProcessGuest
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+HANG_UP_SECONDS = 1.0  # for a program to save what it has, once the terminal that it was started from has gone
 
 
 def interactive() -> bool:
@@ -57,8 +59,26 @@ class Forwarding:
         self.received.append(number)
         if len(self.received) == 1:
             self._guest.interrupt(number)
+            if number == signal.SIGHUP and _hung_up():  # nobody is there to press Ctrl-C a second time: a timer does it for them
+                signal.signal(signal.SIGALRM, self._time_is_up)
+                signal.setitimer(signal.ITIMER_REAL, HANG_UP_SECONDS)
         else:
             self._guest.kill()
+
+    def _time_is_up(self, number: int, frame: FrameType | None) -> None:
+        if self._guest is not None:
+            self._guest.kill()
+
+
+def _hung_up() -> bool:
+    """Whether one of our streams is a terminal that has gone. Somebody may also just send the signal, which is then like any other."""
+    for fd in (0, 1, 2):
+        try:
+            os.tcgetpgrp(fd)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return True
+    return False
 
 
 @contextmanager
@@ -74,6 +94,7 @@ def forwarding() -> Iterator[Forwarding]:
     try:
         yield forward
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(waker_before)

@@ -64,6 +64,7 @@ def lent() -> Iterator[Lent]:
     try:
         yield loan
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # it has gone: there is nothing to put back
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, resized)
         loan.end()
