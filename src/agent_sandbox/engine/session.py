@@ -95,7 +95,6 @@ class _Known:
     """A plan made lately, and what it was made from."""
 
     needs: Needs
-    host: Host
     plan: MountPlan
     until: float
 
@@ -156,15 +155,15 @@ class Session:
 
     def _view(self, needs: Needs) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
-        policy, host = self.policy, self._look()
-        known = self._known
-        if known is not None and known.needs == needs and known.host == host and time.monotonic() < known.until:
+        policy, known = self.policy, self._known
+        if known is not None and known.needs == needs and time.monotonic() < known.until:
             return known.plan
+        host = self._look()
         disk = policy.limits.disk_bytes or DISK_BYTES
         layers = OnDisk(self._state.layers) if self._state is not None else ThrowAway(disk)
         plan = plan_view(policy.files, needs, layers, host=host, project=self._project, scratch_bytes=disk)
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, host, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:

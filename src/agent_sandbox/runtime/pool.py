@@ -23,7 +23,7 @@ from agent_sandbox.values import dataclass, field, replace
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
 LOOK_SECONDS = 1.0  # between looks at guests that nobody takes: whoever killed one does not tell us
-POLITE_SECONDS = 0.001  # after a run: whoever waits for its outcome comes before those who will want the next
+POLITE_SECONDS = 0.003  # after a run: whoever waits for its outcome comes before those who will want the next
 
 
 @dataclass
@@ -35,6 +35,7 @@ class _Shelf:
     guests: deque[ProcessGuest] = field(default_factory=deque)
     used: float = 0.0
     empty_at: float = 0.0  # when a run last found nothing here
+    eased_at: float = 0.0  # when one guest fewer was thought enough
 
 
 class Pool:
@@ -135,9 +136,9 @@ class Pool:
                 surplus += shelf.guests
                 del self._shelves[key]
                 shelf.wanted = 0
-            elif shelf.wanted > 1 and now - shelf.empty_at > CALM_SECONDS:
+            elif shelf.wanted > 1 and now - max(shelf.empty_at, shelf.eased_at) > CALM_SECONDS:
                 shelf.wanted -= 1
-                shelf.empty_at = now
+                shelf.eased_at = now
             while len(shelf.guests) > shelf.wanted > 0:
                 surplus.append(shelf.guests.popleft())
         return surplus
