@@ -22,6 +22,7 @@ from agent_sandbox.values import dataclass, field, replace
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
+HECTIC_SECONDS = 0.2  # for so long after a run found nothing, the next guest is made at once, beside the runs
 LOOK_SECONDS = 1.0  # between looks at guests that nobody takes: whoever killed one does not tell us
 POLITE_SECONDS = 0.003  # after a run: whoever waits for its outcome comes before those who will want the next
 
@@ -68,7 +69,7 @@ class Pool:
             if guest is None:
                 shelf.empty_at = shelf.used
                 shelf.wanted = min(shelf.wanted + 1, self._most)
-            calm = guest is not None and shelf.used - shelf.empty_at > CALM_SECONDS
+            calm = guest is not None and shelf.used - shelf.empty_at > HECTIC_SECONDS
             if not calm:  # runs come faster than one at a time: make the next meanwhile, on another core
                 self._tend()
         for gone in dead:
