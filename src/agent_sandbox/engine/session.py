@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.errors import Busy, PolicyError
+from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
 from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
@@ -179,7 +179,7 @@ class Session:
             if work.on_start is not None:
                 work.on_start(guest)
             completed = guest.wait()
-            changes = self._changes(guest) if self._state is None and self.policy.files.write else ChangeSet()
+            changes, unlisted = self._changes(guest) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=completed.exit,
                 stdout=completed.stdout,
@@ -189,7 +189,7 @@ class Session:
                 verdict=allow,
                 seconds=time.monotonic() - began,
                 refused=guest.refused,
-                notes=(*plan.notes, *guest.notes, *repaired),
+                notes=(*plan.notes, *guest.notes, *repaired, *unlisted),
             )
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
@@ -221,9 +221,13 @@ class Session:
             collect=work.collect,
         )
 
-    def _changes(self, guest: ProcessGuest) -> ChangeSet:
+    def _changes(self, guest: ProcessGuest) -> tuple[ChangeSet, tuple[str, ...]]:
+        """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
-        return changes_in(guest.layers, self.policy)
+        try:
+            return changes_in(guest.layers, self.policy), ()
+        except WorkspaceError as error:
+            return ChangeSet(), (f"what it changed cannot be listed: {error.message}",)
 
 
 def changes_in(layers: int, policy: Policy) -> ChangeSet:
