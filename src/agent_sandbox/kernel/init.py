@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 TICK = 0.05  # seconds between looks at what only can be watched
+SLOW_TICK = 1.0  # and to see that the guest has ended, should the signal that says so be lost
 LINGER, MOMENT = 0.05, 0.002  # seconds: how long init stays at most once it has reported, and after the supervisor is done with it
 FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
@@ -46,12 +47,12 @@ class Watch:
 
     def begin(self) -> None:
         """The guest has its program: look from now on, if there is anything to look at."""
-        if self.cpu is not None or self.memory is not None or self.processes is not None:
-            self.interval = TICK
+        watched = self.cpu is not None or self.memory is not None or self.processes is not None
+        self.interval = TICK if watched else SLOW_TICK
 
     def look(self) -> tuple[str, str]:
         """The reason to end the run and the limit that was reached, or two empty words."""
-        if self.interval > TICK:
+        if self.interval != TICK:
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
             return "cpu-limit", "cpu"

@@ -144,7 +144,7 @@ class Keeper:
         """Milliseconds until something is due by itself."""
         now = time.monotonic()
         due = [run.look_at - now for run in self._runs.values() if run.watched and not run.done]
-        due += [_CLEARING_TICK for run in self._runs.values() if not run.pid]
+        due += [_CLEARING_TICK for run in self._runs.values() if run.done]  # whether or not the signal of its end reaches us
         return max(0.0, min(due)) * 1000 if due else None
 
     def _hush_the_dead(self) -> None:
