@@ -43,7 +43,7 @@ def clone_of(project: Path) -> Call:
     if not project.is_dir():
         raise Missing(f"there is no {project}")
     state = os.path.realpath(places.state_dir())
-    masks = default_masks(home=places.home(), homes_of_others=places.homes_of_others(), project=str(project), state_dir=state)
+    masks = default_masks(homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=[str(project)], state_dir=state)
     gate = Gate(cloned(masks=masks), places.ledger(), clock=time.time)
     session = Session(gate, shared.runtime(), project=str(project))
     work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": places.home()}, cwd=str(project))
@@ -65,7 +65,7 @@ def command_line() -> Call:
 
 
 def megabytes_asleep(*, alive: int) -> float:
-    """Proportional memory of one guest with its keeper and init, so many of them at once, asleep in their first line.
+    """Proportional memory of one guest with its init, so many of them at once, asleep in their first line.
 
     A guest that waits for its program holds a little less: this is the upper bound, and needs no look inside the runtime.
     """
@@ -96,14 +96,14 @@ def megabytes_waiting(call: Call, *, calls: int, gap: float) -> float:
 
 def _megabytes_of_each_guest() -> float:
     zygotes = _children(os.getpid())
-    keepers = [keeper for zygote in zygotes for keeper in _children(zygote)]
-    if not keepers:
+    inits = [init for zygote in zygotes for init in _children(zygote)]
+    if not inits:
         raise Missing("no pool yet: nothing waits between runs")
     try:
-        total = sum(_proportional_kib(pid) for keeper in keepers for pid in (keeper, *_descendants(keeper)))
+        total = sum(_proportional_kib(pid) for init in inits for pid in (init, *_descendants(init)))
     except PermissionError as error:
         raise Missing("init hides its memory from this user, as from its guest; only root can look") from error
-    return total / KIB / len(keepers)
+    return total / KIB / len(inits)
 
 
 def _descendants(pid: int) -> list[int]:

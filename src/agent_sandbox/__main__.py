@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from agent_sandbox.surfaces.cli import main
+from agent_sandbox.surfaces.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -152,11 +152,10 @@ class SandboxConfig:
         """
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
-        found: dict[str, Mask] = {}
-        for project in (*map(anchor, allowed), sys.prefix, None):
-            masks = default_masks(home=home, homes_of_others=places.homes_of_others(), project=project, state_dir=places.state_dir())
-            found |= {mask.path: mask for mask in masks}
-        masks = tuple(found[path] for path in sorted(found))
+        projects = {*map(anchor, allowed), sys.prefix}
+        masks = default_masks(
+            homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=projects, state_dir=places.state_dir()
+        )
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)
             if not isinstance(pattern, Tree):

@@ -12,6 +12,7 @@ import time
 from agent_sandbox.ledger.store import Ledger
 
 LEDGER = "ledger.jsonl"
+_HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
 
 
 def home() -> str:
@@ -38,14 +39,25 @@ def ledger() -> Ledger:
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time)
 
 
-def homes_of_others() -> tuple[str, ...]:
-    """Homes that this process could look into and that are not `home()`: for root those in the account file, else only the account's own.
+def own_homes() -> tuple[str, ...]:
+    """`home()`, and the one of the account where the environment names another."""
+    return tuple(dict.fromkeys((home(), *_homes({_account_home()}))))
 
-    Only directories that exist and have nothing else for a purpose: service accounts name `/`, `/bin` or `/usr/sbin` as theirs.
+
+def homes_of_others() -> tuple[str, ...]:
+    """The homes that the account file names besides our own, for root, who can look into them.
+
+    Not those with another purpose: service accounts name `/`, `/bin` or `/usr/sbin` as theirs. One below `/home` counts before it exists,
+    as it may be made while something runs.
     """
-    candidates = {account.pw_dir for account in pwd.getpwall()} if os.geteuid() == 0 else {_account_home()}
-    found = {os.path.normpath(path) for path in candidates if os.path.isabs(path) and os.path.isdir(path)}
-    return tuple(sorted(path for path in found - {home()} if path.split("/")[1] in ("home", "root", "var", "srv", "opt")))
+    if os.geteuid() != 0:
+        return ()
+    return tuple(sorted(_homes({account.pw_dir for account in pwd.getpwall()}) - {*own_homes()}))
+
+
+def _homes(candidates: set[str]) -> set[str]:
+    paths = {os.path.normpath(path) for path in candidates if path.startswith("/")}
+    return {path for path in paths if path.startswith("/home/") or (path.startswith(_HOMES) and os.path.isdir(path))}
 
 
 def _account_home() -> str:

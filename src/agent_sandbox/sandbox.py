@@ -7,6 +7,7 @@ What the caller's settings or this machine cause is raised: `PolicyError`, `Runt
 
 from __future__ import annotations
 
+import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
 import secrets
 import threading
 import time
@@ -132,12 +133,12 @@ class Sandbox:
     def _result(self, work: Work, timeout: float | None) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
         try:
-            action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
+            action = action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
             session, wall = self._session_within(timeout)
         except PolicyError as error:
             return result.refused(str(error), sandbox_id=self.id, language=language)
         try:
-            outcome = session.run(work)
+            outcome = session.run(work, action)
         except Denied as error:
             return result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict)
         except RuntimeUnavailable as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.surfaces import cli, run
+from agent_sandbox.surfaces import cli, performing
 from agent_sandbox.surfaces.arguments import UsageError, parse
 from agent_sandbox.surfaces.verbs import VERBS
 from tests.architecture.sources import ROOT
@@ -140,8 +140,8 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
     # Not 3, which stands for a refused approval: there is nobody to ask yet.
     table = text(README).partition("## Exit codes")[2].partition("##")[0]
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
-    used = {cli.USAGE, cli.COULD_NOT_START, cli.DENIED, run.TIMED_OUT, run.COULD_NOT_START, run.NOT_EXECUTABLE, run.NOT_FOUND}
-    assert told == used | {run.OUT_OF_MEMORY}
+    used = {cli.USAGE, cli.COULD_NOT_START, cli.DENIED, performing.TIMED_OUT, performing.COULD_NOT_START, performing.NOT_EXECUTABLE}
+    assert told == used | {performing.NOT_FOUND, performing.OUT_OF_MEMORY}
 
 
 def test_the_python_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:

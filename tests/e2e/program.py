@@ -56,13 +56,16 @@ def words(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def processes_with(marker: str) -> list[str]:
-    """The processes of this machine, those inside sandboxes too, that have a word on their command line."""
+    """The processes of this machine, those inside sandboxes too, that have a word on their command line.
+
+    Not our own: what clears away after a run is a fork of the program, with its command line, and may outlive it for a moment.
+    """
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             line = Path("/proc", pid, "cmdline").read_bytes()
         except OSError:
             continue
-        if marker.encode() in line.split(b"\0"):
+        if marker.encode() in line.split(b"\0") and os.fsencode(PROGRAM[-1]) not in line.split(b"\0"):
             found.append(pid)
     return found

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import mounts, namespaces, placing
+from agent_sandbox.kernel import mounting, mounts, namespaces, placing
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.placing import Mask, Site
+from agent_sandbox.kernel.mounts import Mask
+from agent_sandbox.kernel.placing import Site
 from tests.kernel.children import ChildEnded, in_child
 
 PLAN = mounts.MountPlan(
@@ -88,7 +89,7 @@ def test_without_the_guard_the_same_link_leads_outside(tmp_path: Path) -> None:
 def test_only_a_regular_file_is_bound(tmp_path: Path) -> None:
     def attempt() -> None:
         _in_staging(tmp_path)
-        mounts.Bind("/usr", "/usr").perform(Site(None, 0, userxattr=True))
+        mounting.perform_step(mounts.Bind("/usr", "/usr"), Site(None, 0, userxattr=True))
 
     with pytest.raises(ChildEnded, match="only regular files are bound"):
         in_child(attempt)

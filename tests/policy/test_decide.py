@@ -14,7 +14,7 @@ from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, requir
 from agent_sandbox.policy.paths import Beneath, Tree
 from agent_sandbox.policy.secrets import Mask, default_masks
 
-CLONED = cloned(masks=default_masks(home="/home/u"))
+CLONED = cloned(masks=default_masks(homes=["/home/u"]))
 
 paths = st.lists(st.sampled_from(["a", "b", ".c"]), max_size=3).map(lambda parts: "/" + "/".join(parts))
 patterns = st.lists(st.builds(Tree, paths) | st.builds(Beneath, paths), max_size=3).map(tuple)

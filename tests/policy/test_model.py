@@ -18,7 +18,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks
 
 BOTH = {Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK, Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 BOTH |= {Guarantee.MEMORY_WATCHED, Guarantee.DISK_LIMITED}
-MASKS = default_masks(home="/home/u")
+MASKS = default_masks(homes=["/home/u"])
 
 
 def test_locked_shows_nothing_and_starts_nothing() -> None:

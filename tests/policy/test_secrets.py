@@ -7,7 +7,10 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.secrets import default_masks, reveal
 
-MASKS = default_masks(home="/home/u", homes_of_others=["/root", "/"], project="/home/u/app", state_dir="/home/u/.local/state/agent-sandbox")
+STATE = "/home/u/.local/state/agent-sandbox"
+MASKS = default_masks(
+    homes=["/home/u"], homes_of_others=["/root", "/", "/home/v", "/srv/git"], projects=["/home/u/app", "/home/v/lib"], state_dir=STATE
+)
 PATHS = [mask.path for mask in MASKS]
 
 
@@ -15,13 +18,15 @@ PATHS = [mask.path for mask in MASKS]
     "path",
     [
         "/home/u/.ssh",
-        "/root/.ssh",
+        "/root",
         "/.ssh",
-        "/root/.bash_history",
+        "/home/v/.ssh",
+        "/srv/git/.bash_history",
         "/etc/shadow",
         "/run/docker.sock",
         "/home/u/app/.env",
-        "/home/u/.local/state/agent-sandbox",
+        "/home/v/lib/.env",
+        STATE,
     ],
 )
 def test_it_is_masked_by_default(path: str) -> None:
@@ -30,10 +35,34 @@ def test_it_is_masked_by_default(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "/etc/machine-id", "/var/log", "/home/u", "/home/u/app", "/home/u/app/.env.example", "/home/u/.config/pip/pip.conf"],
+    [
+        "/etc/passwd",
+        "/etc/machine-id",
+        "/var/log",
+        "/home/u",
+        "/home/u/app",
+        "/home/u/app/.env.example",
+        "/home/u/.config/pip/pip.conf",
+        "/home/v/lib",
+        "/srv/git",
+    ],
 )
 def test_it_stays_visible(path: str) -> None:
     assert not any(path == masked or path.startswith(masked + "/") for masked in PATHS)
+
+
+def test_the_home_of_somebody_else_is_there_but_empty() -> None:
+    assert [mask.path for mask in MASKS if mask.stays] == ["/root"]
+
+
+def test_a_project_that_is_the_whole_machine_opens_nobodys_home() -> None:
+    assert "/home/v" in [mask.path for mask in default_masks(homes=["/"], homes_of_others=["/home/v"], projects=["/"])]
+
+
+def test_a_home_that_is_revealed_still_hides_what_ones_own_does() -> None:
+    revealed = {mask.path for mask in reveal(MASKS, "/root")}
+    assert "/root" not in revealed
+    assert {"/root/.ssh", "/root/.bash_history"} <= revealed
 
 
 def test_masks_are_sorted_unique_and_say_why() -> None:

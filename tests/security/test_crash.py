@@ -177,16 +177,24 @@ def test_what_is_left_is_seen(number: int, leftover: str, top: Path, tell: Tell)
     tell("seen", control=f"{found[0].split(':')[0]} was left on purpose")
 
 
+def _moves(pid: int) -> bool:
+    try:
+        return knows(pid)["State"][0] not in "TZ"
+    except FileNotFoundError:
+        return False
+
+
 def _power_cut(supervisor: Supervisor) -> None:
     """Everything of a family at once, keepers too. Stopped first: nobody is to clear away what another one leaves."""
     supervisor.stop()
     while True:
         relatives = [pid for pids in roles(supervisor.pid).values() for pid in pids]
-        moving = [pid for pid in relatives if knows(pid)["State"][0] not in "TZ"]
+        moving = [pid for pid in relatives if _moves(pid)]
         if not moving:
             break
         for pid in moving:
-            os.kill(pid, signal.SIGSTOP)  # our own, and its parent is stopped: the number cannot have passed on
+            with suppress(ProcessLookupError):  # one that ended before its parent was stopped
+                os.kill(pid, signal.SIGSTOP)  # our own, and its parent is stopped: the number cannot have passed on
     for pid in relatives:
         with suppress(ProcessLookupError):  # it went with its init
             os.kill(pid, signal.SIGKILL)

@@ -40,7 +40,7 @@ def _upper(box: Box, path: Path) -> Path:
 MARK = """
 import os
 for prefix in ("trusted", "user"):
-    for name, value in (("redirect", b"/etc"), ("opaque", b"y"), ("opaque", b"x"), ("metacopy", b""), ("origin", b"x"), ("whiteout", b""),
+    for name, value in (("redirect", b"/etc"), ("opaque", b"x"), ("opaque", b"y"), ("metacopy", b""), ("origin", b"x"), ("whiteout", b""),
                         ("impure", b"y"), ("upper", b"x"), ("overlay.opaque", b"y"), ("overlay.whiteout", b"")):
         for path in ("src", "made", "greeting.txt"):
             try:

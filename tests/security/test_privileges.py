@@ -46,20 +46,23 @@ def test_nobody_inside_has_any_capability(number: int, box: Box, tell: Tell) -> 
 
 @case(47)
 def test_a_stage_that_still_has_a_power_does_not_begin(number: int, box: Box, monkeypatch: pytest.MonkeyPatch, tell: Tell) -> None:
-    here = box.with_(runtime=ProcessRuntime(single_threaded=True))  # forks this very process: what is changed here is changed in its guests
-    assert here.shell("echo ran").stdout == b"ran\n", "the control arm: as it is, it begins"
-    with monkeypatch.context() as patch:
-        patch.setattr(capabilities, "drop_all", lambda: None)
-        with pytest.raises(LaunchFailed, match="capabilities are left"):
-            here.shell("echo ran")
-    with monkeypatch.context() as patch:
-        patch.setattr(seccomp, "install", lambda program: _fail())
-        with pytest.raises(LaunchFailed, match="no filter today"):
-            here.shell("echo ran")
-    with monkeypatch.context() as patch:
-        patch.setattr(landlock, "restrict", lambda **_: _fail())
-        with pytest.raises(LaunchFailed, match="no filter today"):
-            here.shell("echo ran")
+    def begin() -> bytes:
+        runtime = ProcessRuntime(single_threaded=True)  # forks this very process: what is changed here is changed in its guests
+        try:
+            return box.with_(runtime=runtime).shell("echo ran").stdout
+        finally:
+            runtime.close()
+
+    assert begin() == b"ran\n", "the control arm: as it is, it begins"
+    for module, name, instead, why in (
+        (capabilities, "drop_all", lambda: None, "capabilities are left"),
+        (seccomp, "install", lambda program: _fail(), "no filter today"),
+        (landlock, "enforce", lambda rules: _fail(), "no filter today"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, instead)
+            with pytest.raises(LaunchFailed, match=why):
+                begin()
     tell("capabilities, filter or Landlock missing: no guest", control="as it is, it begins")
 
 

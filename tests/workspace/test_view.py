@@ -10,8 +10,7 @@ import pytest
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mounts import Copies, MountPlan, Overlay, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
-from agent_sandbox.kernel.placing import Mask
+from agent_sandbox.kernel.mounts import Copies, Mask, MountPlan, Overlay, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy import paths
 from agent_sandbox.policy.model import EVERYWHERE, FileRules
 from agent_sandbox.policy.secrets import Mask as Secret
@@ -95,6 +94,11 @@ def test_a_filesystem_mounted_below_what_is_hidden_is_not_shown() -> None:
 def test_denied_beneath_leaves_the_directory_and_denied_tree_does_not() -> None:
     made = overlays(plan(FileRules(True, False, EVERYWHERE, (paths.parse("/etc/*"), paths.parse("/opt")), True)))
     assert set(made["/"].masks) >= {Mask("etc", keep=True), Mask("opt")}
+
+
+def test_a_home_that_is_hidden_as_a_whole_is_there_and_empty() -> None:
+    made = overlays(plan(replace(WHOLE, masks=(Secret("/home/v", "the home of somebody else", stays=True),))))
+    assert Mask("home/v", keep=True) in made["/"].masks
 
 
 def test_the_interpreters_files_stay_where_their_surroundings_are_denied(tmp_path: Path) -> None:

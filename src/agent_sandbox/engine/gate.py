@@ -79,7 +79,8 @@ class Gate:
         recorded.
         """
         verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()))
-        facts, digest, rule = canonical.plain(action), action.digest(), verdict.because.rule
+        facts, rule = canonical.plain(action), verdict.because.rule
+        digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
             self._ledger.record(Refusal(facts, digest, self._digest, rule, verdict.because.why))
             raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)

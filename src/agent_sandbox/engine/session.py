@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.errors import Busy, PolicyError
+from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
+from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
-from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
@@ -95,7 +95,6 @@ class _Known:
     """A plan made lately, and what it was made from."""
 
     needs: Needs
-    host: Host
     plan: MountPlan
     until: float
 
@@ -127,10 +126,12 @@ class Session:
         """What decides here."""
         return self._gate.policy
 
-    def run(self, work: Work) -> Outcome:
-        """Do it. Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`."""
-        action = action_of(work)
-        return self._gate.perform(action, lambda allow: self._deed(work, allow), describe=_facts)
+    def run(self, work: Work, action: Action | None = None) -> Outcome:
+        """Do it; `action` is that of the work, from who has asked for it already.
+
+        Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
+        """
+        return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
 
     def explain(self, work: Work) -> MountPlan:
         """The plan of what the guest would see. Nothing is run."""
@@ -154,15 +155,15 @@ class Session:
 
     def _view(self, needs: Needs) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
-        policy, host = self.policy, self._look()
-        known = self._known
-        if known is not None and known.needs == needs and known.host == host and time.monotonic() < known.until:
+        policy, known = self.policy, self._known
+        if known is not None and known.needs == needs and time.monotonic() < known.until:
             return known.plan
+        host = self._look()
         disk = policy.limits.disk_bytes or DISK_BYTES
         layers = OnDisk(self._state.layers) if self._state is not None else ThrowAway(disk)
         plan = plan_view(policy.files, needs, layers, host=host, project=self._project, scratch_bytes=disk)
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, host, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:
@@ -178,7 +179,7 @@ class Session:
             if work.on_start is not None:
                 work.on_start(guest)
             completed = guest.wait()
-            changes = self._changes(guest) if self._state is None and self.policy.files.write else ChangeSet()
+            changes, unlisted = self._changes(guest) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=completed.exit,
                 stdout=completed.stdout,
@@ -188,7 +189,7 @@ class Session:
                 verdict=allow,
                 seconds=time.monotonic() - began,
                 refused=guest.refused,
-                notes=(*plan.notes, *guest.notes, *repaired),
+                notes=(*plan.notes, *guest.notes, *repaired, *unlisted),
             )
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
@@ -220,9 +221,13 @@ class Session:
             collect=work.collect,
         )
 
-    def _changes(self, guest: ProcessGuest) -> ChangeSet:
+    def _changes(self, guest: ProcessGuest) -> tuple[ChangeSet, tuple[str, ...]]:
+        """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
-        return changes_in(guest.layers, self.policy)
+        try:
+            return changes_in(guest.layers, self.policy), ()
+        except WorkspaceError as error:
+            return ChangeSet(), (f"what it changed cannot be listed: {error.message}",)
 
 
 def changes_in(layers: int, policy: Policy) -> ChangeSet:

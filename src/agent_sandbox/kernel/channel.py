@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Collection, Sequence
 
-from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -95,6 +94,8 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 def close_others(descriptors: Collection[int]) -> None:
     """Close every descriptor from 3 up that is not among these."""
+    from agent_sandbox.kernel import syscalls as sc  # and ctypes: only what was forked needs it
+
     lowest = 3
     for fd in sorted(descriptors):
         if fd > lowest:

@@ -11,20 +11,19 @@ import resource
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, channel
+from agent_sandbox.kernel.protocol import GO, ORDER, SIGNAL
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-ORDER = struct.Struct("!cd")  # what the supervisor says to init: GO with the wall time in seconds, SIGNAL with its number
-GO, SIGNAL = b"g", b"s"
 TICK = 0.05  # seconds between looks at what only can be watched
+LINGER, MOMENT = 0.05, 0.002  # seconds: how long init stays at most once it has reported, and after the supervisor is done with it
 FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 
 
@@ -98,7 +97,17 @@ def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: in
     verdict = _watch(watch, control, keeper, supervisor)
     with suppress(OSError):  # perhaps nobody is left to be told
         channel.send(control, verdict)
+        _step_aside(control)
     os._exit(0)
+
+
+def _step_aside(control: socket.socket) -> None:
+    """Stay until the supervisor has closed its end, and a moment longer: nothing of the guest lives, and when we go the kernel takes all of
+    its namespaces apart, on the very cores that somebody needs now to hear of the outcome."""
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    if poller.poll(LINGER * 1000):
+        time.sleep(MOMENT)
 
 
 def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> dict[str, Any]:

@@ -19,15 +19,15 @@ import socket
 import time
 from contextlib import suppress
 
-from agent_sandbox.kernel import accounting, cgroup_sweep, cgroup_tree, cgroups, channel, namespaces, stage
+from agent_sandbox.kernel import accounting, cgroup_sweep, cgroup_tree, cgroups, channel, ids, namespaces, stage
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.protocol import START
 from agent_sandbox.kernel.stage import Identity, Seat
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.stage import Program
 
-START, DONE = "start", "done"  # orders, each followed by the number of the run
 _LARGEST_ORDER = 16384  # bytes: a path and two numbers
 _DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
 _CLEARING_TICK, _CLEARING_PATIENCE = 0.005, 2.0  # seconds: a cgroup is busy for a moment after its last process has gone
@@ -62,7 +62,7 @@ def _identify() -> Identity:
     hierarchies = cgroups.here()
     cgroup_sweep.sweep(hierarchies)  # what was killed before it could clear away
     if os.geteuid() == 0:
-        return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
+        return Identity(True, hierarchies, ids.FIRST_ID, namespaces.make_id_mapping())
     uid, gid = os.geteuid(), os.getegid()
     namespaces.enter_own_user_namespace()
     return Identity(False, hierarchies, ids=(uid, gid))

@@ -1,6 +1,6 @@
 """The mount plan: what a guest will see, as values that can be printed, sent and then carried out.
 
-`workspace.view` makes a plan, `describe()` shows it (`run --explain`), and the stage performs it in a fresh mount namespace, before the
+`workspace.view` makes a plan, `describe()` shows it (`run --explain`), and `mounting` performs it in a fresh mount namespace, before the
 guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons and commas
 in paths matter:
 
@@ -13,25 +13,8 @@ renames over the file, and host unix sockets cannot be connected to. Single regu
 
 from __future__ import annotations
 
-import errno
 import marshal
-import os
-import stat
-from contextlib import suppress
 
-from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.placing import (
-    QUIET,
-    Mask,
-    Site,
-    attach_clone,
-    copy_entry,
-    directory_for,
-    file_for,
-    fill_mask_layer,
-    make_layer,
-    mount_overlay,
-)
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -39,27 +22,14 @@ if TYPE_CHECKING:
 
 # Major and minor: the kernel's own, and the same on every machine.
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
-# What containers mask too: files of /proc that tell of, or act on, the host as a whole.
-PROC_MASKED = (
-    "acpi",
-    "asound",
-    "kcore",
-    "keys",
-    "latency_stats",
-    "timer_list",
-    "timer_stats",
-    "sched_debug",
-    "scsi",
-    "sysrq-trigger",
-    "kmsg",
-)
-PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: who may write there has the kernel watch the whole machine for it
 
 
-def _sized(size_bytes: int) -> str:
-    """Options that bound a tmpfs. Its entries too: an empty file fills no block, but costs the kernel a kilobyte of memory. Twice as many
-    as there can be files with anything in them."""
-    return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
+@dataclass(frozen=True)
+class Mask:
+    """Hide a name of an overlay's lower layer, now and if it appears later. `keep` leaves the directory itself, empty."""
+
+    path: str  # relative to the overlay
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,16 +40,6 @@ class ThrowAway:
 
     def describe(self) -> str:
         return f"layers on a tmpfs of {self.size_bytes >> 20} MiB, thrown away"
-
-    def perform(self, site: Site) -> None:
-        sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(self.size_bytes)},mode=700")
-        if site.userxattr:
-            try:
-                os.setxattr("u", "user.try", b"")
-                os.removexattr("u", "user.try")
-            except OSError:
-                why = "tmpfs takes no user attributes on this kernel (they came with Linux 6.6)"
-                site.notes.append(f"{why}: in a throw-away sandbox a directory that was removed cannot be made again")
 
 
 @dataclass(frozen=True)
@@ -93,9 +53,6 @@ class OnDisk:
 
     def describe(self) -> str:
         return f"layers kept in {self.path}"
-
-    def perform(self, site: Site) -> None:
-        attach_clone(self.path, "u", None, writable=True)
 
 
 @dataclass(frozen=True)
@@ -117,27 +74,6 @@ class Overlay:
         hidden = f", hiding {', '.join(mask.path + ('/*' if mask.keep else '') for mask in self.masks)}" if self.masks else ""
         return f"overlay {self.source} on {self.target} [{'copy-on-write' if self.writable else 'read-only'}]{hidden}"
 
-    def perform(self, site: Site) -> None:
-        number = site.number()
-        lower, mask_layer = f"l/{number}", f"m/{number}"
-        try:
-            os.mkdir(lower)
-            attach_clone(self.source, lower, site.userns, writable=False)
-            lowers = [lower]
-            if self.masks or self.stand_ins or not self.writable:  # an overlay without an upper wants two layers
-                make_layer(mask_layer, lower)
-                fill_mask_layer(mask_layer, lower, self.masks, site, stand_ins=self.stand_ins)
-                for place in (*self.places, *map(os.path.dirname, self.files)):
-                    os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
-                for place in self.files:
-                    os.mknod(f"{mask_layer}/{place}", 0o755 | stat.S_IFREG)
-                lowers.insert(0, mask_layer)
-            mount_overlay(lowers, self.key, self.target, self.writable, site)
-        except OSError as error:
-            if self.required:
-                raise
-            site.notes.append(f"not shown: {self.target}: {error.strerror}")
-
 
 @dataclass(frozen=True)
 class Copies:
@@ -157,24 +93,6 @@ class Copies:
     def describe(self) -> str:
         return f"copy {len(self.entries)} entries of {self.source} to {self.target} [{'copy-on-write' if self.writable else 'read-only'}]"
 
-    def perform(self, site: Site) -> None:
-        number = site.number()
-        layer, spare = f"m/{number}", f"l/{number}"
-        make_layer(layer, self.source, site.shift)
-        os.mkdir(spare)
-        source = sc.openat2(sc.AT_FDCWD, self.source, os.O_PATH | os.O_DIRECTORY, resolve=sc.RESOLVE_NO_SYMLINKS)
-        try:
-            for entry in self.entries:
-                with suppress(PermissionError, FileNotFoundError):  # closed to us, as it would be to the guest, or gone meanwhile
-                    copy_entry(source, entry, f"{layer}/{entry}", site.shift)
-        finally:
-            os.close(source)
-        for name, content in self.contents:
-            with suppress(FileExistsError), open(f"{layer}/{name}", "xb") as file:
-                file.write(content)
-                os.fchown(file.fileno(), site.shift or -1, site.shift or -1)
-        mount_overlay([layer, spare], self.key, self.target, self.writable, site)
-
 
 @dataclass(frozen=True)
 class Bind:
@@ -186,12 +104,6 @@ class Bind:
 
     def describe(self) -> str:
         return f"bind file {self.source} on {self.target} [read-only]"
-
-    def perform(self, site: Site) -> None:
-        if not stat.S_ISREG(os.stat(self.source).st_mode):  # a directory or socket bound in would be a hole
-            raise OSError(errno.EINVAL, "only regular files are bound", self.source)
-        with file_for(self.target) as place:
-            attach_clone(self.source, place, site.userns, writable=False)
 
 
 @dataclass(frozen=True)
@@ -206,11 +118,6 @@ class Tmpfs:
     def describe(self) -> str:
         return f"private directory {self.target} [{self.size_bytes >> 20} MiB]"
 
-    def perform(self, site: Site) -> None:
-        owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
-        with directory_for(self.target) as place:
-            sc.mount("private", place, "tmpfs", QUIET, f"{_sized(self.size_bytes)},mode={self.mode:o}{owner}")
-
 
 @dataclass(frozen=True)
 class Directory:
@@ -221,10 +128,6 @@ class Directory:
 
     def describe(self) -> str:
         return f"directory {self.target}"
-
-    def perform(self, site: Site) -> None:
-        with directory_for(self.target):
-            pass
 
 
 @dataclass(frozen=True)
@@ -238,10 +141,6 @@ class Symlink:
     def describe(self) -> str:
         return f"link {self.target} to {self.to}"
 
-    def perform(self, site: Site) -> None:
-        with directory_for(os.path.dirname(self.target)) as parent, suppress(FileExistsError):
-            os.symlink(self.to, f"{parent}/{os.path.basename(self.target)}")
-
 
 @dataclass(frozen=True)
 class File:
@@ -254,11 +153,6 @@ class File:
     def describe(self) -> str:
         return f"file {self.target} [{len(self.content)} bytes]"
 
-    def perform(self, site: Site) -> None:
-        with file_for(self.target) as place, open(place, "wb") as file:
-            file.write(self.content)
-            os.fchmod(file.fileno(), 0o644)
-
 
 @dataclass(frozen=True)
 class SkeletonRoot:
@@ -269,11 +163,6 @@ class SkeletonRoot:
     def describe(self) -> str:
         return "empty root directory"
 
-    def perform(self, site: Site) -> None:
-        sc.mount("root", "r", "tmpfs", QUIET, "size=16m,mode=755")
-        if site.shift:
-            os.chown("r", site.shift, site.shift)
-
 
 @dataclass(frozen=True)
 class SealRoot:
@@ -283,9 +172,6 @@ class SealRoot:
 
     def describe(self) -> str:
         return "root directory read-only"
-
-    def perform(self, site: Site) -> None:
-        sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET)
 
 
 @dataclass(frozen=True)
@@ -298,23 +184,6 @@ class Devices:
     def describe(self) -> str:
         return f"minimal /dev [{' '.join(DEVICES)} pts shm]"
 
-    def perform(self, site: Site) -> None:
-        with directory_for("/dev") as place:
-            sc.mount("dev", place, "tmpfs", sc.MS_NOSUID | sc.MS_NOEXEC, "size=64k,mode=755")
-        with directory_for("/dev") as dev:
-            self._fill(dev)
-
-    def _fill(self, dev: str) -> None:
-        for name in DEVICES:
-            _make_device(name, f"{dev}/{name}")
-        for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
-            os.symlink(to, f"{dev}/{name}")
-        os.mkdir(f"{dev}/pts")
-        sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
-        os.mkdir(f"{dev}/shm")
-        sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(self.shm_bytes)},mode=1777")
-        sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
-
 
 @dataclass(frozen=True)
 class Proc:
@@ -324,43 +193,6 @@ class Proc:
 
     def describe(self) -> str:
         return "own /proc, /proc/sys read-only"
-
-    def perform(self, site: Site) -> None:
-        with directory_for("/proc") as place:
-            sc.mount("proc", place, "proc", QUIET | sc.MS_NOEXEC)
-        with directory_for("/proc") as proc:
-            self._seal(proc)
-
-    def _seal(self, proc: str) -> None:
-        for name in PROC_READONLY:
-            if os.path.isdir(f"{proc}/{name}"):
-                sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND)
-                sc.mount("", f"{proc}/{name}", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET | sc.MS_NOEXEC)
-        for name in PROC_MASKED:
-            if os.path.isdir(f"{proc}/{name}"):
-                sc.mount("masked", f"{proc}/{name}", "tmpfs", QUIET | sc.MS_NOEXEC | sc.MS_RDONLY, "size=0,mode=000")
-            elif os.path.exists(f"{proc}/{name}"):
-                sc.mount("r/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
-
-
-def _make_device(name: str, place: str) -> None:
-    """A node of our own: through one of the machine's, a guest would share its locks and its times, and see who else opens it.
-
-    No user namespace may make one, so rootless the machine's is bound all the same. The type is checked on what was opened.
-    """
-    try:
-        os.mknod(place, stat.S_IFCHR, os.makedev(*DEVICES[name]))
-        os.chmod(place, 0o666)
-        return
-    except PermissionError:
-        fd = sc.open_tree(f"/dev/{name}", sc.OPEN_TREE_CLONE)
-    try:
-        if not stat.S_ISCHR(os.fstat(fd).st_mode):
-            raise OSError(errno.ENODEV, "not a character device", f"/dev/{name}")
-        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-        sc.move_mount(fd, place)
-    finally:
-        os.close(fd)
 
 
 Step = Overlay | Copies | Bind | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
@@ -380,14 +212,6 @@ class MountPlan:
     def describe(self) -> list[str]:
         """One line per step, in the order of their doing."""
         return [self.layers.describe(), *(step.describe() for step in self.steps)]
-
-    def perform(self, site: Site) -> None:
-        """Carry the plan out. The current directory is the staging tmpfs."""
-        for name in ("r", "u", "l", "m"):
-            os.mkdir(name)
-        self.layers.perform(site)
-        for step in self.steps:
-            step.perform(site)
 
 
 def encode(plan: MountPlan) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.mounts import Mask
 from agent_sandbox.values import dataclass, field
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
@@ -36,14 +37,6 @@ class Site:
     def opaque_attribute(self) -> str:
         """The attribute that makes a directory hide the layers below it."""
         return "user.overlay.opaque" if self.userxattr else "trusted.overlay.opaque"
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Hide a name of an overlay's lower layer, now and if it appears later. `keep` leaves the directory itself, empty."""
-
-    path: str  # relative to the overlay
-    keep: bool = False
 
 
 @contextmanager

@@ -22,10 +22,11 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.kernel import capabilities, cgroups, channel, landlock, mounts, namespaces, rlimits, seccomp
+from agent_sandbox.kernel import capabilities, cgroups, channel, ids, landlock, mounting, mounts, namespaces, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.placing import Site
+from agent_sandbox.kernel.protocol import HERE, MAPPED, READY
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
 HOSTNAME = "sandbox"
 RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in what it starts, and so in what that starts
-HERE = b"h"  # init's first byte
-MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
-READY = b"R"  # the guest's one byte: everything is in force
 
 _handled_signals: list[int] = []  # those that are not at their default in the keeper, and so in a new init
 
@@ -113,7 +111,7 @@ def _build_view(identity: Identity, plan: mounts.MountPlan) -> tuple[list[str], 
     """Build what the guest will see, and enter it. Returns what could not be shown, and a descriptor of the layers."""
     namespaces.enter_private_mounts()
     site = Site(identity.userns, identity.shift, userxattr=not identity.root)
-    plan.perform(site)
+    mounting.perform(plan, site)
     # Kept open across the pivot: the supervisor reads from here what the run has changed, after the namespace has gone.
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.enter_root()
@@ -133,7 +131,7 @@ def _give_up_identity(identity: Identity, control: socket.socket) -> None:
     if identity.root:
         os.setgroups([])
     else:
-        namespaces.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+        ids.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from agent_sandbox.ledger.event import KINDS, Entry, Event
@@ -93,6 +94,9 @@ def _bounded(wrapped: Any) -> Any:
 
 
 def _wrapped(value: object) -> Any:
+    kind = type(value)
+    if (kind is str and len(value) <= LONGEST_TEXT and value.isascii()) or kind is bool or value is None:  # type: ignore[arg-type, attr-defined]
+        return value  # nearly all there is, without the questions that follow
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return _cut(value, value.encode("utf-8", "surrogatepass"))
@@ -113,6 +117,7 @@ def _wrapped(value: object) -> Any:
     raise ValueError(f"not a fact: {value!r:.80}")
 
 
+@lru_cache(maxsize=256)  # there are some dozens of names
 def _is_name(text: str) -> bool:
     return text.isascii() and text.replace("-", "_").isidentifier() and not text.startswith("-")
 

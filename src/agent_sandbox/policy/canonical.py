@@ -34,7 +34,12 @@ def plain(value: Any) -> Any:
 
 def digest(value: Any) -> str:
     """SHA-256 of the canonical bytes, in hexadecimal."""
-    return sha256(_text(plain(value)).encode("ascii")).hexdigest()
+    return digest_of_plain(plain(value))
+
+
+def digest_of_plain(value: Any) -> str:
+    """The same for who has made the value plain already."""
+    return sha256(_text(value).encode("ascii")).hexdigest()
 
 
 def _text(value: Any) -> str:

@@ -102,11 +102,6 @@ def ancestors(path: str) -> tuple[str, ...]:
     return tuple("/" + "/".join(parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
-def beneath(directory: str, relative: str) -> str:
-    """The normalised path of a relative name under a normalised directory."""
-    return normalise(_slashed(directory) + relative)
-
-
 def _shaped(start: str, parts: list[str], names: list[str | None]) -> PathPattern:
     depth = names.index(None) if None in names else len(names)
     directory = _joined([*_components(start), *(name for name in names[:depth] if name is not None)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.paths import beneath, normalise
+from agent_sandbox.policy.paths import normalise
 from agent_sandbox.values import dataclass
 
 
@@ -21,7 +21,10 @@ class Mask:
 
     path: str
     why: str
+    stays: bool = False  # the directory itself is there, empty: programs expect a home to exist
 
+
+SOMEBODY_ELSE = "the home of somebody else"
 
 # Relative to a home. The key says why.
 IN_HOME: dict[str, tuple[str, ...]] = {
@@ -92,37 +95,64 @@ IN_PROJECT: dict[str, tuple[str, ...]] = {
 }
 
 
+# Homes of accounts, and more than that: programs are installed and files are served there. Only the names above are hidden in them.
+_SHARED = ("/opt", "/srv", "/var/www")
+
+
 def default_masks(
-    *, home: str, homes_of_others: Iterable[str] = (), project: str | None = None, state_dir: str | None = None
+    *, homes: Iterable[str], homes_of_others: Iterable[str] = (), projects: Iterable[str] = (), state_dir: str | None = None
 ) -> tuple[Mask, ...]:
     """Everything hidden by default, sorted by path, each path once.
 
-    In the homes of others the same names are hidden as in one's own, not the homes as a whole: service accounts live in places such as
-    `/` and `/bin`, and a project may lie in somebody else's home. `state_dir` is the product's own: other runs, layers and the ledger.
+    In one's own homes certain names are hidden. That of somebody else is hidden as a whole, unless it holds, or lies in, one of our own or
+    a project other than `/`: then it is the same names. `state_dir` is the product's own: other runs, layers and the ledger.
     """
-    masks: dict[str, str] = {}
-    for directory in (home, *homes_of_others):
-        _add(masks, IN_HOME, normalise(directory))
+    own, used = list(map(normalise, homes)), list(map(normalise, projects))
+    masks: dict[str, Mask] = {}
+    for directory in map(normalise, homes_of_others):
+        if any(_within(directory, shared) for shared in _SHARED) or any(_related(directory, path) for path in (*own, *used) if path != "/"):
+            _add(masks, IN_HOME, directory)
+        else:
+            masks[directory] = Mask(directory, SOMEBODY_ELSE, stays=True)
+    for home in own:
+        _add(masks, IN_HOME, home)
     _add(masks, ABSOLUTE, "/")
-    if project is not None:
-        _add(masks, IN_PROJECT, normalise(project))
+    for project in used:
+        _add(masks, IN_PROJECT, project)
     if state_dir is not None:
-        masks[normalise(state_dir)] = "the sandbox's own state and other runs"
-    return tuple(Mask(path, masks[path]) for path in sorted(masks))
+        path = normalise(state_dir)
+        masks[path] = Mask(path, "the sandbox's own state and other runs")
+    return tuple(masks[path] for path in sorted(masks))
 
 
 def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
-    """Without the mask on exactly this path. Raises `PolicyError` when there is none, naming the mask that hides it, if one does."""
+    """Without the mask on exactly this path. A home is then seen as one's own is: but for certain names.
+
+    Raises `PolicyError` when there is no such mask, naming the one that hides the path, if one does.
+    """
     wanted = normalise(path)
-    kept = tuple(mask for mask in masks if mask.path != wanted)
-    if len(kept) == len(masks):
+    kept = {mask.path: mask for mask in masks}
+    revealed = kept.pop(wanted, None)
+    if revealed is None:
         above = next((mask.path for mask in masks if wanted.startswith(mask.path + "/")), None)
         hint = f"it lies beneath {above}; reveal that" if above else "reveal a path exactly as the list of masks spells it"
         raise PolicyError(f"nothing is masked at {wanted!r}", hint=hint)
-    return kept
+    if revealed.why == SOMEBODY_ELSE:
+        _add(kept, IN_HOME, wanted)
+    return tuple(kept[path] for path in sorted(kept))
 
 
-def _add(masks: dict[str, str], names: dict[str, tuple[str, ...]], directory: str) -> None:
-    for why, paths in names.items():
-        for path in paths:
-            masks[beneath(directory, path)] = why
+def _add(masks: dict[str, Mask], names: dict[str, tuple[str, ...]], directory: str) -> None:
+    start = directory.rstrip("/")
+    for why, relative in names.items():
+        for name in relative:
+            path = f"{start}/{name.lstrip('/')}"
+            masks[path] = Mask(path, why)
+
+
+def _related(one: str, other: str) -> bool:
+    return _within(one, other) or _within(other, one)
+
+
+def _within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

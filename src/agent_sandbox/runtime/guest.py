@@ -17,14 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.kernel import channel
+from agent_sandbox.kernel.protocol import SCRIPT, SCRIPTS
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-SCRIPTS = "/run/sandbox"
-SCRIPT = f"{SCRIPTS}/main.py"
 _REHEARSAL = """
 import sys
 def words(count):

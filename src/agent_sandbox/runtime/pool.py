@@ -22,8 +22,9 @@ from agent_sandbox.values import dataclass, field, replace
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
+HECTIC_SECONDS = 0.2  # for so long after a run found nothing, the next guest is made at once, beside the runs
 LOOK_SECONDS = 1.0  # between looks at guests that nobody takes: whoever killed one does not tell us
-POLITE_SECONDS = 0.001  # after a run: whoever waits for its outcome comes before those who will want the next
+POLITE_SECONDS = 0.003  # after a run: whoever waits for its outcome comes before those who will want the next
 
 
 @dataclass
@@ -35,6 +36,7 @@ class _Shelf:
     guests: deque[ProcessGuest] = field(default_factory=deque)
     used: float = 0.0
     empty_at: float = 0.0  # when a run last found nothing here
+    eased_at: float = 0.0  # when one guest fewer was thought enough
 
 
 class Pool:
@@ -67,7 +69,7 @@ class Pool:
             if guest is None:
                 shelf.empty_at = shelf.used
                 shelf.wanted = min(shelf.wanted + 1, self._most)
-            calm = guest is not None and shelf.used - shelf.empty_at > CALM_SECONDS
+            calm = guest is not None and shelf.used - shelf.empty_at > HECTIC_SECONDS
             if not calm:  # runs come faster than one at a time: make the next meanwhile, on another core
                 self._tend()
         for gone in dead:
@@ -135,9 +137,9 @@ class Pool:
                 surplus += shelf.guests
                 del self._shelves[key]
                 shelf.wanted = 0
-            elif shelf.wanted > 1 and now - shelf.empty_at > CALM_SECONDS:
+            elif shelf.wanted > 1 and now - max(shelf.empty_at, shelf.eased_at) > CALM_SECONDS:
                 shelf.wanted -= 1
-                shelf.empty_at = now
+                shelf.eased_at = now
             while len(shelf.guests) > shelf.wanted > 0:
                 surplus.append(shelf.guests.popleft())
         return surplus
@@ -171,7 +173,7 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """
     if launch.terminal is not None or not isinstance(launch.root.layers, ThrowAway):
         return None
-    if any(isinstance(step, Copies) for step in launch.root.steps):
+    if any(type(step) is Copies for step in launch.root.steps):
         return None
     request = request_for(launch)
     plan: bytes = request.pop("plan")  # always the same object for the same plan: it is hashed once

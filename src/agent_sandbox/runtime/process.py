@@ -42,19 +42,22 @@ class ProcessRuntime:
 
     name = "process"
 
-    def __init__(self, *, single_threaded: bool = False, warm: int = 0) -> None:
+    def __init__(self, *, single_threaded: bool = False, forked: Zygote | None = None, warm: int = 0) -> None:
         """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
 
+        `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
         """
         self._single_threaded = single_threaded
         self._warm = warm
         self._start_afresh()
+        if forked is not None:
+            self._zygotes[None] = forked
         if not single_threaded:
             from weakref import WeakMethod
 
-            forked = WeakMethod(self._start_afresh)
-            os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
+            start_afresh = WeakMethod(self._start_afresh)
+            os.register_at_fork(after_in_child=lambda: (method := start_afresh()) and method())
 
     def _start_afresh(self) -> None:
         """Also in a fork of the application: zygotes and waiting guests are its parent's, and another thread may have held the lock."""
@@ -103,19 +106,22 @@ class ProcessRuntime:
         try:
             return _prepared(launch, zygote)
         except LaunchFailed:
-            if zygote.alive:
+            if zygote.alive or not zygote.came_up:
                 raise
             return _prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
 
-    def close(self) -> None:
-        """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them."""
+    def close(self, *, leaving: bool = False) -> None:
+        """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them.
+
+        `leaving` says that this process ends now: what clears away after a run may then outlive it by some milliseconds.
+        """
         with self._lock:
             zygotes, self._zygotes = list(self._zygotes.values()), {}
             pool, self._pool = self._pool, self._new_pool()
         if pool is not None:
             pool.close()
         for zygote in zygotes:
-            zygote.close()
+            zygote.close(leaving=leaving)
 
     def _zygote(self, launch: Launch) -> Zygote:
         """The one that has the launch's modules; for a program that is executed anyway, a fork of the caller where that may be."""

@@ -7,7 +7,7 @@ finish its work; one that never stops is ended after a multiple of the limit.
 from __future__ import annotations
 
 import os
-import selectors
+import select
 from collections.abc import Callable
 
 from agent_sandbox.runtime.base import Launch
@@ -78,34 +78,59 @@ class Sink:
         os.close(self.fd)
 
 
+class Poller:
+    """Calls whoever waits for a descriptor when it is ready, and forgets who answers False.
+
+    Not epoll: the kernel bounds the watches of a user, those of rootless guests among them, and a guest could leave us none.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._calls: dict[int, Callable[[], bool]] = {}
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._calls
+
+    def add(self, fd: int, call: Callable[[], bool], *, event: int = select.POLLIN) -> None:
+        """Wait for it."""
+        self._calls[fd] = call
+        self._poll.register(fd, event)
+
+    def drop(self, fd: int) -> None:
+        """Wait for it no longer."""
+        if self._calls.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait so long at most, and call those who are ready. False when there was nobody."""
+        ready = self._poll.poll(None if seconds is None else seconds * 1000)
+        for fd, _ in ready:
+            call = self._calls.get(fd)
+            if call is not None and not call():
+                self.drop(fd)
+        return bool(ready)
+
+
 class Source:
     """The guest's input: given bytes, or what a descriptor of the caller's yields. The guest never holds that descriptor itself."""
 
-    def __init__(self, data: bytes | int, fd: int) -> None:
+    def __init__(self, data: bytes | int, fd: int, poller: Poller) -> None:
         self._from = data if isinstance(data, int) else None
         self._pending = b"" if isinstance(data, int) else data
         self._fd: int | None = fd
-        self._selector: selectors.BaseSelector | None = None
+        self._poller = poller
         os.set_blocking(fd, False)
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Begin to feed."""
-        self._selector = selector
         self._arrange()
 
     def _arrange(self) -> None:
         """Wait for room when there is something to write, else for something to read; close when both are over."""
-        assert self._selector is not None and self._fd is not None
+        assert self._fd is not None
         if self._pending:
-            self._watch(self._fd, selectors.EVENT_WRITE, self._write)
+            self._poller.add(self._fd, self._write, event=select.POLLOUT)
         elif self._from is None:
             self.close()
         else:
-            self._watch(self._from, selectors.EVENT_READ, self._read)
-
-    def _watch(self, fd: int, event: int, call: Callable[[], bool]) -> None:
-        assert self._selector is not None
-        self._selector.register(fd, event, call)
+            self._poller.add(self._from, self._read)
 
     def _read(self) -> bool:
         assert self._from is not None
@@ -113,7 +138,7 @@ class Source:
             self._pending = os.read(self._from, CHUNK)
         except OSError:
             self._pending = b""
-        self._forget(self._from)
+        self._poller.drop(self._from)
         if not self._pending:
             self._from = None
         self._arrange()
@@ -129,20 +154,15 @@ class Source:
             self.close()
             return True
         if not self._pending:
-            self._forget(self._fd)
+            self._poller.drop(self._fd)
             self._arrange()
         return True
-
-    def _forget(self, fd: int) -> None:
-        registered = self._selector.get_map() if self._selector is not None else None  # None, too, once the selector is closed
-        if self._selector is not None and registered is not None and fd in registered:
-            self._selector.unregister(fd)
 
     def close(self) -> None:
         """Close the guest's input."""
         if self._fd is not None:
-            self._forget(self._fd)
+            self._poller.drop(self._fd)
             if self._from is not None:
-                self._forget(self._from)
+                self._poller.drop(self._from)
             os.close(self._fd)
             self._fd = None

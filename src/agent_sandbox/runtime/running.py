@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import select
-import selectors
 import socket
 import stat
 import time
@@ -17,12 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import cgroups, channel, mounts, namespaces, stage
-from agent_sandbox.kernel.init import GO, ORDER, SIGNAL, TICK
+from agent_sandbox.kernel import cgroups, channel, ids, mounts
+from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime import guest
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
-from agent_sandbox.runtime.pump import Sink, Source
+from agent_sandbox.runtime.pump import Poller, Sink, Source
 from agent_sandbox.runtime.zygote import Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never
 
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
+CPU_TICK = 0.05  # seconds between looks at the processor time of a cgroup
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
 SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
 
@@ -132,7 +131,7 @@ class ProcessGuest:
                 # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
                 if stat.S_ISFIFO(os.fstat(fd).st_mode):
                     with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
-                        os.fchown(fd, namespaces.FIRST_ID, namespaces.FIRST_ID)
+                        os.fchown(fd, ids.FIRST_ID, ids.FIRST_ID)
 
     def _await_readiness(self) -> None:
         self._control.settimeout(READY_SECONDS)
@@ -144,9 +143,9 @@ class ProcessGuest:
         if self._init_is_there():
             self._control.recv(1)
             if os.geteuid() == 0:  # only we may write the map; rootless init writes its own
-                whole = f"0 {namespaces.FIRST_ID} {namespaces.IDS}"
-                namespaces.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
-            self._control.send(stage.MAPPED)
+                whole = f"0 {ids.FIRST_ID} {ids.IDS}"
+                ids.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
+            self._control.send(MAPPED)
         message, descriptors = channel.receive(self._control)
         if message["kind"] == "failed":
             raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
@@ -155,14 +154,14 @@ class ProcessGuest:
         self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
         answer = self._payload.recv(4096)
-        if answer != stage.READY:
+        if answer != READY:
             why = answer.decode(errors="replace") or "it ended before it was ready"
             raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
         self._control.settimeout(None)
 
     def _init_is_there(self) -> bool:
         """Wait for init. When its byte does not come, what comes instead is a message that says what is wrong, or nothing at all."""
-        return self._control.recv(1, socket.MSG_PEEK) == stage.HERE
+        return self._control.recv(1, socket.MSG_PEEK) == HERE
 
     def _hand_over(self) -> None:
         """Send the program. An empty answer will say that it has started, anything else why it could not."""
@@ -172,9 +171,9 @@ class ProcessGuest:
             case Argv(words=words):
                 message["argv"] = list(words)
             case Script(words=words, source=source, name=name, argv=arguments):
-                message.update(argv=[*words, f"{guest.SCRIPTS}/{name}", *arguments], file=name, source=source)
+                message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(guest.SCRIPT), source=source, arguments=list(arguments))
+                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments))
             case _:
                 assert_never(program)
         with suppress(OSError):  # it was ended meanwhile: by a limit, or by us; the exit says which
@@ -227,16 +226,17 @@ class ProcessGuest:
     def wait(self) -> Completed:
         """Pump until nothing of the guest lives, then say how it ended. What may remain for an instant is our own clean-up."""
         limit = self.launch.limits.output_bytes
+        poller = Poller()
         source: Source | None
         if self._terminal is not None:
             sinks = {"stdout": Sink("stdout", self._terminal, limit, self.launch)}
-            source = Source(self.launch.stdin, os.dup(self._terminal))
+            source = Source(self.launch.stdin, os.dup(self._terminal), poller)
         else:
             sinks = {name: Sink(name, fd, limit, self.launch) for name, fd in self._outputs.items()}
-            source = Source(self.launch.stdin, self._stdin) if self._stdin is not None else None
+            source = Source(self.launch.stdin, self._stdin, poller) if self._stdin is not None else None
         self._outputs, self._stdin, self._terminal = {}, None, None
         try:
-            self._pump(sinks, source)
+            self._pump(sinks, poller)
         finally:
             if source is not None:
                 source.close()
@@ -246,36 +246,30 @@ class ProcessGuest:
         stderr = sinks.get("stderr")
         return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
 
-    def _pump(self, sinks: dict[str, Sink], source: Source | None) -> None:
+    def _pump(self, sinks: dict[str, Sink], poller: Poller) -> None:
         wall = self.launch.limits.wall_seconds
         deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
         # Init watches what it can see; a cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0.
         cpu = self.launch.limits.cpu_seconds
         used_before = self._cgroup.cpu_seconds() if cpu is not None else 0.0
-        # Not epoll: the kernel bounds the watches of a user, those of rootless guests among them, and a guest could leave us none.
-        with selectors.PollSelector() as selector:
-            selector.register(self._control, selectors.EVENT_READ, self._take_message)
-            for sink in sinks.values():
-                selector.register(sink.fd, selectors.EVENT_READ, sink.take)
-            if source is not None:
-                source.register(selector)
-            if self._waker is not None:
-                selector.register(self._waker, selectors.EVENT_READ, self._woken)
-            while self._control.fileno() in selector.get_map() and "exit" not in self._messages:
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if cpu is not None:
-                    timeout = TICK if timeout is None else min(timeout, TICK)
-                events = selector.select(timeout)
-                if cpu is not None and self._cgroup.cpu_seconds() - used_before > cpu:
-                    self._end("cpu-limit")
-                if not events and deadline is not None and time.monotonic() >= deadline:
-                    self._end("timed-out")
-                    deadline = None
-                for key, _ in events:
-                    if key.fileobj in selector.get_map() and not key.data():
-                        selector.unregister(key.fileobj)
-                if any(sink.overflowing for sink in sinks.values()):
-                    self._end("output-limit")
+        control = self._control.fileno()
+        poller.add(control, self._take_message)
+        for sink in sinks.values():
+            poller.add(sink.fd, sink.take)
+        if self._waker is not None:
+            poller.add(self._waker, self._woken)
+        while control in poller and "exit" not in self._messages:
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if cpu is not None:
+                timeout = CPU_TICK if timeout is None else min(timeout, CPU_TICK)
+            anything = poller.wait(timeout)
+            if cpu is not None and self._cgroup.cpu_seconds() - used_before > cpu:
+                self._end("cpu-limit")
+            if not anything and deadline is not None and time.monotonic() >= deadline:
+                self._end("timed-out")
+                deadline = None
+            if any(sink.overflowing for sink in sinks.values()):
+                self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
         self._take_answer()

@@ -1,7 +1,7 @@
 """The supervisor's side of a zygote: a process with the interpreter warm that forks every run, keeps it, and clears away after it.
 
 Usually it is our own interpreter, executed afresh (see `zygote_program`). A caller with one thread may fork itself instead, for programs
-that are executed anyway: it costs a twentieth of the time.
+that are executed anyway: it costs a twentieth of the time. Forked early, while the caller has loaded little, it gets ready beside it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
-from agent_sandbox.kernel import cgroups, channel, keeper
-from agent_sandbox.runtime import guest
+from agent_sandbox.kernel import channel
+from agent_sandbox.kernel.protocol import DONE, START
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_sandbox.kernel.cgroups import Hierarchy
 
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime.zygote_program import main; main()"
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, the same on every machine (PROC_PID_INIT_INO)
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
@@ -44,11 +50,17 @@ class Zygote:
         finally:
             theirs.close()
             os.close(me)
-        self.hierarchies = cgroups.here()
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
-        self._ready = self._closing = False
+        self.came_up = self._closing = False
+
+    @cached_property
+    def hierarchies(self) -> tuple[Hierarchy, ...]:
+        """Where cgroups for its runs can be made."""
+        from agent_sandbox.kernel import cgroups  # not before there is a run to make: a zygote is forked early
+
+        return cgroups.here()
 
     def start(self, descriptors: Sequence[int], *, watched: tuple[str, int] | None) -> int:
         """Fork an init that owns these descriptors: control, payload, and three for stdio or none. Returns the number of the run.
@@ -57,11 +69,11 @@ class Zygote:
         when it has gone or never came up.
         """
         with self._lock:
-            if not self._ready:
+            if not self.came_up:
                 self._await_readiness()
             number = next(self._numbers)
             try:
-                _send(self._link, marshal.dumps((keeper.START, number, watched)), descriptors)
+                _send(self._link, marshal.dumps((START, number, watched)), descriptors)
             except OSError as error:
                 raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
             self._open.add(number)
@@ -81,7 +93,7 @@ class Zygote:
                 raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
             raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
         self._link.settimeout(None)
-        self._ready = True
+        self.came_up = True
 
     def done(self, number: int) -> bool:
         """Nobody here needs the run or its cgroup any more: its init may be reaped, and what is left of it cleared away.
@@ -91,7 +103,7 @@ class Zygote:
         with self._lock:
             self._open.discard(number)
             try:
-                self._link.send(marshal.dumps((keeper.DONE, number)))
+                self._link.send(marshal.dumps((DONE, number)))
             except OSError:
                 return False
             if self._closing and not self._open:
@@ -103,20 +115,23 @@ class Zygote:
         """Whether it can still fork."""
         return self._process >= 0 and not self._ends_within(0)
 
-    def close(self) -> None:
-        """End it, when the last of its runs has ended."""
+    def close(self, *, leaving: bool = False) -> None:
+        """End it, when the last of its runs has ended. `leaving` says that this process is about to end, too, and need not see that."""
         with self._lock:
             self._closing = True
             if not self._open or not self.alive:
-                self._end()
+                self._end(wait=not (leaving and _orphans_are_reaped()))
 
-    def _end(self) -> None:
+    def _end(self, *, wait: bool = True) -> None:
         if self._process < 0:
             return
         self._link.close()
-        self._ends_within(None)
+        if wait:
+            self._ends_within(None)
         os.close(self._process)
         self._process = -1
+        if not wait:
+            return
         with suppress(ChildProcessError):  # the application may have set SIGCHLD to be ignored, or wait for all its children
             os.waitpid(self.pid, 0)
 
@@ -161,17 +176,30 @@ def _execute(link: int, supervisor: int, preload: Sequence[str]) -> int:
 def _fork(link: socket.socket, supervisor: int) -> int:
     """A fork of the caller that is its keeper, and has nothing of it but its memory.
 
-    No descriptor stays: a copy of the far end of a guest's input would keep that input from ending, one of a lock would hold the lock.
+    No descriptor stays: a copy of the far end of a guest's input would keep that input from ending, one of a lock would hold the lock, one
+    of the caller's output would keep whoever reads it waiting for us.
     """
     child = os.fork()
     if child:
         return child
     try:
-        channel.close_others((link.fileno(), supervisor))
         os.setsid()  # a terminal's Ctrl-C is the supervisor's to forward
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        channel.close_others((link.fileno(), supervisor))
+        from agent_sandbox.kernel import keeper, seccomp  # here, where the supervisor does not wait for it
+        from agent_sandbox.runtime import guest
+
+        seccomp.compile_filter(processes=True, execute=True, system=False)
         keeper.serve(link, supervisor, guest.run)
     finally:
         os._exit(0)
+
+
+def _orphans_are_reaped() -> bool:
+    """Whether process 1 is the machine's own init, which waits for whatever is left to it. In a container it may be any program."""
+    return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:

@@ -12,8 +12,17 @@ from collections.abc import Sequence
 from agent_sandbox.errors import Denied, LaunchFailed, PolicyError, SandboxError
 from agent_sandbox.surfaces.arguments import Request, UsageError, parse
 from agent_sandbox.surfaces.messages import complain
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 USAGE, APPROVAL, COULD_NOT_START, DENIED = 2, 3, 125, 126
+
+
+def program() -> NoReturn:
+    """The program: `main`, and out at once. Every block has ended, every stream is flushed; taking the interpreter apart adds nothing."""
+    os._exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.decide import LARGEST_SOURCE
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.run import perform
+from agent_sandbox.surfaces.performing import perform
 
 _EXTENSIONS = {
     ".py": "python",

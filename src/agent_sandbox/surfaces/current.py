@@ -59,7 +59,10 @@ def current(request: Request) -> Current:
 def masks_of(project: Project) -> tuple[Mask, ...]:
     """What is hidden by default in this project's sandboxes."""
     return default_masks(
-        home=places.home(), homes_of_others=places.homes_of_others(), project=project.path, state_dir=os.path.realpath(places.state_dir())
+        homes=places.own_homes(),
+        homes_of_others=places.homes_of_others(),
+        projects=(project.path,),
+        state_dir=os.path.realpath(places.state_dir()),
     )
 
 

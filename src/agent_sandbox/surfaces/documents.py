@@ -18,7 +18,7 @@ from agent_sandbox.errors import SandboxError
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.pending import Pending, stored
-from agent_sandbox.surfaces.run import code_of, refusal
+from agent_sandbox.surfaces.performing import code_of, refusal
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.nodes import Node

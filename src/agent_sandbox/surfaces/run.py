@@ -1,162 +1,20 @@
-"""`run` and `code`: do a piece of work in a sandbox, with our streams, terminal and signals as its own."""
+"""`run`: a command in the project's sandbox.
+
+Before it can start, a keeper has to be ready, and this process has to load the rest of the program, find the project and decide. Neither
+waits for the other: the keeper is forked first, while there is little to copy, and each goes its own way on a processor of its own.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from agent_sandbox import places
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
-from agent_sandbox.errors import Busy, PolicyError
-from agent_sandbox.runtime.base import Exit, Reason
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.surfaces import streams
+from agent_sandbox.runtime.zygote import Zygote
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.current import Current, session_for, working_directory
-from agent_sandbox.surfaces.environment import guest_environment
-from agent_sandbox.surfaces.messages import remark, shown
-from agent_sandbox.values import replace
-from agent_sandbox.workspace.project import Project
-from agent_sandbox.workspace.view import PRIVATE
-
-TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
 
 
 def run(request: Request) -> int:
     """The verb `run`."""
+    forked = None if request.has("--explain") else Zygote(None)
+    from agent_sandbox.engine.session import Command
+    from agent_sandbox.surfaces.performing import perform
+
     words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])
-    return perform(request, Command(words), stdin=0)
-
-
-def perform(request: Request, what: Code | Command, *, stdin: int | bytes) -> int:
-    """Do it, and return the exit code of the whole program."""
-    with _runtime() as runtime:
-        session, found, project = session_for(request, runtime, _say_who_has_it)
-        _warn_about(project, found)
-        env = guest_environment(os.environ, request.values("--env"), home=places.home())
-        work = Work(what, env, cwd=_directory(request, project), stdin=stdin, on_output=streams.pass_on, collect=False)
-        if request.has("--explain"):
-            return _explain(session, work)
-        if request.has("--json"):
-            from agent_sandbox.surfaces.documents import run_document  # and with it json: not needed on the common path
-
-            return run_document(session, work, found, project)
-        return _streamed(request, session, work, found)
-
-
-def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
-    with streams.forwarding() as forward:
-        outcome = (
-            _interactive(session, work, forward)
-            if streams.interactive() and isinstance(work.stdin, int)
-            else _piped(session, work, forward)
-        )
-    _say_how_it_ended(work, outcome)
-    for note in outcome.notes if not request.has("--quiet") else ():
-        remark(note)
-    if not request.has("--quiet") and sys.stderr.isatty():
-        from agent_sandbox.surfaces.pending import remark_on_changes
-
-        remark_on_changes(outcome, session.policy, found)
-    return code_of(outcome.exit, forward.received)
-
-
-def _piped(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
-    return session.run(replace(work, on_start=forward.begin))
-
-
-def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
-    from agent_sandbox.surfaces import terminal  # termios and tty: only where somebody types
-
-    with terminal.lent() as loan:
-
-        def begin(guest: ProcessGuest) -> None:
-            forward.begin(guest)
-            loan.begin(guest)
-
-        return session.run(replace(work, on_start=begin, terminal=terminal.size()))
-
-
-@contextmanager
-def _runtime() -> Iterator[ProcessRuntime]:
-    runtime = ProcessRuntime(single_threaded=True)  # the command line has one thread, so it may fork itself
-    try:
-        yield runtime
-    finally:
-        runtime.close()
-
-
-def _directory(request: Request, project: Project) -> str:
-    """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
-    named = request.value("--cwd")
-    if named == "":
-        raise PolicyError("--cwd is empty", hint="name a directory")
-    path = os.path.realpath(os.path.join(working_directory() if not (named or "").startswith("/") else "/", named or ""))
-    for private in PRIVATE:
-        inside = path.startswith(private + "/") and not (path == project.path or path.startswith(project.path.rstrip("/") + "/"))
-        if inside and project.path != "/":
-            raise PolicyError(
-                f"{path!r} is not in the sandbox: each run has a {private} of its own", hint=f"start elsewhere, or: --project {path}"
-            )
-    return path
-
-
-def _explain(session: Session, work: Work) -> int:
-    plan = session.explain(work)
-    for line in (*plan.describe(), *(f"note: {note}" for note in plan.notes)):
-        print(shown(line))
-    return 0
-
-
-def _say_who_has_it(busy: Busy) -> None:
-    remark(f"{busy.message}; waiting for it")
-
-
-def _warn_about(project: Project, found: Current | None) -> None:
-    if project.remote:
-        remark(f"the project is on {project.fstype}: what a {project.remote} filesystem answers may differ from what a local one would")
-    for leftover in found.leftovers if found else ():
-        remark(f"could not be removed: {leftover}")
-
-
-def _say_how_it_ended(work: Work, outcome: Outcome) -> None:
-    """What a shell would say, and which limit was reached. To standard error, because it is for people."""
-    if outcome.refused:
-        remark(refusal(work, outcome))
-    elif why := ended_by(outcome.exit):
-        remark(why)
-    elif "disk" in outcome.exit.limits_hit:
-        remark("the sandbox is full: the program could not write more (--disk SIZE)")
-
-
-def refusal(work: Work, outcome: Outcome) -> str:
-    """Why the program could not be started inside, in the words that a shell uses."""
-    name = work.what.argv[0] if isinstance(work.what, Command) else f"the {work.what.language} interpreter"
-    if outcome.exit.code == NOT_FOUND and "/" not in name:
-        return f"{name}: command not found"
-    return outcome.refused if outcome.exit.code == COULD_NOT_START else f"{name}: {outcome.refused}"
-
-
-def ended_by(exit: Exit) -> str:
-    """The limit that ended a run, in words; empty when none did."""
-    return {
-        Reason.TIMED_OUT: "it was ended because its time was up (--timeout TIME)",
-        Reason.OUT_OF_MEMORY: "it was ended because it used more memory than it may (--memory SIZE)",
-        Reason.CPU_LIMIT: "it was ended because it used more processor time than it may",
-        Reason.DISK_LIMIT: "it was ended because it wrote more than it may (--disk SIZE)",
-        Reason.OUTPUT_LIMIT: "it was ended because its output had no end",
-    }.get(exit.reason, "")
-
-
-def code_of(exit: Exit, signals: list[int]) -> int:
-    """Our own exit code for how a run ended."""
-    if exit.reason is Reason.TIMED_OUT:
-        return TIMED_OUT
-    if exit.reason is Reason.OUT_OF_MEMORY:
-        return OUT_OF_MEMORY
-    if exit.reason is Reason.KILLED and signals:
-        return 128 + signals[-1]
-    return exit.code
+    return perform(request, Command(words), stdin=0, forked=forked)

@@ -55,7 +55,7 @@ def kept() -> Trial:
 
 def _launch(layers: ThrowAway | OnDisk) -> Trial:
     state = os.path.realpath(places.state_dir())
-    policy = cloned(masks=default_masks(home=places.home(), state_dir=state))
+    policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state))
     runtime = ProcessRuntime(single_threaded=True)
     try:
         plan = plan_view(policy.files, tools(), layers, host=Host.look(), scratch_bytes=16 * MIB)

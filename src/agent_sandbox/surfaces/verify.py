@@ -18,6 +18,7 @@ from agent_sandbox import places
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
+from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import policy_of, project_of, working_directory
 from agent_sandbox.surfaces.environment import guest_environment
@@ -121,8 +122,19 @@ def _project(request: Request) -> Project:
 
 
 def _surroundings(policy: Policy) -> Surroundings:
-    hidden = [mask.path for mask in policy.files.masks] + [pattern.path for pattern in policy.files.denied if isinstance(pattern, Tree)]
+    hidden = [path for mask in policy.files.masks for path in _hidden_by(mask)]
+    hidden += [pattern.path for pattern in policy.files.denied if isinstance(pattern, Tree)]
     return Surroundings(tuple(hidden), tuple(dict.fromkeys((places.home(), working_directory()))), policy.system)
+
+
+def _hidden_by(mask: Mask) -> list[str]:
+    """What must not be there: the place itself or, where the directory stays, what the real one holds."""
+    if not mask.stays:
+        return [mask.path]
+    try:
+        return [f"{mask.path}/{name}" for name in sorted(os.listdir(mask.path))]
+    except OSError:  # not there, or closed to us
+        return []
 
 
 def _places(policy: Policy) -> list[str]:

@@ -12,8 +12,7 @@ from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mounts import Bind, Copies, Directory, Overlay, Step
-from agent_sandbox.kernel.placing import Mask
+from agent_sandbox.kernel.mounts import Bind, Copies, Directory, Mask, Overlay, Step
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, ancestors
 from agent_sandbox.values import replace
@@ -110,7 +109,7 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
         if not isinstance(pattern, Glob):
             yield pattern.path, isinstance(pattern, Beneath)
     for mask in rules.masks:
-        yield mask.path, False
+        yield mask.path, mask.stays
 
 
 class _Places:

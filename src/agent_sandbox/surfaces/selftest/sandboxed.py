@@ -180,7 +180,7 @@ def _source(attempt: Attempt) -> str:
 
 def _with_what_was_planted(policy: Policy, bench: Bench) -> Policy:
     """The user's policy, which hides the secrets of the bench as it hides the user's own."""
-    planted = [mask for mask in default_masks(home=bench.home, project=bench.project) if mask.path in _above(bench.secrets)]
+    planted = [mask for mask in default_masks(homes=[bench.home], projects=[bench.project]) if mask.path in _above(bench.secrets)]
     files = replace(policy.files, masks=(*policy.files.masks, *planted), denied=(*policy.files.denied, Tree(bench.denied)))
     return replace(policy, files=files)
 

@@ -1,0 +1,253 @@
+"""Carry out a mount plan: one function for each kind of step, in a fresh mount namespace, before there is a guest.
+
+The current directory is the staging tmpfs (see `mounts`); what several steps need is in `placing`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+
+from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.mounts import (
+    DEVICES,
+    Bind,
+    Copies,
+    Devices,
+    Directory,
+    File,
+    MountPlan,
+    OnDisk,
+    Overlay,
+    Proc,
+    SealRoot,
+    SkeletonRoot,
+    Step,
+    Symlink,
+    ThrowAway,
+    Tmpfs,
+)
+from agent_sandbox.kernel.placing import (
+    QUIET,
+    Site,
+    attach_clone,
+    copy_entry,
+    directory_for,
+    file_for,
+    fill_mask_layer,
+    make_layer,
+    mount_overlay,
+)
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# What containers mask too: files of /proc that tell of, or act on, the host as a whole.
+PROC_MASKED = (
+    "acpi",
+    "asound",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "timer_list",
+    "timer_stats",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
+    "kmsg",
+)
+PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: who may write there has the kernel watch the whole machine for it
+
+
+def _sized(size_bytes: int) -> str:
+    """Options that bound a tmpfs. Its entries too: an empty file fills no block, but costs the kernel a kilobyte of memory. Twice as many
+    as there can be files with anything in them."""
+    return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
+
+
+def perform(plan: MountPlan, site: Site) -> None:
+    """Carry the plan out. The current directory is the staging tmpfs."""
+    for name in ("r", "u", "l", "m"):
+        os.mkdir(name)
+    perform_step(plan.layers, site)
+    for step in plan.steps:
+        perform_step(step, site)
+
+
+def perform_step(step: Step | ThrowAway | OnDisk, site: Site) -> None:
+    """Carry one step out."""
+    _PERFORM[type(step)](step, site)
+
+
+def _throw_away(layers: ThrowAway, site: Site) -> None:
+    sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(layers.size_bytes)},mode=700")
+    if site.userxattr:
+        try:
+            os.setxattr("u", "user.try", b"")
+            os.removexattr("u", "user.try")
+        except OSError:
+            why = "tmpfs takes no user attributes on this kernel (they came with Linux 6.6)"
+            site.notes.append(f"{why}: in a throw-away sandbox a directory that was removed cannot be made again")
+
+
+def _on_disk(layers: OnDisk, site: Site) -> None:
+    attach_clone(layers.path, "u", None, writable=True)
+
+
+def _overlay(step: Overlay, site: Site) -> None:
+    number = site.number()
+    lower, mask_layer = f"l/{number}", f"m/{number}"
+    try:
+        os.mkdir(lower)
+        attach_clone(step.source, lower, site.userns, writable=False)
+        lowers = [lower]
+        if step.masks or step.stand_ins or not step.writable:  # an overlay without an upper wants two layers
+            make_layer(mask_layer, lower)
+            fill_mask_layer(mask_layer, lower, step.masks, site, stand_ins=step.stand_ins)
+            for place in (*step.places, *map(os.path.dirname, step.files)):
+                os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
+            for place in step.files:
+                os.mknod(f"{mask_layer}/{place}", 0o755 | stat.S_IFREG)
+            lowers.insert(0, mask_layer)
+        mount_overlay(lowers, step.key, step.target, step.writable, site)
+    except OSError as error:
+        if step.required:
+            raise
+        site.notes.append(f"not shown: {step.target}: {error.strerror}")
+
+
+def _copies(step: Copies, site: Site) -> None:
+    number = site.number()
+    layer, spare = f"m/{number}", f"l/{number}"
+    make_layer(layer, step.source, site.shift)
+    os.mkdir(spare)
+    source = sc.openat2(sc.AT_FDCWD, step.source, os.O_PATH | os.O_DIRECTORY, resolve=sc.RESOLVE_NO_SYMLINKS)
+    try:
+        for entry in step.entries:
+            with suppress(PermissionError, FileNotFoundError):  # closed to us, as it would be to the guest, or gone meanwhile
+                copy_entry(source, entry, f"{layer}/{entry}", site.shift)
+    finally:
+        os.close(source)
+    for name, content in step.contents:
+        with suppress(FileExistsError), open(f"{layer}/{name}", "xb") as file:
+            file.write(content)
+            os.fchown(file.fileno(), site.shift or -1, site.shift or -1)
+    mount_overlay([layer, spare], step.key, step.target, step.writable, site)
+
+
+def _bind(step: Bind, site: Site) -> None:
+    if not stat.S_ISREG(os.stat(step.source).st_mode):  # a directory or socket bound in would be a hole
+        raise OSError(errno.EINVAL, "only regular files are bound", step.source)
+    with file_for(step.target) as place:
+        attach_clone(step.source, place, site.userns, writable=False)
+
+
+def _tmpfs(step: Tmpfs, site: Site) -> None:
+    owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
+    with directory_for(step.target) as place:
+        sc.mount("private", place, "tmpfs", QUIET, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
+
+
+def _directory(step: Directory, site: Site) -> None:
+    with directory_for(step.target):
+        pass
+
+
+def _symlink(step: Symlink, site: Site) -> None:
+    with directory_for(os.path.dirname(step.target)) as parent, suppress(FileExistsError):
+        os.symlink(step.to, f"{parent}/{os.path.basename(step.target)}")
+
+
+def _file(step: File, site: Site) -> None:
+    with file_for(step.target) as place, open(place, "wb") as file:
+        file.write(step.content)
+        os.fchmod(file.fileno(), 0o644)
+
+
+def _skeleton_root(step: SkeletonRoot, site: Site) -> None:
+    sc.mount("root", "r", "tmpfs", QUIET, "size=16m,mode=755")
+    if site.shift:
+        os.chown("r", site.shift, site.shift)
+
+
+def _seal_root(step: SealRoot, site: Site) -> None:
+    sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET)
+
+
+def _devices(step: Devices, site: Site) -> None:
+    with directory_for("/dev") as place:
+        sc.mount("dev", place, "tmpfs", sc.MS_NOSUID | sc.MS_NOEXEC, "size=64k,mode=755")
+    with directory_for("/dev") as dev:
+        _fill_devices(dev, step.shm_bytes)
+
+
+def _fill_devices(dev: str, shm_bytes: int) -> None:
+    for name in DEVICES:
+        _make_device(name, f"{dev}/{name}")
+    for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
+        os.symlink(to, f"{dev}/{name}")
+    os.mkdir(f"{dev}/pts")
+    sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
+    os.mkdir(f"{dev}/shm")
+    sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(shm_bytes)},mode=1777")
+    sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
+
+
+def _make_device(name: str, place: str) -> None:
+    """A node of our own: through one of the machine's, a guest would share its locks and its times, and see who else opens it.
+
+    No user namespace may make one, so rootless the machine's is bound all the same. The type is checked on what was opened.
+    """
+    try:
+        os.mknod(place, stat.S_IFCHR, os.makedev(*DEVICES[name]))
+        os.chmod(place, 0o666)
+        return
+    except PermissionError:
+        fd = sc.open_tree(f"/dev/{name}", sc.OPEN_TREE_CLONE)
+    try:
+        if not stat.S_ISCHR(os.fstat(fd).st_mode):
+            raise OSError(errno.ENODEV, "not a character device", f"/dev/{name}")
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+        sc.move_mount(fd, place)
+    finally:
+        os.close(fd)
+
+
+def _proc(step: Proc, site: Site) -> None:
+    with directory_for("/proc") as place:
+        sc.mount("proc", place, "proc", QUIET | sc.MS_NOEXEC)
+    with directory_for("/proc") as proc:
+        _seal_proc(proc)
+
+
+def _seal_proc(proc: str) -> None:
+    for name in PROC_READONLY:
+        if os.path.isdir(f"{proc}/{name}"):
+            sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND)
+            sc.mount("", f"{proc}/{name}", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET | sc.MS_NOEXEC)
+    for name in PROC_MASKED:
+        if os.path.isdir(f"{proc}/{name}"):
+            sc.mount("masked", f"{proc}/{name}", "tmpfs", QUIET | sc.MS_NOEXEC | sc.MS_RDONLY, "size=0,mode=000")
+        elif os.path.exists(f"{proc}/{name}"):
+            sc.mount("r/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
+
+
+_PERFORM: dict[type, Callable[[Any, Site], None]] = {
+    ThrowAway: _throw_away,
+    OnDisk: _on_disk,
+    Overlay: _overlay,
+    Copies: _copies,
+    Bind: _bind,
+    Tmpfs: _tmpfs,
+    Directory: _directory,
+    Symlink: _symlink,
+    File: _file,
+    SkeletonRoot: _skeleton_root,
+    SealRoot: _seal_root,
+    Devices: _devices,
+    Proc: _proc,
+}

@@ -1,0 +1,20 @@
+"""What the processes of a run say to one another, byte for byte. Longer things are messages (`channel`)."""
+
+from __future__ import annotations
+
+import struct
+
+# From the supervisor to the keeper: an order and the number of the run.
+START, DONE = "start", "done"
+
+# From the supervisor to init, once there is a guest: GO with the wall time in seconds, SIGNAL with its number.
+ORDER = struct.Struct("!cd")
+GO, SIGNAL = b"g", b"s"
+
+HERE = b"h"  # init's first byte, and again when it wants its ids
+MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
+READY = b"R"  # the guest's one byte: everything is in force
+
+# Where code lies in a view while it runs.
+SCRIPTS = "/run/sandbox"
+SCRIPT = f"{SCRIPTS}/main.py"

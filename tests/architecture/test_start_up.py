@@ -1,0 +1,79 @@
+"""What a run loads before it can do anything: this, more than anything we compute, is the time that a command line takes to start.
+
+Nothing here is timed. A module that gets in again is named.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Each costs from half a millisecond to ten, on its own or by what it brings along.
+SLOW = frozenset(
+    {
+        *(
+            "argparse",
+            "asyncio",
+            "ast",
+            "dataclasses",
+            "difflib",
+            "hashlib",
+            "_hashlib",
+            "importlib.metadata",
+            "inspect",
+            "json",
+            "logging",
+        ),
+        *("multiprocessing", "pathlib", "pickle", "platform", "random", "re", "shutil", "subprocess", "tempfile", "threading", "typing"),
+        *("unittest", "urllib.parse", "uuid", "weakref"),
+    }
+)
+# What only a fork of the program needs: it loads that itself, while the program goes on.
+OF_THE_KEEPER = frozenset({"ctypes", "agent_sandbox.kernel.stage", "agent_sandbox.kernel.mounting", "agent_sandbox.kernel.seccomp"})
+RUN = "from agent_sandbox.surfaces.cli import main; main(['run', '--', 'true'])"
+
+
+def loaded_by(code: str, *, cwd: Path | str = "/", **env: str) -> frozenset[str]:
+    """The modules that a fresh interpreter has after this code, without those it starts with."""
+    program = f"import sys; before = set(sys.modules); {code}; print(*set(sys.modules) - before)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=True
+    )
+    return frozenset(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def loaded_by_a_run(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
+    project = tmp_path_factory.mktemp("project")
+    state = {"AGENT_SANDBOX_STATE": str(tmp_path_factory.mktemp("state"))}
+    loaded_by(RUN, cwd=project, **state)  # the first one makes the store, and may take its time
+    return loaded_by(RUN, cwd=project, **state)
+
+
+def test_a_run_loads_nothing_that_is_slow_to_load(loaded_by_a_run: frozenset[str]) -> None:
+    assert "agent_sandbox.engine.session" in loaded_by_a_run, "this was no run"
+    assert sorted(loaded_by_a_run & SLOW) == []
+
+
+def test_a_run_leaves_to_its_keeper_what_only_the_keeper_needs(loaded_by_a_run: frozenset[str]) -> None:
+    assert sorted(loaded_by_a_run & OF_THE_KEEPER) == []
+
+
+def test_the_keeper_loads_nothing_slow_either() -> None:
+    loaded = loaded_by("import agent_sandbox.kernel.keeper, agent_sandbox.runtime.guest")
+    assert loaded >= OF_THE_KEEPER
+    assert sorted(loaded & SLOW) == []
+
+
+def test_the_keeper_is_forked_before_the_rest_is_loaded() -> None:
+    loaded = loaded_by("import agent_sandbox.surfaces.cli, agent_sandbox.surfaces.run")
+    floors = tuple(f"agent_sandbox.{floor}." for floor in ("engine", "workspace", "ledger", "policy"))
+    assert sorted(name for name in loaded if name.startswith(floors)) == []
+
+
+def test_a_slow_module_is_recognised() -> None:
+    assert loaded_by("import dataclasses") & SLOW
