@@ -62,6 +62,7 @@ class _Family:
     plan: list[tuple[float, str]]
     until: float = 0.0
     struck: str = ""  # the latest
+    fallen: set[int] = field(default_factory=set)  # zygotes that are struck, and may need a moment to fall
 
     @property
     def must_end(self) -> bool:
@@ -153,7 +154,7 @@ def _strike_all(families: list[_Family], moments: random.Random, tally: Tally) -
 def _strike(family: _Family, moments: random.Random, tally: Tally) -> bool:
     """Strike, if the one to be struck is there."""
     supervisor, victim = family.supervisor, family.plan[0][1]
-    relatives = roles(supervisor.pid)
+    relatives = roles(supervisor.pid, without=family.fallen)
     if victim in ("supervisor", "terminal"):
         hit = supervisor.kill() if victim == "supervisor" else supervisor.hang_up()
         if hit:
@@ -166,6 +167,7 @@ def _strike(family: _Family, moments: random.Random, tally: Tally) -> bool:
     hit = kill_relative(chosen, supervisor.pid)
     if hit:
         tally.count(supervisor, victim, stage, chosen)
+        family.fallen.add(chosen)
     return hit
 
 

@@ -185,20 +185,29 @@ def _moves(pid: int) -> bool:
 
 
 def _power_cut(supervisor: Supervisor) -> None:
-    """Everything of a family at once, keepers too. Stopped first: nobody is to clear away what another one leaves."""
-    supervisor.stop()
-    while True:
-        relatives = [pid for pids in roles(supervisor.pid).values() for pid in pids]
-        moving = [pid for pid in relatives if _moves(pid)]
-        if not moving:
-            break
-        for pid in moving:
-            with suppress(ProcessLookupError):  # one that ended before its parent was stopped
-                os.kill(pid, signal.SIGSTOP)  # our own, and its parent is stopped: the number cannot have passed on
-    for pid in relatives:
-        with suppress(ProcessLookupError):  # it went with its init
-            os.kill(pid, signal.SIGKILL)
-    supervisor.close()
+    """Everything of a family at once, zygotes too. Stopped first: nobody is to clear away what another one leaves."""
+    try:
+        supervisor.stop()
+        while moving := [pid for pid in _relatives(supervisor) if not _stands_still(pid)]:
+            for pid in moving:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)  # its parent is stopped or the supervisor: the number cannot have passed on
+        for pid in _relatives(supervisor):
+            with suppress(ProcessLookupError):  # it went with its init
+                os.kill(pid, signal.SIGKILL)
+    finally:
+        supervisor.close()
+
+
+def _relatives(supervisor: Supervisor) -> list[int]:
+    return [pid for pids in roles(supervisor.pid).values() for pid in pids]
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        return knows(pid)["State"][0] in "TZX"
+    except OSError:
+        return True
 
 
 @case(145)

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,12 +198,12 @@ def _redirect(stdin: bytes, place: Place) -> None:
     os.closerange(3, 1024)
 
 
-def roles(supervisor: int) -> dict[str, list[int]]:
+def roles(supervisor: int, without: AbstractSet[int] = frozenset()) -> dict[str, list[int]]:
     """The living family of a supervisor: its zygotes (executed or forked, they keep its runs), newborns (that help for a moment, or are not
-    yet what they are going to be), inits, and whatever belongs to a guest. Only the family is looked at, not every process of the machine:
-    the stages to be hit last a millisecond."""
+    yet what they are going to be), inits, and whatever belongs to a guest. Less the zygotes `without`, and their runs. Only the family is
+    looked at, not every process of the machine: the stages to be hit last a millisecond."""
     found: dict[str, list[int]] = {}
-    for zygote in _living(children(supervisor)):
+    for zygote in [pid for pid in _living(children(supervisor)) if pid not in without]:
         # To lead a session is the first thing that a zygote does.
         found.setdefault("zygote" if _leads_a_session(zygote) else "newborn", []).append(zygote)
         for child in _living(children(zygote)):

@@ -93,7 +93,7 @@ class Keeper:
             ready = dict(poller.poll(self._patience()))
             if woken in ready:
                 os.read(woken, 4096)
-                self._hush_the_dead()
+            self._hush_the_dead()
             if self._link.fileno() in ready and not self._leaving:
                 self._take_order()
             elif self._supervisor in ready:
@@ -141,7 +141,9 @@ class Keeper:
                 os.kill(run.pid, signal.SIGKILL)
 
     def _patience(self) -> float | None:
-        """Milliseconds until something is due by itself."""
+        """Milliseconds until something is due by itself. On leaving no signal is relied on: if one were lost, nobody would notice us."""
+        if self._leaving:
+            return _CLEARING_TICK * 1000
         now = time.monotonic()
         due = [run.look_at - now for run in self._runs.values() if run.watched and not run.done]
         due += [_CLEARING_TICK for run in self._runs.values() if run.done]  # whether or not the signal of its end reaches us
