@@ -36,7 +36,8 @@ _NAMESPACES = sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEW
 
 @dataclass
 class _Run:
-    """One run. `pid` is that of its init and 0 once it is reaped; `watched` are layers on disk, with what they may hold."""
+    """One run. `pid` is that of its init: 0 once it is reaped, or when it could not be forked. `watched` are layers on disk, with what they
+    may hold."""
 
     pid: int
     control: socket.socket
@@ -116,6 +117,7 @@ class Keeper:
             self._start(number, descriptors, watched[0])
         elif number in self._runs:
             self._runs[number].done = True
+            self._runs[number].clear_by = time.monotonic() + _CLEARING_PATIENCE
 
     def _start(self, number: int, descriptors: list[int], watched: tuple[str, int] | None) -> None:
         control, payload, *stdio = descriptors
@@ -131,8 +133,8 @@ class Keeper:
         channel.close_all((*stdio, seat.payload.detach()))
         if watched is None or not child:
             seat.control.close()
-        if child:
-            self._runs[number] = _Run(child, seat.control, watched, time.monotonic() + _DISK_TICK)
+        # Also when there is no init: the supervisor may have made a cgroup for it.
+        self._runs[number] = _Run(child, seat.control, watched if child else None, time.monotonic() + _DISK_TICK)
 
     def _end_all(self) -> None:
         for run in self._runs.values():
