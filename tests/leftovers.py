@@ -96,8 +96,9 @@ def _mounts() -> dict[str, str]:
 
 
 def _cgroups(ours: set[int]) -> dict[str, str]:
-    """Version 1 has one tree for each controller, version 2 a single one; ours are looked for at any depth of either."""
-    names = [name for name, _, _ in os.walk(CGROUPS) if os.path.basename(name).startswith(cgroup_tree.PREFIX)]
+    """In each tree, below where we stand, and in version 2 beside it too: where ours are made. To see no stranger's, stand apart."""
+    tops = {place for hierarchy in cgroup_tree.here() for place in (hierarchy.places if hierarchy.version == 2 else (hierarchy.own,))}
+    names = {name for top in tops for name, _, _ in os.walk(top) if os.path.basename(name).startswith(cgroup_tree.PREFIX)}
     return {name: f"control group {name}" for name in names if _answerable(os.path.basename(name), ours)}
 
 

@@ -108,7 +108,10 @@ class Keeper:
             self._clear_away()
 
     def _take_order(self) -> None:
-        message, descriptors = channel.receive_descriptors(self._link, _LARGEST_ORDER)
+        try:
+            message, descriptors = channel.receive_descriptors(self._link, _LARGEST_ORDER)
+        except OSError:  # which order it was is lost, perhaps that to clear away: so everything is ended and cleared away
+            message, descriptors = b"", []
         if not message:
             self._leaving = True
             return
