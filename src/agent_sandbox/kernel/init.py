@@ -69,7 +69,7 @@ class Watch:
         if self.processes is not None and not self.crowded:
             self.crowded = accounting.task_count() + ended >= self.processes
 
-    def report(self, status: int, reason: str, hit: str) -> dict[str, Any]:
+    def report(self, status: int, reason: str, hit: str, wall: float) -> dict[str, Any]:
         """What the supervisor is told at the end."""
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             reason, hit = "cpu-limit", "cpu"
@@ -79,6 +79,7 @@ class Watch:
             "status": status,
             "reason": reason,
             "hit": [name for name in (hit, *self._met()) if name and name != "supervisor"],
+            "wall": wall,
             "cpu": used.ru_utime + used.ru_stime,
             "memory": used.ru_maxrss * 1024,
         }
@@ -121,8 +122,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
         poller.register(fd, select.POLLIN)
     # A rehearsal: what has been done once, before anybody waits for it, is done faster the second time, its memory being our own by then.
     poller.poll(0)
-    channel.pack(watch.report(0, *watch.look()))
-    deadline = time.monotonic() + FORGOTTEN
+    channel.pack(watch.report(0, *watch.look(), 0.0))
+    began = time.monotonic()
+    deadline = began + FORGOTTEN
     reason, hit = "exited", ""
     status: int | None = _reap(guest)
     while status is None and not hit:
@@ -133,7 +135,8 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
             order = control.recv(ORDER.size)
             kind, value = ORDER.unpack(order) if len(order) == ORDER.size else (b"", 0.0)
             if kind == GO:
-                deadline = time.monotonic() + min(value, float(1 << 32))
+                began = time.monotonic()
+                deadline = began + min(value, float(1 << 32))
                 watch.begin()
             elif kind == SIGNAL:
                 _signal_group(guest, int(value))
@@ -147,10 +150,11 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 reason, hit = "timed-out", "wall"
             else:
                 reason, hit = watch.look()
+    wall = time.monotonic() - began
     watch.count_processes(ended=status is not None)
     # What it left in the background ends with it, and before anybody is told that the run is over.
     last = _end_everything(guest)
-    return watch.report(last if status is None else status, reason, hit)
+    return watch.report(last if status is None else status, reason, hit, wall)
 
 
 def _is_full(place: str | int) -> bool:

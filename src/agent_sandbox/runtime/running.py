@@ -326,7 +326,8 @@ class ProcessGuest:
         if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
             hit.append("memory")
         usage = Usage(
-            wall_seconds=time.monotonic() - self._began,
+            # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
+            wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else time.monotonic() - self._began,
             cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
             peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
         )
