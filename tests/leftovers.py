@@ -8,6 +8,8 @@ keep alive, files below directories that we alone use. Where `adopting` is in fo
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -141,6 +143,12 @@ def _collect(processes: dict[int, Process], among: Collection[int] | None) -> No
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         del processes[pid]
+
+
+def remove(tree: Path) -> None:
+    """Remove a tree of ours, with the working directories in it that overlays keep closed to everybody."""
+    subprocess.run(["chmod", "-R", "u+rwX", tree], check=True)
+    shutil.rmtree(tree)
 
 
 def _looks_like_ours(orphan: int) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import heapq
 import os
 import random
-import shutil
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.leftovers import children, left_since, traces
+from tests.leftovers import children, left_since, remove, traces
 from tests.security.victims import AT_A_TERMINAL, KINDS, Place, Supervisor, roles, start
 
 GRACE_SECONDS = 2.0  # the promise: after so long nothing is left
@@ -79,7 +78,7 @@ def rain(kills: int, seed: int, top: Path) -> Tally:
     while tally.kills < kills and not tally.left:
         place = top / f"round-{number}"
         _round(moments, place, tally, offset=number * AT_ONCE)
-        shutil.rmtree(place)
+        remove(place)
         number += 1
     return tally
 

@@ -20,7 +20,7 @@ from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Intent
 from tests.e2e.program import PROGRAM, Shell, words
-from tests.leftovers import adopting, left_since, traces
+from tests.leftovers import adopting, left_since, remove, traces
 from tests.security.blows import Tally, rain
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, case, knows, snapshot, until
@@ -48,7 +48,7 @@ def top() -> Iterator[Path]:
     """A short-lived directory of its own for the supervisors. Not below /tmp, which a sandbox does not see."""
     made = Path(tempfile.mkdtemp(prefix="crash-", dir="/var/tmp" if ROOT else None))
     yield made
-    shutil.rmtree(made)
+    remove(made)
 
 
 @pytest.fixture

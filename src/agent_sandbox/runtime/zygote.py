@@ -163,7 +163,9 @@ def _execute(link: int, supervisor: int, preload: Sequence[str]) -> int:
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
     argv = [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(link), str(supervisor), os.pathsep.join(packages), *preload]
-    kept = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in (link, supervisor)]  # onto itself: so that it is not closed on the way
+    kept = [
+        (os.POSIX_SPAWN_DUP2, fd, fd) for fd in (link, supervisor, *([] if image is None else [image]))
+    ]  # onto itself: so that it is not closed on the way
     nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
     program = sys.executable if image is None else f"/proc/self/fd/{image}"
     try:
