@@ -112,9 +112,14 @@ class ProcessGuest:
         self.launch = launch
         self._began = time.monotonic()
         wall = launch.limits.wall_seconds
-        self._hand_over()
-        with suppress(OSError):  # it has ended meanwhile: its exit says why
-            self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
+        try:
+            # When the other side has gone it was ended meanwhile, by a limit or by us, and its exit says which. Any other failure leaves a
+            # guest that waits for its program, or runs without its clock.
+            with suppress(ConnectionError):
+                self._hand_over()
+                self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
+        except OSError as error:
+            raise LaunchFailed(f"the program could not be handed over: {error.strerror or error}", hint="try again") from error
 
     def _make_pipes(self, theirs: list[int]) -> None:
         """Make the guest's three streams. Its ends go into `theirs` one by one, to be closed even if we run out of descriptors."""
@@ -176,8 +181,7 @@ class ProcessGuest:
                 message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments))
             case _:
                 assert_never(program)
-        with suppress(OSError):  # it was ended meanwhile: by a limit, or by us; the exit says which
-            channel.send(self._payload, message)
+        channel.send(self._payload, message)
 
     def _take_answer(self) -> None:
         with suppress(OSError):  # nothing has come: it was ended before it could answer
