@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,17 +32,22 @@ class Process(NamedTuple):
     zombie: bool
 
 
+_still_ours: set[int] = set()  # children that lived when `adopting` ended: orphans among them come to an end later
+
+
 @contextmanager
 def adopting() -> Iterator[None]:
     """For the length of the block, orphans of our descendants become our children, so that whatever descends from us can be found.
 
     They are collected when `traces` finds them ended. What we start ourselves in the block has to be waited for before that.
     """
+    before = set(children(os.getpid()))
     sc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
         sc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+        _still_ours.update(set(children(os.getpid())) - before)
 
 
 def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
@@ -51,8 +56,7 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
     `watched` are directories that nobody else uses. `adopted` says that `adopting` has been in force since anything was started.
     """
     processes = running()
-    if adopted:
-        _collect(processes)
+    _collect(processes, None if adopted else _still_ours)
     ours = descendants(os.getpid(), processes)
     if not adopted:
         ours |= {pid for pid, found in processes.items() if found.parent == 1 and _looks_like_ours(pid)}
@@ -131,9 +135,9 @@ def _files(watched: tuple[Path, ...]) -> dict[str, str]:
     return {f"file {path}": f"file {path}" for path in paths}
 
 
-def _collect(processes: dict[int, Process]) -> None:
-    """Wait for orphans that came to us and have ended."""
-    for pid in [pid for pid, found in processes.items() if found == (os.getpid(), True)]:
+def _collect(processes: dict[int, Process], among: Collection[int] | None) -> None:
+    """Wait for orphans that came to us and have ended; only those `among` these, when some are given."""
+    for pid in [pid for pid, found in processes.items() if found == (os.getpid(), True) and (among is None or pid in among)]:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         del processes[pid]

@@ -104,11 +104,12 @@ class Zygote:
             self._open.discard(number)
             try:
                 self._link.send(marshal.dumps((DONE, number)))
+                told = True
             except OSError:
-                return False
+                told = False
             if self._closing and not self._open:
                 self._end()
-            return True
+            return told
 
     @property
     def alive(self) -> bool:
