@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from agent_sandbox.values import TYPE_CHECKING, dataclass
+from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.workspace.nodes import Node
@@ -36,6 +36,16 @@ class Change:
     inside: int = 0  # real entries below a directory that go with it
     masks_real: bool = False  # something real, hidden from the guest, is at this path or below it
     unread: bool = False  # content could not be read or compared in full, so it is taken as changed
+    renamed_from: str = ""  # of an added entry: the deleted path whose content it has
+    link_of: str = ""  # of a file: the first path in the change set that is the same inode, if that is another
+
+
+class Contents(Protocol):
+    """Whatever holds the new content of changed files: the layers of a sandbox, or what an undo has kept."""
+
+    def open_file(self, change: Change) -> int:
+        """A descriptor to read the new content of a regular file; the caller closes it. Raises OSError."""
+        ...
 
 
 @dataclass(frozen=True)
