@@ -22,8 +22,8 @@ from functools import cached_property
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import DONE, START
-from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox.kernel.protocol import DONE, START, WATCH
+from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.cgroups import Hierarchy
@@ -35,6 +35,20 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, the same on every machine (PROC_PID_INIT_INO)
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
+
+
+@dataclass(frozen=True)
+class Line:
+    """To one run: `control` to its init, `payload` to its guest. `number` is what the zygote calls it."""
+
+    number: int
+    control: socket.socket
+    payload: socket.socket
+
+    def close(self) -> None:
+        """Hang up. An init that waits for its request ends itself then."""
+        self.control.close()
+        self.payload.close()
 
 
 class Zygote:
@@ -53,6 +67,7 @@ class Zygote:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
+        self._early: Line | None = None
         self.came_up = self._closing = False
 
     @cached_property
@@ -62,22 +77,53 @@ class Zygote:
 
         return cgroups.here()
 
-    def start(self, descriptors: Sequence[int], *, watched: tuple[str, int] | None) -> int:
-        """Fork an init that owns these descriptors: control, payload, and three for stdio or none. Returns the number of the run.
+    def start_early(self) -> None:
+        """Order the init of a run that is sure to come, so that it is there when the run has been decided on. Waits for nothing."""
+        self._early = self._order()
 
-        `watched` are layers on disk and the bytes they may hold. Raises PolicyError when a module to preload is not there, LaunchFailed
-        when it has gone or never came up.
+    def start(self) -> Line:
+        """Have an init forked that waits for its request, or take the one that was ordered early.
+
+        Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote has gone or never came up.
         """
         with self._lock:
             if not self.came_up:
                 self._await_readiness()
-            number = next(self._numbers)
-            try:
-                _send(self._link, marshal.dumps((START, number, watched)), descriptors)
-            except OSError as error:
-                raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
-            self._open.add(number)
-            return number
+            line, self._early = self._early or self._order(), None
+            return line
+
+    def _order(self) -> Line:
+        number = next(self._numbers)
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        try:
+            pairs += [socket.socketpair(), socket.socketpair()]
+            line = Line(number, pairs[0][0], pairs[1][0])
+            line.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before init says its first byte
+            _send(self._link, marshal.dumps((START, number)), [theirs.fileno() for _, theirs in pairs])
+        except OSError as error:
+            for ours, _ in pairs:
+                ours.close()
+            raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        self._open.add(number)
+        return line
+
+    def watch(self, number: int, layers: str, limit: int) -> int:
+        """Have the layers of a run measured, and the run ended when they hold more than this many bytes.
+
+        Returns the end of a pipe on which a byte tells of that. Raises OSError.
+        """
+        told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _send(self._link, marshal.dumps((WATCH, number, layers, limit)), [tell])
+        except OSError:
+            os.close(told)
+            raise
+        finally:
+            os.close(tell)
+        return told
 
     def _await_readiness(self) -> None:
         self._link.settimeout(_START_SECONDS)
@@ -120,6 +166,9 @@ class Zygote:
         """End it, when the last of its runs has ended. `leaving` says that this process is about to end, too, and need not see that."""
         with self._lock:
             self._closing = True
+            if self._early is not None:
+                self._early.close()
+                self._open.discard(self._early.number)
             if not self._open or not self.alive:
                 self._end(wait=not (leaving and _orphans_are_reaped()))
 
