@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from tests.leftovers import adopting, children
-from tests.security.harness import ENVIRONMENT, Box, until
-
-EARLY = """
-import os
-from agent_sandbox.runtime.zygote import Zygote
-zygote = Zygote(None)
-zygote.start_early()
-line = zygote.start() if {used} else None
-print(line is None or line.control.recv(1) == b"h", flush=True)
-zygote.close(leaving=True)
-"""
+from tests.security.harness import ENVIRONMENT, Box
 
 SCAN = """
 import json, re
@@ -83,17 +68,3 @@ def test_code_behaves_as_a_script(box: Box) -> None:
     assert (outcome.stdout, outcome.stderr, outcome.exit.code) == (b"line\n", b"bye\n", 1)
     failing = box.python("def f():\n    1 / 0\nf()")
     assert b"line 2, in f" in failing.stderr and failing.exit.code == 1
-
-
-@pytest.mark.parametrize("used", [True, False])
-def test_an_init_that_was_ordered_early_ends_when_no_run_comes(used: bool) -> None:
-    others = set(_living())  # zygotes of the tests before
-    with adopting():
-        done = subprocess.run([sys.executable, "-c", EARLY.format(used=used)], capture_output=True, text=True, check=True)
-        assert done.stdout == "True\n", done.stderr
-        assert until(lambda: set(_living()) <= others, seconds=10)
-
-
-def _living() -> list[int]:
-    """Our children that are more than a number that waits to be collected."""
-    return [pid for pid in children(os.getpid()) if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None]

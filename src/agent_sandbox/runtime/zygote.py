@@ -67,7 +67,6 @@ class Zygote:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
-        self._early: Line | None = None
         self.came_up = self._closing = False
 
     @cached_property
@@ -77,20 +76,15 @@ class Zygote:
 
         return cgroups.here()
 
-    def start_early(self) -> None:
-        """Order the init of a run that is sure to come, so that it is there when the run has been decided on. Waits for nothing."""
-        self._early = self._order()
-
     def start(self) -> Line:
-        """Have an init forked that waits for its request, or take the one that was ordered early.
+        """Have an init forked that waits for its request.
 
         Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote has gone or never came up.
         """
         with self._lock:
             if not self.came_up:
                 self._await_readiness()
-            line, self._early = self._early or self._order(), None
-            return line
+            return self._order()
 
     def _order(self) -> Line:
         number = next(self._numbers)
@@ -166,9 +160,6 @@ class Zygote:
         """End it, when the last of its runs has ended. `leaving` says that this process is about to end, too, and need not see that."""
         with self._lock:
             self._closing = True
-            if self._early is not None:
-                self._early.close()
-                self._open.discard(self._early.number)
             if not self._open or not self.alive:
                 self._end(wait=not (leaving and _orphans_are_reaped()))
 

@@ -13,8 +13,6 @@ from agent_sandbox.surfaces.arguments import Request
 def run(request: Request) -> int:
     """The verb `run`."""
     forked = None if request.has("--explain") else Zygote(None)
-    if forked is not None:
-        forked.start_early()
     from agent_sandbox.engine.session import Command
     from agent_sandbox.surfaces.performing import perform
 
