@@ -133,8 +133,8 @@ class Keeper:
             if run:
                 run.done, run.clear_by = True, time.monotonic() + _CLEARING_PATIENCE
 
-    def _start(self, number: int, control: int, payload: int) -> None:
-        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive)
+    def _start(self, number: int, control: int, payload: int, *stdio: int) -> None:
+        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive, stdio)
         try:
             child = sc.clone(_NAMESPACES)
         except OSError as error:
@@ -143,8 +143,7 @@ class Keeper:
         else:
             if child == 0:
                 stage.become_init(seat, self._identity, self._program)
-        seat.control.close()
-        seat.payload.close()
+        channel.close_all((seat.control.detach(), seat.payload.detach(), *stdio))
         # Also when there is no init: the supervisor may have made a cgroup for it.
         self._runs[number] = _Run(child)
 

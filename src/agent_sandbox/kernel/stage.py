@@ -48,6 +48,7 @@ class Seat:
     payload: socket.socket  # to the guest alone
     supervisor: int  # pidfd: when the supervisor dies, so does the run
     keeper: int  # a pipe that ends with the keeper
+    stdio: tuple[int, ...]  # three, or none when init makes a terminal
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         userns = () if identity.userns is None else (identity.userns,)
-        channel.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *userns})
+        channel.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
-        request, streams = channel.receive(seat.control)  # three, or none when we are to make a terminal
+        request, _ = channel.receive(seat.control)
         request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root still may
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         plan = mounts.decode(request["plan"])
@@ -86,7 +87,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         _give_up_identity(identity, seat.control)
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
-        master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, tuple(streams))
+        master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
         guest = os.fork()
         if guest == 0:
             _become_guest(seat, program, request, stdio, rules)

@@ -21,7 +21,7 @@ from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Poller, Sink, Source
-from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.runtime.zygote import Line, Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ class ProcessGuest:
         self.launch = launch
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
-        self._keeper = keeper
-        self._line = keeper.start()
-        self._control, self._payload = self._line.control, self._line.payload
         self._init = 0  # its pid; not another's before we are done with the run
         self._cgroup = cgroups.Cgroup()
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
@@ -59,29 +56,40 @@ class ProcessGuest:
         self._outputs: dict[str, int] = {}
         self._began = time.monotonic()
         self.when_closed: Callable[[], None] = _nothing
+        self._keeper = keeper
+        self._line = self._begin_at(keeper)
+        self._control, self._payload = self._line.control, self._line.payload
 
-    def prepare(self) -> None:
-        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
+    def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []
         try:
             if not self.launch.terminal:
                 self._make_pipes(theirs)
+            return keeper.start(theirs)
+        except BaseException as error:
+            channel.close_all([*self._outputs.values(), *([] if self._stdin is None else [self._stdin])])
+            if isinstance(error, OSError):
+                why = error.strerror if keeper.alive else "the zygote has gone"
+                raise LaunchFailed(f"the sandbox could not be built: {why}", hint="run: agent-sandbox doctor") from error
+            raise
+        finally:
+            channel.close_all(theirs)
+
+    def prepare(self) -> None:
+        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
+        try:
             self._make_cgroup()
             if watched := _watched(self.launch):
                 self._full = self._keeper.watch(self._line.number, *watched)
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
-            channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces}, theirs)
-            while theirs:
-                os.close(theirs.pop())  # ours to hear the end of, once the guest's own are closed
+            channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
             why = str(error) or "it took too long"
             raise LaunchFailed(f"the sandbox could not be built: {why}", hint="run: agent-sandbox doctor") from error
         except OSError as error:
             raise LaunchFailed(f"the sandbox could not be built: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
-        finally:
-            channel.close_all(theirs)
 
     def _make_cgroup(self) -> None:
         limits = self.launch.limits

@@ -76,28 +76,30 @@ class Zygote:
 
         return cgroups.here()
 
-    def start(self) -> Line:
-        """Have an init forked that waits for its request.
+    def start(self, streams: Sequence[int]) -> Line:
+        """Have an init forked that waits for its request. `streams` are the guest's three, or none when init makes a terminal.
 
-        Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote has gone or never came up.
+        Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote never came up, OSError when it has gone or
+        there are no descriptors left.
         """
         with self._lock:
             if not self.came_up:
                 self._await_readiness()
-            return self._order()
+            return self._order(streams)
 
-    def _order(self) -> Line:
+    def _order(self, streams: Sequence[int]) -> Line:
         number = next(self._numbers)
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
-            pairs += [socket.socketpair(), socket.socketpair()]
+            for _ in ("control", "payload"):
+                pairs.append(socket.socketpair())
             line = Line(number, pairs[0][0], pairs[1][0])
             line.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before init says its first byte
-            _send(self._link, marshal.dumps((START, number)), [theirs.fileno() for _, theirs in pairs])
-        except OSError as error:
+            _send(self._link, marshal.dumps((START, number)), [*(theirs.fileno() for _, theirs in pairs), *streams])
+        except OSError:
             for ours, _ in pairs:
                 ours.close()
-            raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
+            raise
         finally:
             for _, theirs in pairs:
                 theirs.close()
