@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.readback import read_layers
+from agent_sandbox.workspace.readback import read_stack
+from agent_sandbox.workspace.stack import Stack
 from agent_sandbox.workspace.textdiff import DiffLimits, unified_diff, visible
 from tests.workspace.overlays import make_layer
 
@@ -24,7 +25,8 @@ class Sides:
         self.new = place / "layers" / make_layer(self.layers, "/data") / "upper"
 
     def changes(self) -> ChangeSet:
-        return read_layers(self.layers, ["/data"], userxattr=True, machine_root=str(self.root))
+        with Stack.of([self.layers], userxattr=True) as stack:
+            return read_stack(stack, machine_root=str(self.root))
 
     def diff(self, limits: DiffLimits = DiffLimits()) -> list[str]:  # noqa: B008
         (change,) = self.changes()

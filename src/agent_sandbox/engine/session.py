@@ -232,12 +232,13 @@ class Session:
 
 def changes_in(layers: int, policy: Policy) -> ChangeSet:
     """The change set of the layers below a descriptor, which a guest of ours has written."""
-    from agent_sandbox.workspace.layers import layer_targets  # only when changes are asked for
-    from agent_sandbox.workspace.readback import read_layers
+    from agent_sandbox.workspace.readback import read_stack  # only when changes are asked for
+    from agent_sandbox.workspace.stack import Stack
 
     root = os.geteuid() == 0
     masks = [mask.path for mask in policy.files.masks]
-    return read_layers(layers, layer_targets(layers), userxattr=not root, owner_shift=FIRST_ID if root else 0, masks=masks)
+    with Stack.of([layers], userxattr=not root, owner_shift=FIRST_ID if root else 0) as stack:
+        return read_stack(stack, masks=masks)
 
 
 def action_of(work: Work) -> Action:

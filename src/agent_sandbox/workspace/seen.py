@@ -61,7 +61,7 @@ def look(directory: int, name: str, *, now_ns: int, content: bool = False) -> Se
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        attributes = beneath.xattrs(directory, name, one_filesystem=False)
+        attributes = beneath.xattrs(directory, name)
         node = describe(directory, name, status, attributes, own_prefix="trusted.overlay.")
     except FileNotFoundError:
         return None
