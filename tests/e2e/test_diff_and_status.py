@@ -13,11 +13,11 @@ def test_changes_in_the_project_come_first_then_those_elsewhere_and_caches_are_f
     outside.mkdir()
     shell("run", f"echo x > new.txt; mkdir __pycache__; echo c > __pycache__/m.pyc; rm greeting.txt; echo y > ~/note; echo z > {outside}/z")
     shown = shell("diff").stdout.decode()
-    assert shown.index("+++ b/new.txt") < shown.index("Caches and scratch files")
+    assert shown.index("b/new.txt") < shown.index("Caches and scratch files")
     assert "deleted file mode" in shown
     assert "m.pyc" not in shown
     assert "m.pyc" in shell("diff", "--all").stdout.decode()
-    assert "A new.txt +1 -0" in shell("diff", "--stat").stdout.decode()
+    assert "A +1 -0 + new.txt" in shell("diff", "--stat").stdout.decode()
 
 
 def test_a_project_below_a_scratch_directory_is_not_noise_for_that(shell: Shell, project: Path) -> None:

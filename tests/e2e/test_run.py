@@ -21,7 +21,7 @@ def test_the_readme_flow_leaves_the_real_file_alone_and_forgets_on_request(shell
     assert shell("run", "cat greeting.txt").stdout == b"new content\n"
     assert real.read_text() == "hello\n"
     shown = shell("diff").stdout.decode()
-    assert "--- a/greeting.txt\n+++ b/greeting.txt\n" in shown
+    assert "diff --git a/greeting.txt b/greeting.txt\n" in shown
     assert "-hello\n+new content\n" in shown
     forgotten = shell("reset")
     assert forgotten.returncode == 0

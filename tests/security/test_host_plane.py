@@ -17,9 +17,9 @@ from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import removal
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.textdiff import unified_diff
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case, listening, outside, snapshot, until
+from tests.workspace.previews import lines_of_diff
 
 
 @case(23)
@@ -46,7 +46,7 @@ def _shown(kept: Box, as_if: Box | None = None) -> str:
     """The diff of everything that a kept sandbox changed, as `agent-sandbox diff --all` prints it."""
     layers = os.open(kept.layers, os.O_RDONLY)
     try:
-        return "\n".join(line for change in (as_if or kept).read(layers) for line in unified_diff(change, layers))
+        return "\n".join(line for change in (as_if or kept).read(layers) for line in lines_of_diff(change, layers))
     finally:
         os.close(layers)
 

@@ -19,9 +19,9 @@ from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import placing
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.textdiff import unified_diff
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, meanwhile
+from tests.workspace.previews import lines_of_diff
 from tests.workspace.racing import Swapper
 
 SAMPLE_SECONDS, TORTURE_SECONDS = 2.0, 600.0
@@ -156,7 +156,7 @@ def test_a_guest_that_swaps_directories_while_we_read_and_measure_its_layers_gai
 def _look(kept: Box, layers: int, upper: Path, counts: dict[str, int]) -> None:
     with suppress(OSError, WorkspaceError):  # it changed under way, and that was noticed
         for change in kept.read(layers):
-            text = "\n".join(unified_diff(change, layers))
+            text = "\n".join(lines_of_diff(change, layers))
             counts["shown"] += "+own" in text
             counts["violations"] += "CANARY" in text
         counts["read"] += 1

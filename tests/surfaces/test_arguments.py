@@ -40,7 +40,7 @@ def test_an_option_given_twice_keeps_every_value_and_the_last_one_counts() -> No
         ["run", "--json=yes", "x"],
         ["--json"],
         ["--", "run", "x"],
-        ["diff", "extra"],
+        ["status", "extra"],
         ["--stat", "run", "x"],
         ["frobnicate"],
         ["run", "--frobnicate", "x"],

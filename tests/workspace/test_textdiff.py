@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.preview.compare import DEFAULT, Limits
 from agent_sandbox.workspace.readback import read_stack
 from agent_sandbox.workspace.stack import Stack
-from agent_sandbox.workspace.textdiff import DiffLimits, unified_diff, visible
+from agent_sandbox.workspace.visible import visible
 from tests.workspace.overlays import make_layer
+from tests.workspace.previews import lines_of_diff
 
 
 class Sides:
@@ -28,9 +31,9 @@ class Sides:
         with Stack.of([self.layers], userxattr=True) as stack:
             return read_stack(stack, machine_root=str(self.root))
 
-    def diff(self, limits: DiffLimits = DiffLimits()) -> list[str]:  # noqa: B008
+    def diff(self, limits: Limits = DEFAULT) -> list[str]:
         (change,) = self.changes()
-        return unified_diff(change, self.layers, machine_root=str(self.root), limits=limits)
+        return lines_of_diff(change, self.layers, machine_root=str(self.root), limits=limits)
 
 
 @pytest.fixture
@@ -45,8 +48,6 @@ def test_a_changed_file_is_shown_as_git_shows_it(sides: Sides) -> None:
     (sides.new / "f").write_text("one\n2\nthree")
     assert sides.diff() == [
         "diff --git a/data/f b/data/f",
-        "--- a/data/f",
-        "+++ b/data/f",
         "@@ -1,3 +1,3 @@",
         " one",
         "-two",
@@ -63,8 +64,6 @@ def test_an_added_file_has_no_old_side(sides: Sides) -> None:
     assert sides.diff() == [
         "diff --git a/data/f b/data/f",
         "new file mode 104755",
-        "--- /dev/null",
-        "+++ b/data/f",
         "@@ -0,0 +1 @@",
         "+x",
     ]
@@ -124,23 +123,29 @@ def test_a_binary_is_summed_up(sides: Sides) -> None:
 def test_additions_are_shortened_and_that_is_said_but_deletions_never(sides: Sides) -> None:
     (sides.old / "f").write_text("".join(f"old {number} {'x' * 50}\n" for number in range(100)))
     (sides.new / "f").write_text("".join(f"new {number} {'y' * 50}\n" for number in range(100)))
-    lines = sides.diff(DiffLimits(lines=10, columns=20))
+    lines = sides.diff(Limits(added=10, columns=20))
     assert sum(line.startswith("-old") and line.endswith("x" * 50) for line in lines) == 100
     assert sum(line.startswith("+new") for line in lines) == 10
-    assert lines[-1] == "\\ 90 more added lines are not shown"
+    assert lines[-1] == "\\ 90 more added lines are not shown (--all shows them)"
     assert "more characters" in lines[-2]
 
 
-def test_a_side_that_is_too_large_is_said(sides: Sides) -> None:
-    (sides.new / "f").write_text("x" * 100)
-    assert sides.diff(DiffLimits(bytes=50))[-1] == "new: 100 bytes, too large to show"
+def test_what_is_too_large_to_be_added_is_cut_and_said(sides: Sides) -> None:
+    (sides.new / "f").write_text("x\n" * 50)
+    lines = sides.diff(Limits(bytes=50))
+    assert lines[-2:] == ["+x", "\\ 52 more bytes are added, too much to show"]
+    assert lines.count("+x") == 24
 
 
-def test_lines_made_to_be_slow_are_shown_as_replaced(sides: Sides) -> None:
-    (sides.old / "f").write_text("a\nb\n" * 5000)
-    (sides.new / "f").write_text("b\na\n" * 5000)
-    lines = sides.diff(DiffLimits(lines=20_000))
-    assert (sum(line[0] == "-" for line in lines[3:]), sum(line[0] == "+" for line in lines[3:])) == (10_000, 10_000)
+def test_lines_made_to_be_slow_are_called_replaced_and_every_one_is_shown(sides: Sides) -> None:
+    choose = random.Random(7).choice
+    old, new = ([choose("ab") + "\n" for _ in range(8_000)] for _ in range(2))
+    (sides.old / "f").write_text("".join(old))
+    (sides.new / "f").write_text("".join(new))
+    lines = [line for line in sides.diff(Limits(added=20_000)) if line[0] in " -+"]
+    around = 8_000 - sum(line[0] in " -" for line in lines)
+    assert sum(line[0] in " +" for line in lines) == 8_000 - around
+    assert around <= 8, "only what is the same at both ends is left out"
 
 
 def test_a_fifo_is_named_and_not_opened(sides: Sides) -> None:

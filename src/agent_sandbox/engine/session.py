@@ -24,7 +24,7 @@ from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, T
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import dataclass, field
-from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
@@ -53,7 +53,8 @@ class Command:
 class Work:
     """One thing to do, with all it is given.
 
-    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere.
+    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
+    run changed, while the contents can still be read; it is not called when that cannot be told.
     """
 
     what: Code | Command
@@ -64,6 +65,7 @@ class Work:
     preload: tuple[str, ...] = ()
     on_output: Callable[[str, bytes], None] | None = None
     on_start: Callable[[ProcessGuest], None] | None = None
+    on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
 
 
@@ -179,7 +181,7 @@ class Session:
             if work.on_start is not None:
                 work.on_start(guest)
             completed = guest.wait()
-            changes, unlisted = self._changes(guest) if self._state is None and self.policy.files.write else (ChangeSet(), ())
+            changes, unlisted = self._changes(guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=completed.exit,
                 stdout=completed.stdout,
@@ -221,13 +223,18 @@ class Session:
             collect=work.collect,
         )
 
-    def _changes(self, guest: ProcessGuest) -> tuple[ChangeSet, tuple[str, ...]]:
+    def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
         try:
-            return changes_in(guest.layers, self.policy), ()
+            changes = changes_in(guest.layers, self.policy)
         except WorkspaceError as error:
             return ChangeSet(), (f"what it changed cannot be listed: {error.message}",)
+        if work.on_changes is not None:
+            from agent_sandbox.workspace.preview.sources import OneLayer  # only where somebody wants to see it
+
+            work.on_changes(changes, OneLayer(guest.layers))
+        return changes, ()
 
 
 def changes_in(layers: int, policy: Policy) -> ChangeSet:

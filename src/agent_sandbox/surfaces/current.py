@@ -96,10 +96,10 @@ def _limits(request: Request) -> Limits:
 
 
 def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
-    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`."""
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
     if request.value("--runtime") not in (None, "process"):
         raise UsageError(f"--runtime {request.value('--runtime')} is not there yet; there is: process", hint="run without --runtime")
-    found = None if request.has("--throw-away") else current(request)
+    found = None if request.has("--throw-away") or request.has("--diff") else current(request)
     project = found.project if found else project_of(request)
     gate = Gate(policy_of(request, project), places.ledger(), clock=time.time)
     session = Session(

@@ -1,98 +1,124 @@
-"""`diff`: what the sandbox would change. The project in full, the rest of the machine as a list, by-products counted."""
+"""`diff`: what the sandbox would change, or with a command what that would. The machine itself is never written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Callable
 
-from agent_sandbox.engine.session import changes_in
+from agent_sandbox.engine.session import Command, Outcome, Session, Work, changes_in
+from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.current import Current, current, policy_of
-from agent_sandbox.surfaces.messages import shown
-from agent_sandbox.surfaces.pending import Sorted, opened, sort
-from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.surfaces.current import current, policy_of
+from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.painting import Painter
+from agent_sandbox.surfaces.pending import opened
+from agent_sandbox.surfaces.performing import COULD_NOT_START, code_of, perform, say_how_it_ended
+from agent_sandbox.surfaces.preview.forms import rows
+from agent_sandbox.surfaces.preview.material import Material, check, gather
+from agent_sandbox.surfaces.preview.patching import patch, refuse_on_a_terminal
 from agent_sandbox.surfaces.style import Style
-from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.textdiff import unified_diff
+from agent_sandbox.values import replace
+from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.preview.sources import OneLayer
+from agent_sandbox.workspace.project import Project
 
-_LETTERS = {Kind.ADDED: "A", Kind.DELETED: "D", Kind.RETYPED: "T", Kind.MODIFIED: "M", Kind.MODE: "m", Kind.OWNER: "o", Kind.XATTR: "x"}
+_COLUMNS = 120  # where there is no terminal to ask
+_IN_MEMORY = 8 << 20
+Write = Callable[[bytes], object]
 
 
 def diff(request: Request) -> int:
-    """The verb `diff`. It exits with 0, whether there are changes or not."""
+    """The verb `diff`. Without a command it exits with 0, whether there are changes or not."""
+    check(request)
+    refuse_on_a_terminal(request)
+    if request.words:
+        words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])
+        without_trace = {**request.given, "--throw-away": ("",), "--diff": ("",)}
+        return perform(replace(request, given=without_trace), Command(words), stdin=0)
     found = current(request)
     with opened(found.state) as layers:
         changes = ChangeSet() if layers is None else changes_in(layers, policy_of(request, found.project))
-        files = sort(changes, found.project.path)
-        if request.has("--json"):
-            _print_document(found, files, layers)
-            return 0
-        style = Style.of_stdout()
-        lines = _stat(found, files, layers, request) if request.has("--stat") else _full(found, files, layers, request)
-        for line in lines:
-            print(style.diff(line))
+        material = gather(request, found.project.path, changes, OneLayer(-1 if layers is None else layers))
+        with pager.output(paged=_paged(request)) as write:
+            _begin(request, write, found.project, found.state.id)
+            code = _show(request, material, write)
+            _end(request, write, {})
+            return code
     return 0
 
 
-def _full(found: Current, files: Sorted, layers: int | None, request: Request) -> Iterator[str]:
-    assert layers is not None or not (files.project or files.elsewhere or files.noise)
-    everything = request.has("--all")
-    for change in files.project:
-        yield from unified_diff(change, layers or 0, relative_to=found.project.path)
-    if files.elsewhere:
-        yield from _heading(f"Elsewhere on the machine: {counted(len(files.elsewhere), 'change')}", after=bool(files.project))
-        for change in files.elsewhere:
-            yield from unified_diff(change, layers or 0) if everything else (listed(change),)
-    yield from _noise(files, everything)
+def diff_of(request: Request, session: Session, work: Work, project: Project) -> int:
+    """Do the work in a throw-away sandbox and show what it changed there. The program's own output goes to standard error.
+
+    It exits as the program does. The layers are gone when the run is over, so the diff is made before and shown after.
+    """
+    codes: list[int] = []
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
+
+        def keep(changes: ChangeSet, contents: Contents) -> None:
+            codes.append(_show(request, gather(request, project.path, changes, contents), spool.write))
+
+        with streams.forwarding() as forward:
+            outcome = session.run(replace(work, on_start=forward.begin, on_output=_aside, on_changes=keep))
+        code = code_of(outcome.exit, forward.received)
+        say_how_it_ended(work, outcome)
+        for note in outcome.notes if not request.has("--quiet") or not codes else ():
+            remark(note)
+        spool.seek(0)
+        with pager.output(paged=_paged(request)) as write:
+            _begin(request, write, project, None)
+            for line in spool:
+                write(line)
+            _end(request, write, {"run": _run(outcome, code)})
+    return code or (codes[0] if codes else COULD_NOT_START)
 
 
-def _stat(found: Current, files: Sorted, layers: int | None, request: Request) -> Iterator[str]:
-    for change in files.project:
-        lines = unified_diff(change, layers or 0, relative_to=found.project.path)
-        added, removed = counts(lines)
-        name = shown(change.path[len(found.project.path.rstrip("/")) + 1 :])
-        yield f"{_LETTERS[change.kind]} {name} +{added} -{removed}"
-    if files.elsewhere:
-        yield from _heading(f"Elsewhere on the machine: {counted(len(files.elsewhere), 'change')}", after=bool(files.project))
-        yield from map(listed, files.elsewhere)
-    yield from _noise(files, request.has("--all"))
+def _show(request: Request, material: Material, write: Write) -> int:
+    if request.has("--json"):
+        from agent_sandbox.surfaces.preview import document
+
+        document.changes(write, material)
+        return 0
+    if request.has("--patch"):
+        return patch(material, write)
+    painter = Painter(Style.of_stdout().colours)
+    for row in rows(request, material, columns=_columns(), words=painter.colours):
+        write(f"{painter.line(row)}\n".encode())
+    return 0
 
 
-def _noise(files: Sorted, everything: bool) -> Iterator[str]:
-    if not files.noise:
-        return
-    yield from _heading(
-        f"Caches and scratch files: {counted(len(files.noise), 'change')}{'' if everything else ', shown with --all'}",
-        after=bool(files.project or files.elsewhere),
-    )
-    if everything:
-        yield from map(listed, files.noise)
+def _begin(request: Request, write: Write, project: Project, sandbox: str | None) -> None:
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import path_fields
+        from agent_sandbox.surfaces.preview import document
+
+        document.begin(write, {**path_fields("project", project.path), "sandbox": sandbox})
 
 
-def _heading(text: str, *, after: bool) -> Iterator[str]:
-    if after:
-        yield ""
-    yield f"# {text}"
+def _end(request: Request, write: Write, after: dict[str, object]) -> None:
+    if request.has("--json"):
+        from agent_sandbox.surfaces.preview import document
+
+        document.end(write, after)
 
 
-def listed(change: Change) -> str:
-    """One change on one line."""
-    more = f" and {counted(change.inside, 'entry', 'entries')} below it" if change.inside else ""
-    hidden = " (something real that was hidden from the sandbox is here)" if change.masks_real else ""
-    return f"{_LETTERS[change.kind]} {shown(change.path)}{more}{hidden}"
+def _run(outcome: Outcome, code: int) -> dict[str, object]:
+    return {"exit": code, "reason": outcome.exit.reason.value, "limits_hit": list(outcome.exit.limits_hit)}
 
 
-def counts(lines: list[str]) -> tuple[int, int]:
-    """How many lines a diff adds and removes: what is marked after the first line that begins a hunk."""
-    start = next((number for number, line in enumerate(lines) if line.startswith("@@")), len(lines))
-    return sum(line.startswith("+") for line in lines[start:]), sum(line.startswith("-") for line in lines[start:])
+def _aside(name: str, data: bytes) -> None:
+    streams.write_all(2, data)
 
 
-def _print_document(found: Current, files: Sorted, layers: int | None) -> None:
-    from agent_sandbox.surfaces.documents import change_document, path_fields, print_document
+def _paged(request: Request) -> bool:
+    return not request.has("--no-pager") and not request.has("--json") and not request.has("--patch")
 
-    changes = []
-    for place, group in (("project", files.project), ("elsewhere", files.elsewhere), ("noise", files.noise)):
-        for change in group:
-            text = unified_diff(change, layers or 0, relative_to=found.project.path) if place == "project" else None
-            changes.append({**change_document(change), "place": place, "diff": text})
-    print_document("diff", {**path_fields("project", found.project.path), "sandbox": found.state.id, "changes": changes})
+
+def _columns() -> int:
+    """As wide as the terminal, or as the shell says."""
+    try:
+        return os.get_terminal_size(1).columns or _COLUMNS
+    except OSError:
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and len(given) < 5 and int(given) else _COLUMNS

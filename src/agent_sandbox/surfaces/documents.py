@@ -27,9 +27,14 @@ from agent_sandbox.workspace.project import Project
 VERSION = 1
 
 
+def schema(kind: str) -> str:
+    """The name of a kind of document and its version."""
+    return f"agent-sandbox/{kind}/{VERSION}"
+
+
 def print_document(kind: str, content: Mapping[str, Any]) -> None:
     """Print one document of a kind."""
-    sys.stdout.write(json.dumps({"schema": f"agent-sandbox/{kind}/{VERSION}", **content}, indent=2) + "\n")
+    sys.stdout.write(json.dumps({"schema": schema(kind), **content}, indent=2) + "\n")
 
 
 def error_document(error: SandboxError, code: int, hint: str) -> None:
@@ -57,8 +62,8 @@ def _run(work: Work, outcome: Outcome, code: int) -> dict[str, Any]:
         "signal": outcome.exit.signal,
         "refused": _text(refusal(work, outcome)) if outcome.refused else None,
         "limits_hit": list(outcome.exit.limits_hit),
-        **_stream("stdout", outcome.stdout),
-        **_stream("stderr", outcome.stderr),
+        **stream_fields("stdout", outcome.stdout),
+        **stream_fields("stderr", outcome.stderr),
         "usage": {
             "wall_seconds": round(usage.wall_seconds, 6),
             "cpu_seconds": round(usage.cpu_seconds, 6),
@@ -92,6 +97,8 @@ def change_document(change: Change) -> dict[str, Any]:
         "kind": change.kind.value,
         "before": _node(change.before),
         "after": _node(change.after),
+        **(path_fields("renamed_from", change.renamed_from) if change.renamed_from else {}),
+        **(path_fields("link_of", change.link_of) if change.link_of else {}),
         "xattrs": [_text(name) for name in change.xattrs],
         "inside": change.inside,
         "masks_real": change.masks_real,
@@ -113,7 +120,8 @@ def path_fields(name: str, path: str) -> dict[str, str]:
     return {name: text} if text.encode() == raw else {name: text, f"{name}_hex": raw.hex()}
 
 
-def _stream(name: str, content: bytes) -> dict[str, str]:
+def stream_fields(name: str, content: bytes) -> dict[str, str]:
+    """Bytes as text, and in base64 when they are not UTF-8."""
     text = content.decode(errors="replace")
     return {name: text} if text.encode() == content else {name: text, f"{name}_base64": b64encode(content).decode()}
 

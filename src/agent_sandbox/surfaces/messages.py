@@ -11,7 +11,7 @@ def shown(text: str) -> str:
     """The text as one line that is safe to print: what cannot be seen is escaped."""
     if text.isascii() and text.isprintable():
         return text
-    from agent_sandbox.workspace.textdiff import visible
+    from agent_sandbox.workspace.visible import visible
 
     return visible(text)
 

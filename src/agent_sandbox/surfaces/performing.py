@@ -35,6 +35,10 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         work = Work(what, env, cwd=_directory(request, project), stdin=stdin, on_output=streams.pass_on, collect=False)
         if request.has("--explain"):
             return _explain(session, work)
+        if request.has("--diff"):
+            from agent_sandbox.surfaces.diff import diff_of  # and with it all that makes a diff
+
+            return diff_of(request, session, work, project)
         if request.has("--json"):
             from agent_sandbox.surfaces.documents import run_document  # and with it json: not needed on the common path
 
@@ -49,7 +53,7 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
             if streams.interactive() and isinstance(work.stdin, int)
             else _piped(session, work, forward)
         )
-    _say_how_it_ended(work, outcome)
+    say_how_it_ended(work, outcome)
     for note in outcome.notes if not request.has("--quiet") else ():
         remark(note)
     if not request.has("--quiet") and sys.stderr.isatty():
@@ -117,7 +121,7 @@ def _warn_about(project: Project, found: Current | None) -> None:
         remark(f"could not be removed: {leftover}")
 
 
-def _say_how_it_ended(work: Work, outcome: Outcome) -> None:
+def say_how_it_ended(work: Work, outcome: Outcome) -> None:
     """What a shell would say, and which limit was reached. To standard error, because it is for people."""
     if outcome.refused:
         remark(refusal(work, outcome))

@@ -7,9 +7,8 @@ import sys
 
 from agent_sandbox.values import dataclass
 
-_RESET, _BOLD, _RED, _GREEN, _YELLOW, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[36m"
+_RESET, _BOLD, _RED, _GREEN, _YELLOW = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED, "pass": _GREEN, "inconclusive": _YELLOW, "fail": _RED}
-_OF_LINE = (("diff --git ", _BOLD), ("# ", _BOLD), ("--- ", _BOLD), ("+++ ", _BOLD), ("@@", _CYAN), ("+", _GREEN), ("-", _RED))
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,6 @@ class Style:
     def of_stdout(cls) -> Style:
         """As standard output and the environment want it."""
         return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
-
-    def diff(self, line: str) -> str:
-        """A line of a diff."""
-        return self._in(next((colour for start, colour in _OF_LINE if line.startswith(start)), ""), line)
 
     def status(self, word: str, width: int) -> str:
         """The status of a capability, padded."""

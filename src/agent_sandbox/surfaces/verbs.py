@@ -58,9 +58,15 @@ _OPTIONS = (
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
     Option("--all", help="caches and what changed elsewhere on the machine in full, too"),
     Option("--stat", help="only how many lines of each file"),
+    Option("--side-by-side", help="in two columns, as wide as the terminal", short=("-s",)),
+    Option("--patch", help="what `git apply` takes: the project's changes, relative to it"),
+    Option("--raw", help="print a patch although standard output is a terminal, which may act on what is in it"),
+    Option("--name-only", help="only the names"),
+    Option("--only", "GLOB", "only what this pattern covers: 'src/*.py', docs, /etc/*; may be given more than once"),
+    Option("--no-pager", help="do not send long output through $AGENT_SANDBOX_PAGER, $PAGER or less"),
     Option("--yes", help="do not ask", short=("-y",)),
     Option("--simulate", later="simulation"),
-    Option("--diff", later="simulation"),
+    Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "TOOLS", later="the gating of tools"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
@@ -73,12 +79,13 @@ _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
     *("--explain", "--wait", "--no-wait", "--runtime"),
 )
+_SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
 VERBS = {
     "run": Verb(
         'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a copy-on-write clone of this machine",
-        _RUNNING,
+        (*_RUNNING, "--diff"),
         (1, ANY),
         command=True,
         details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command
@@ -95,7 +102,7 @@ It exits as the command does; 124 timed out, 125 the sandbox could not start, 12
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
         "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
-        (*_RUNNING, "--language"),
+        (*_RUNNING, "--diff", "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
         details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from
@@ -105,12 +112,20 @@ standard input.
   echo 'print(6 * 7)' | agent-sandbox code - --language python""",
     ),
     "diff": Verb(
-        "diff [--all] [--stat]",
-        "show what the sandbox would change",
-        ("--all", "--stat"),
-        too_many="showing what a command would change arrives with simulation; run it first, then: agent-sandbox diff",
+        'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
+        "show what the sandbox would change, or what a command would",
+        (*_SHOWING, *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime")),
+        (0, ANY),
+        command=True,
         details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.
-Characters that cannot be seen are shown escaped.""",
+Characters that cannot be seen are shown escaped, and lines that go away are never left out.
+
+  agent-sandbox diff --only 'src/*.py' --side-by-side
+  agent-sandbox diff --patch | git apply
+  agent-sandbox diff "make format"
+
+With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
+error, the diff to standard output, and it exits as the command does.""",
     ),
     "status": Verb("status", "say what the current sandbox is, and what waits in it"),
     "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),

@@ -1,0 +1,100 @@
+"""Long output on a terminal goes through the user's pager; what fits on the screen, or is not for a terminal, does not.
+
+The pager is named by the user's environment and gets our text on its standard input: no shell, no file, no name of a guest's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+_USUAL = "less"
+_NONE = ("", "cat")
+
+
+class _PagerGone(Exception):
+    """The reader has seen enough."""
+
+
+@contextmanager
+def output(*, paged: bool = True) -> Iterator[Callable[[bytes], object]]:
+    """A function that writes to standard output, or to a pager once that is more than a screen.
+
+    A pager that is quit ends the block, and that is no error.
+    """
+    sys.stdout.flush()
+    command = _command() if paged and sys.stdout.isatty() else []
+    if not command:
+        yield sys.stdout.buffer.write
+        return
+    size = os.get_terminal_size(1)
+    sink = _Sink(command, size.lines or 24, size.columns or 80)
+    try:
+        yield sink.write
+    except _PagerGone:
+        pass
+    finally:
+        sink.close()
+
+
+def _command() -> list[str]:
+    named = next((value for name in ("AGENT_SANDBOX_PAGER", "PAGER") if (value := os.environ.get(name)) is not None), _USUAL)
+    try:
+        return [] if named.strip() in _NONE or os.environ.get("TERM") == "dumb" else shlex.split(named)
+    except ValueError:  # a quotation mark without its partner
+        return []
+
+
+class _Sink:
+    """Holds back what fits on a screen; beyond that it starts the pager."""
+
+    def __init__(self, command: list[str], rows: int, columns: int) -> None:
+        self._command, self._rows, self._columns = command, rows - 1, columns
+        self._held: list[bytes] = []
+        self._taken = 0
+        self._pager: subprocess.Popen[bytes] | None = None
+        self._write: Callable[[bytes], object] | None = None
+        self._interrupt: Callable[..., object] | int | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._write is None:
+            self._held.append(data)
+            self._taken += data.count(b"\n") + len(data) // self._columns  # a long line takes several rows
+            if self._taken <= self._rows:
+                return
+            self._write = self._start()
+            data = b"".join(self._held)
+        try:
+            self._write(data)
+        except BrokenPipeError as error:
+            raise _PagerGone from error
+
+    def _start(self) -> Callable[[bytes], object]:
+        # Without a shell, and with less told to offer none: what is on the screen may have been made to tempt somebody into one.
+        settings = {"LESSSECURE": "1", "LESS": os.environ.get("LESS", "FRX")}
+        environment = {name: value for name, value in os.environ.items() if name not in ("LESSOPEN", "LESSCLOSE")} | settings
+        command = [*self._command, "-R"] if os.path.basename(self._command[0]) == "less" else self._command
+        try:
+            self._pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        except OSError:  # there is no such program: the text is worth more than the comfort
+            return sys.stdout.buffer.write
+        assert self._pager.stdin is not None
+        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's now
+        return self._pager.stdin.write
+
+    def close(self) -> None:
+        """Print what was held back, or wait until the reader is done."""
+        if self._write is None:
+            sys.stdout.buffer.write(b"".join(self._held))
+            self._held.clear()
+        if self._pager is not None:
+            assert self._pager.stdin is not None
+            with suppress(BrokenPipeError):
+                self._pager.stdin.close()
+            self._pager.wait()
+            signal.signal(signal.SIGINT, self._interrupt)

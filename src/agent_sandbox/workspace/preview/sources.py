@@ -1,0 +1,73 @@
+"""Where the two sides of a change are read: the machine, and the layer of a sandbox. Also what a directory takes with it when it goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.values import dataclass, replace
+from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.layers import quote_target
+from agent_sandbox.workspace.nodes import EntryType, describe
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The old content of files, as it is on the machine now. No link is followed: the overlay did not, either."""
+
+    root: str = "/"
+
+    def open_old(self, change: Change) -> int:
+        """As `FormerContents` says."""
+        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return beneath.open_file(root, change.path.lstrip("/"), one_filesystem=False)
+        finally:
+            os.close(root)
+
+    def below(self, change: Change, limit: int) -> tuple[Change, ...]:
+        """What is in a directory that goes away, as deletions of their own. Nothing if that is more than the limit or cannot be told.
+
+        Nothing, either, where something was hidden from the guest: it cannot have meant to remove what it did not see.
+        """
+        was_directory = change.before is not None and change.before.type is EntryType.DIRECTORY
+        still_directory = change.after is not None and change.after.type is EntryType.DIRECTORY
+        if not was_directory or still_directory or not 0 < change.inside <= limit or change.masks_real:
+            return ()
+        try:
+            return tuple(self._walk(change, limit))
+        except (OSError, WorkspaceError):
+            return ()
+
+    def _walk(self, change: Change, limit: int) -> Iterator[Change]:
+        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            top = beneath.open_directory(root, change.path.lstrip("/"), one_filesystem=False)
+        finally:
+            os.close(root)
+        try:
+            for entry in beneath.walk(top, limit=limit, unlock=False):
+                attributes = beneath.xattrs(entry.directory, entry.name)
+                node = describe(entry.directory, entry.name, entry.status, attributes, own_prefix="trusted.overlay.")
+                yield Change(f"{change.path}/{entry.path}", Kind.DELETED, node, None, change.target)
+        finally:
+            os.close(top)
+
+    def one_by_one(self, change: Change, limit: int) -> tuple[Change, ...]:
+        """A change, and after it what it takes away with it, where that can be told."""
+        below = self.below(change, limit)
+        return (replace(change, inside=0), *below) if below else (change,)
+
+
+@dataclass(frozen=True)
+class OneLayer:
+    """The new content of files, below a descriptor of layers of which there is one for each overlay."""
+
+    layers: int
+
+    def open_file(self, change: Change) -> int:
+        """As `Contents` says."""
+        inside = change.path[len(change.target.rstrip("/")) + 1 :]
+        return beneath.open_file(self.layers, f"{quote_target(change.target)}/upper/{inside}")

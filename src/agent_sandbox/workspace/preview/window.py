@@ -1,0 +1,136 @@
+"""The part of two files in which they differ, read within a bound.
+
+Small files are read whole. Of large ones the common beginning and end are passed over without being kept, so that a line added to a huge
+log is shown like any other. A file may change while it is read: sizes are taken once, and what is read is what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+
+from agent_sandbox.values import dataclass
+
+_CHUNK = 1 << 20
+_AROUND = 3  # lines kept on either side of what differs
+_COMPARED = 8 << 30  # bytes; beyond, the rest is taken as different
+
+
+@dataclass(frozen=True)
+class Window:
+    """What lies between the common beginning and end, in whole lines; `left` is what did not fit, of the old and the new file."""
+
+    old: bytes
+    new: bytes
+    start: int = 0  # its offset, in both files
+    lines: int = 0  # before it
+    old_left: int = 0
+    new_left: int = 0
+
+    @property
+    def first_difference(self) -> int:
+        """The offset of the first byte that differs, or that only one of the files has."""
+        return self.start + _common(self.old, self.new)
+
+
+def read_window(old: int | None, new: int | None, most: int) -> Window:
+    """The window of two open files, at most so many bytes of each; a file that is not there has no content. Raises OSError."""
+    old_size, new_size = _size(old), _size(new)
+    start = lines = ending = 0
+    if old is not None and new is not None and max(old_size, new_size) > most:
+        shorter = min(old_size, new_size)
+        same, newlines = _same_beginning(old, new, min(shorter, _COMPARED))
+        start = _line_start(new, same)
+        lines = newlines - _newlines(new, start, same)
+        ending = _line_after(new, new_size, _same_end(old, new, old_size, new_size, min(shorter - same, _COMPARED)))
+    old_end, new_end = old_size - ending, new_size - ending
+    before, after = _read(old, start, min(old_end, start + most)), _read(new, start, min(new_end, start + most))
+    return Window(before, after, start, lines, max(0, old_end - start - most), max(0, new_end - start - most))
+
+
+def _size(fd: int | None) -> int:
+    return 0 if fd is None else os.fstat(fd).st_size
+
+
+def _read(fd: int | None, start: int, stop: int) -> bytes:
+    pieces: list[bytes] = []
+    while fd is not None and start < stop and (piece := os.pread(fd, min(_CHUNK, stop - start), start)):
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """The length of the common beginning, found by halves."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _same_beginning(old: int, new: int, most: int) -> tuple[int, int]:
+    """How many bytes are the same from the start, and how many newlines are in them."""
+    same = newlines = 0
+    while same < most:
+        one, other = (_read(fd, same, min(same + _CHUNK, most)) for fd in (old, new))
+        common = _common(one, other)
+        same += common
+        newlines += one.count(b"\n", 0, common)
+        if common < _CHUNK:
+            break
+    return same, newlines
+
+
+def _same_end(old: int, new: int, old_size: int, new_size: int, most: int) -> int:
+    same = 0
+    while same < most:
+        step = min(_CHUNK, most - same)
+        one = _read(old, old_size - same - step, old_size - same)
+        other = _read(new, new_size - same - step, new_size - same)
+        common = _common(one[::-1], other[::-1]) if len(one) == len(other) == step else 0
+        same += common
+        if common < step:
+            break
+    return same
+
+
+def _line_start(fd: int, offset: int) -> int:
+    """The start of a line, some lines before an offset."""
+    wanted = _AROUND + 1
+    while offset:
+        start = max(0, offset - _CHUNK)
+        piece = _read(fd, start, offset)
+        at = len(piece)
+        while wanted and (at := piece.rfind(b"\n", 0, at)) >= 0:
+            wanted -= 1
+        if not wanted:
+            return start + at + 1
+        offset = start
+    return 0
+
+
+def _line_after(fd: int, size: int, ending: int) -> int:
+    """How much of the common end to pass over, so that some whole lines of it are kept."""
+    wanted = _AROUND + 1
+    while ending:
+        piece = _read(fd, size - ending, min(size, size - ending + _CHUNK))
+        at = -1
+        while wanted and (at := piece.find(b"\n", at + 1)) >= 0:
+            wanted -= 1
+        if not wanted:
+            return ending - at - 1
+        ending -= len(piece)
+        if not piece:
+            break
+    return 0
+
+
+def _newlines(fd: int, start: int, stop: int) -> int:
+    count = 0
+    while start < stop and (piece := _read(fd, start, min(stop, start + _CHUNK))):
+        count += piece.count(b"\n")
+        start += len(piece)
+    return count
