@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
-CPU_TICK = 0.05  # seconds between looks at the processor time of a cgroup
+TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
 SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
 
@@ -257,16 +257,21 @@ class ProcessGuest:
         # Init watches what it can see; a cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0.
         cpu = self.launch.limits.cpu_seconds
         used_before = self._cgroup.cpu_seconds() if cpu is not None else 0.0
+        look_at = 0.0
         control = self._control.fileno()
         poller.add(control, self._take_message)
         for sink in sinks.values():
             poller.add(sink.fd, sink.take)
         if self._waker is not None:
             poller.add(self._waker, self._woken)
+        look = self.launch.on_tick if self.layers is not None else None
         while control in poller and "exit" not in self._messages:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if cpu is not None:
-                timeout = CPU_TICK if timeout is None else min(timeout, CPU_TICK)
+            if cpu is not None or look is not None:
+                timeout = TICK if timeout is None else min(timeout, TICK)
+            if look is not None and self.layers is not None and time.monotonic() >= look_at:
+                look(self.layers)
+                look_at = time.monotonic() + TICK
             anything = poller.wait(timeout)
             if cpu is not None and self._cgroup.cpu_seconds() - used_before > cpu:
                 self._end("cpu-limit")
@@ -385,14 +390,14 @@ def request_for(launch: Launch) -> dict[str, Any]:
     """What init is told: paths, limits and permissions, never code, environment or input."""
     limits = launch.limits
     native = not isinstance(launch.program, PythonCode)
-    layers = launch.root.layers.path if isinstance(launch.root.layers, mounts.OnDisk) else None
     return {
         "plan": mounts.encode(launch.root),
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_bytes,
         "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
         "open_files": limits.open_files,
-        "layers": layers,
+        "sized": not isinstance(launch.root.layers, mounts.OnDisk),
+        "in_memory": isinstance(launch.root.layers, mounts.ThrowAway),
         "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
         "may_fork": launch.processes,
         "may_exec": launch.processes or native,
