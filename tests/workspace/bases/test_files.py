@@ -29,16 +29,17 @@ NODES = st.builds(
     st.dictionaries(NAMES, st.binary(max_size=8), max_size=2),
 )
 SEEN = st.builds(Seen, NODES, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "0" * 64, "ab" * 32]))
-BASES = st.builds(Base, NAMES.map(lambda name: f"/{name}"), st.none() | SEEN, st.booleans(), st.booleans())
+BASES = st.builds(Base, NAMES.map(lambda name: f"/{name}"), st.none() | SEEN, st.booleans(), st.sampled_from(["", "3:1024"]))
 
 
-def a_base(path: str, content: bytes | None = None) -> Base:
+def a_base(path: str, content: bytes | None = None, generation: int = 1) -> Base:
     digest = sha256(content).hexdigest() if content is not None else ""
-    return Base(path, Seen(Node(EntryType.FILE, 0o644, 0, 0), 1, 2, 3, 4, 5, digest), kept=content is not None)
+    node = Node(EntryType.FILE, 0o644, 0, 0, len(content or b""))
+    return Base(path, Seen(node, 1, 2, 3, 4, 5, digest), kept=f"{generation}:3" if content is not None else "")
 
 
-def keep_content(directory: Path, content: bytes) -> None:
-    (directory / "content" / sha256(content).hexdigest()).write_bytes(content)
+def keep_content(directory: Path, content: bytes, generation: int = 1) -> None:
+    (directory / f"{generation}.content").write_bytes(b"..." + content + b"...")
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_content_that_was_damaged_or_lost_is_not_given_out(directory: Path) -> N
     base = a_base("/a", b"content")
     with pytest.raises(WorkspaceError):
         bases.open_content(str(directory), base)
-    (directory / "content" / sha256(b"content").hexdigest()).write_bytes(b"c0ntent")
+    keep_content(directory, b"c0ntent")
     with pytest.raises(WorkspaceError, match="damaged"):
         bases.open_content(str(directory), base)
     keep_content(directory, b"content")
@@ -105,15 +106,14 @@ def test_content_that_was_damaged_or_lost_is_not_given_out(directory: Path) -> N
 
 
 def test_what_no_generation_needs_is_forgotten_and_the_rest_stays(directory: Path) -> None:
-    add(directory, 1, a_base("/a", b"needed"))
-    add(directory, 2, a_base("/b", b"not needed"))
-    for content in (b"needed", b"not needed"):
-        keep_content(directory, content)
+    add(directory, 2, a_base("/b", b"not needed", 2))
+    add(directory, 4, a_base("/a", b"needed", 1))
+    for generation in (1, 2, 4):
+        keep_content(directory, b"", generation)
     (directory / "3.jsonl.new").touch()
     for _ in range(2):
-        bases.forget(str(directory), [1])
-        assert sorted(os.listdir(directory)) == ["1.jsonl", "content"]
-        assert os.listdir(directory / "content") == [sha256(b"needed").hexdigest()]
+        bases.forget(str(directory), [4])
+        assert sorted(os.listdir(directory)) == ["1.content", "4.jsonl"]
     bases.forget(str(directory / "not-there"), [1])
 
 

@@ -262,7 +262,7 @@ def test_what_is_hidden_from_the_guest_is_not_copied_into_the_store(machine: Mac
     machine.edit(lambda merged: merged.joinpath("secrets/key").write_text("guess"))
     machine.keep(masks=["/data/secrets"])
     assert machine.base("/data/secrets/key").seen is not None and not machine.base("/data/secrets/key").kept
-    assert os.listdir(Path(machine.directory, "content")) == []
+    assert os.listdir(machine.directory) == ["1.jsonl"]
 
 
 def test_pipes_and_sockets_are_noted_and_never_opened(machine: Machine) -> None:
@@ -275,10 +275,8 @@ def test_pipes_and_sockets_are_noted_and_never_opened(machine: Machine) -> None:
 def test_the_store_is_private(machine: Machine) -> None:
     (machine.data / "file").write_text("old")
     machine.run(lambda merged: merged.joinpath("file").write_text("new"))
-    for path in (Path(machine.directory), Path(machine.directory, "content")):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    for path in Path(machine.directory).rglob("*"):
-        assert path.is_dir() or stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(machine.directory).stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in Path(machine.directory).iterdir()] == [0o600, 0o600]
 
 
 def test_a_full_disk_of_the_store_is_said_and_leaves_the_run_unfinished(machine: Machine) -> None:
@@ -288,7 +286,6 @@ def test_a_full_disk_of_the_store_is_said_and_leaves_the_run_unfinished(machine:
 
     def body() -> None:
         syscalls.mount("tmpfs", machine.directory, "tmpfs", 0, "size=64k")
-        os.mkdir(os.path.join(machine.directory, "content"))
         since = bases.begin(machine.directory, [1], now_ns=machine.since)
         with pytest.raises(WorkspaceError, match="full"):
             machine.keep()

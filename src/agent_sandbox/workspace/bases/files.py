@@ -1,7 +1,8 @@
-"""The files in which bases are kept: `<generation>.jsonl` of each generation, and `content/<sha256>` of what files held.
+"""The files in which bases are kept: of each generation `<generation>.jsonl` and, one after the other, what files held in `.content`.
 
-Nothing here is synced but the beginning of a run. After a crash lines may be missing, and content may be torn: a missing line is a base
-that is not known, and content is believed only if it has the digest it is named by. The beginning is synced because the run it stands for
+One file each for thousands of contents would cost many times what it costs to write them. Nothing is synced but the beginning of a run.
+After a crash lines may be missing, and content may be torn: a missing line is a base that is not known, and content is believed only if it
+has the digest that is noted. The beginning is synced because the run it stands for
 may have covered paths without any line: those must not later be given a base that is younger than the run.
 """
 
@@ -12,17 +13,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.spelling import sha256
 from agent_sandbox.workspace.bases import lines
 from agent_sandbox.workspace.durable import explained, sync_directory
-from agent_sandbox.workspace.seen import Base, digest_of_open
+from agent_sandbox.workspace.seen import Base
 
-CONTENT = "content"
-_TAIL = 64
+_TAIL = 64  # more than a `done` takes
 
 
 def file_of(directory: str, generation: int) -> str:
     """The file with the bases of one generation."""
     return os.path.join(directory, f"{generation}.jsonl")
+
+
+def contents_of(directory: str, generation: int) -> str:
+    """The file with what files held when this generation first covered them."""
+    return os.path.join(directory, f"{generation}.content")
 
 
 def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
@@ -32,9 +38,11 @@ def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
     this one does, so its beginning counts.
     """
     with explained(f"begin a run in {directory!r}"):
-        if not os.path.isdir(os.path.join(directory, CONTENT)):
-            for each in (directory, os.path.join(directory, CONTENT)):
-                os.makedirs(each, mode=0o700, exist_ok=True)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass
+        else:
             sync_directory(os.path.dirname(directory))
         since = min([now_ns, *(left for generation in generations if (left := _unfinished(file_of(directory, generation))) is not None)])
         append(directory, generations[-1], lines.spell_run(since), sync=True)
@@ -144,35 +152,33 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
 
 def open_content(directory: str, base: Base) -> int:
     """A descriptor of what a file held. Raises WorkspaceError when it was not kept or is damaged: then there is no base to merge with."""
-    if base.seen is None or not base.kept or not base.seen.digest:
+    place = lines.place_of(base.kept)
+    if base.seen is None or place is None:
         raise WorkspaceError(f"what {base.path!r} held before was not kept", hint="choose one side")
     with explained(f"open what {base.path!r} held before"):
-        fd = os.open(os.path.join(directory, CONTENT, base.seen.digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if digest_of_open(fd) != base.seen.digest:
-        os.close(fd)
-        raise WorkspaceError(f"what {base.path!r} held before is damaged in the store", hint="choose one side")
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+        with open(os.open(contents_of(directory, place[0]), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            content = os.pread(file.fileno(), base.seen.node.size, place[1])
+        if sha256(content).hexdigest() != base.seen.digest:
+            raise WorkspaceError(f"what {base.path!r} held before is damaged in the store", hint="choose one side")
+        with open(os.memfd_create("base", os.MFD_CLOEXEC), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            return os.open(f"/proc/self/fd/{memory.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def forget(directory: str, generations_in_use: Collection[int]) -> None:
-    """Remove the bases of all other generations, and content that none of these needs. May be repeated."""
+    """Remove the bases of all other generations, and contents that none of these needs. May be repeated.
+
+    A squashed generation goes on using the contents of those that it stands for.
+    """
     with explained(f"tidy {directory!r}"), suppress(FileNotFoundError):
-        keep = {os.path.basename(file_of(directory, generation)) for generation in generations_in_use}
+        kept = {file_of(directory, generation) for generation in generations_in_use}
+        for generation in generations_in_use:
+            places = {lines.kept_in(line).partition(":")[0] for line in _read(directory, generation) if line.startswith(lines.PATH)}
+            kept |= {contents_of(directory, int(number)) for number in places if number.isdecimal()}
         for name in os.listdir(directory):
-            if name not in keep and name != CONTENT:
+            if os.path.join(directory, name) not in kept:
                 os.unlink(os.path.join(directory, name))
-        needed = {digest for generation in generations_in_use for digest in _digests(_read(directory, generation))}
-        for name in os.listdir(os.path.join(directory, CONTENT)):
-            if name not in needed:
-                os.unlink(os.path.join(directory, CONTENT, name))
-
-
-def _digests(found: list[bytes]) -> Iterator[str]:
-    for line in found:
-        at = line.rfind(b'"digest":"')
-        if at >= 0 and b'"kept":true' in line:
-            yield line[at + 10 : at + 74].decode("ascii", errors="replace")
 
 
 def carry(directory: str, generations: Sequence[int], into: int, *, without: Collection[str] = (), removed: Collection[str] = ()) -> None:

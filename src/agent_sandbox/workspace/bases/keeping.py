@@ -13,18 +13,16 @@ beginning of the run. On a network filesystem the times are the server's, and wo
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 
 from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.bases import lines
-from agent_sandbox.workspace.bases.files import CONTENT, Recalled, append
+from agent_sandbox.workspace.bases.files import Recalled, append, contents_of
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.durable import explained
@@ -33,8 +31,6 @@ from agent_sandbox.workspace.reality import Reality
 from agent_sandbox.workspace.seen import SETTLED_NS, Base, Seen, digest_of, look
 
 TICK_NS = 20_000_000
-_FICLONE = 0x40049409
-_WORTH_CLONING = 64 << 10
 _FLUSH = 1 << 20
 
 
@@ -77,11 +73,14 @@ def keep(
     next run.
     """
     keeper = _Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget or Budget(), now_ns)
-    with explained(f"keep in {directory!r} what is real"):
-        for target, upper in uppers:
-            with Reality(machine_root.rstrip("/") + target) as reality:
-                keeper.cover(target, upper, reality)
-        keeper.write(lines.spell_done(since_ns))
+    try:
+        with explained(f"keep in {directory!r} what is real"):
+            for target, upper in uppers:
+                with Reality(machine_root.rstrip("/") + target) as reality:
+                    keeper.cover(target, upper, reality)
+            keeper.write(lines.spell_done(since_ns))
+    finally:
+        keeper.close()
     return Kept(keeper.count, keeper.unknown)
 
 
@@ -109,6 +108,7 @@ class _Keeper:
     _text: list[str] = field(default_factory=list)
     _size: int = 0
     _nothing: dict[str, list[str]] = field(default_factory=dict)
+    _contents: int = -1
 
     @property
     def count(self) -> int:
@@ -117,25 +117,28 @@ class _Keeper:
 
     def cover(self, target: str, upper: int, reality: Reality) -> None:
         top = reality.directory("")
+        top_path = target.rstrip("/") + "/"
         around = [_Place(os.fstat(top) if top is not None else None, True, any(covers(mask, target) for mask in self.masks))]
         hidden: list[tuple[str, str, _Place]] = []
         for entry in beneath.walk(upper):
             del around[entry.depth + 1 :]
             place = around[-1]
-            path = f"{target.rstrip('/')}/{entry.path}"
+            relative = entry.path
+            path = f"{top_path}{relative}"
             is_directory = stat.S_ISDIR(entry.status.st_mode)
-            if path in self.already and not is_directory and (place.status is None or path in self.already.listed):
-                continue
-            parent = entry.path.rpartition("/")[0]
+            covered = path in self.already
+            if covered and not is_directory and (place.status is None or entry.status.st_ctime_ns < self.before):
+                continue  # it was here before this run, and this run did not touch it
+            parent = relative.rpartition("/")[0]
             status = reality.status(parent, entry.name) if place.status is not None else None
             masked = place.masked or path in self.masks
-            if path not in self.already:
+            if not covered:
                 self._keep(path, reality.directory(parent), entry.name, status, place, masked)
             if is_directory:
                 around.append(self._below(status, place, masked))
             real_directory = status is not None and stat.S_ISDIR(status.st_mode) and not masked
             if real_directory and path not in self.already.listed and self._hides(entry):
-                hidden.append((path, entry.path, self._below(status, place, masked)))
+                hidden.append((path, relative, self._below(status, place, masked)))
         self._flush_nothing()
         for path, relative, place in hidden:  # last: what the layer has below them itself has been kept with its content by now
             self._list(path, relative, reality, place)
@@ -160,7 +163,7 @@ class _Keeper:
 
     def _base(self, path: str, real: int, name: str, place: _Place, *, content: bool) -> Base:
         """What is there, and whether it was when the run began: judged by its times after it was read."""
-        kept = False
+        kept = ""
         try:
             seen = look(real, name, now_ns=self.now_ns())
             if seen is not None and content:
@@ -172,37 +175,39 @@ class _Keeper:
             return Base(path, None, known=False)
         return Base(path, seen, place.steady and self._unmoved(status), kept)
 
-    def _with_content(self, seen: Seen, real: int, name: str) -> tuple[Seen, bool]:
+    def _with_content(self, seen: Seen, real: int, name: str) -> tuple[Seen, str]:
         size = seen.node.size
         if seen.node.type is not EntryType.FILE or size > min(self.budget.read_file, self.budget.read):
-            return seen, False
+            return seen, ""
         self.budget.read -= size
         try:
             if size > min(self.budget.kept_file, self.budget.kept):
-                return replace(seen, digest=digest_of(real, name)), False
+                return replace(seen, digest=digest_of(real, name)), ""
             self.budget.kept -= size
             fd = beneath.open_file(real, name, one_filesystem=False)
         except PermissionError:
-            return seen, False  # what we may not read the guest could not either
+            return seen, ""  # what we may not read the guest could not either
         with open(fd, "rb") as file:
             content = file.read(self.budget.kept_file + 1)
             if len(content) != size:
                 raise OSError(errno.EAGAIN, "it is being written", name)
-            digest = sha256(content).hexdigest()
-            self._store(digest, content, file.fileno())
-        return replace(seen, digest=digest), True
+            return replace(seen, digest=sha256(content).hexdigest()), self._store(content)
 
-    def _store(self, digest: str, content: bytes, source: int) -> None:
-        path = os.path.join(self.directory, CONTENT, digest)
-        with suppress(FileNotFoundError):
-            if os.stat(path).st_size == len(content):
-                return
-        new = path + ".new"
-        with explained(f"keep content in {self.directory!r}"):  # our own disk, not theirs: not a base that is unknown, but no base at all
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-                if not (len(content) >= _WORTH_CLONING and _cloned(file.fileno(), source)):
-                    file.write(content)
-            os.rename(new, path)
+    def _store(self, content: bytes) -> str:
+        """Add to what is kept, and say where it is."""
+        with explained(f"keep content in {self.directory!r}"):  # a full disk of ours is no reason to call a base unknown: there is none
+            if self._contents < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._contents = os.open(contents_of(self.directory, self.generation), flags, 0o600)
+            place = f"{self.generation}:{os.fstat(self._contents).st_size}"
+            while content:
+                content = content[os.write(self._contents, content) :]
+            return place
+
+    def close(self) -> None:
+        """Let go of the file of contents."""
+        if self._contents >= 0:
+            os.close(self._contents)
 
     def _hides(self, entry: Entry) -> bool:
         """Whether nothing of a real directory shows through this entry of the layer."""
@@ -257,12 +262,3 @@ class _Keeper:
         append(self.directory, self.generation, "".join([*self._text, last]))
         self._text.clear()
         self._size = 0
-
-
-def _cloned(target: int, source: int) -> bool:
-    """Share the blocks of a file, where the filesystem can."""
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError:
-        return False
-    return True

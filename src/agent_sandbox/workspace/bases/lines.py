@@ -1,7 +1,7 @@
 """How bases are written: one line each, in the order in which they were found.
 
     {"run":N}                                 a run began at this time; what is covered first from here on is judged by it
-    {"path":P,"known":…,"seen":…}             what was at a path
+    {"path":P,"known":…,"kept":…,"seen":…}    what was at a path, and where its content is
     {"within":P,"nothing":NAMES}              a directory of the layer, and names in it where nothing was
     {"below":P}                               everything that was real below this directory has its line
     {"done":N}                                the run that began at this time has all its lines
@@ -28,8 +28,9 @@ PATH, WITHIN, BELOW, RUN, DONE = b'{"path":"', b'{"within":"', b'{"below":"', b'
 
 def spell_base(base: Base) -> str:
     """What was at a path."""
-    line = {"path": _hex(base.path), "known": base.known, "kept": base.kept, "seen": _spell_seen(base.seen) if base.seen else None}
-    return as_json(line) + "\n"
+    # Numbers, truth values and hexadecimal need no escapes; spelt like this it takes a tenth of the time.
+    known = "true" if base.known else "false"
+    return f'{{"path":"{_hex(base.path)}","known":{known},"kept":"{base.kept}","seen":{_spell_seen(base.seen)}}}\n'
 
 
 def spell_nothing(directory: str, names: Iterable[str]) -> str:
@@ -56,24 +57,16 @@ def _hex(path: str) -> str:
     return os.fsencode(path).hex()
 
 
-def _spell_seen(seen: Seen) -> dict[str, Any]:
+def _spell_seen(seen: Seen | None) -> str:
+    if seen is None:
+        return "null"
     node = seen.node
-    return {
-        "type": node.type.value,
-        "mode": node.mode,
-        "uid": node.uid,
-        "gid": node.gid,
-        "size": node.size,
-        "target": _hex(node.target),
-        "rdev": node.device,
-        "xattrs": {_hex(name): value.hex() for name, value in node.xattrs.items()},
-        "device": seen.device,
-        "inode": seen.inode,
-        "mtime": seen.mtime_ns,
-        "ctime": seen.ctime_ns,
-        "looked": seen.looked_ns,
-        "digest": seen.digest,
-    }
+    xattrs = as_json({_hex(name): value.hex() for name, value in node.xattrs.items()})
+    return (
+        f'{{"type":"{node.type.value}","mode":{node.mode},"uid":{node.uid},"gid":{node.gid},"size":{node.size},"target":"{_hex(node.target)}"'
+        f',"rdev":{node.device},"xattrs":{xattrs},"device":{seen.device},"inode":{seen.inode}'
+        f',"mtime":{seen.mtime_ns},"ctime":{seen.ctime_ns},"looked":{seen.looked_ns},"digest":"{seen.digest}"}}'
+    )
 
 
 def whole_lines(content: bytes) -> list[bytes]:
@@ -83,9 +76,12 @@ def whole_lines(content: bytes) -> list[bytes]:
 
 def path_of(line: bytes, kind: bytes) -> str | None:
     """The path of a line of this kind, without reading the rest of it: thousands of them are looked through for one."""
-    end = line.find(b'"', len(kind))
+    return _unhexed(line[len(kind) : line.find(b'"', len(kind))])
+
+
+def _unhexed(text: bytes) -> str | None:
     try:
-        return os.fsdecode(bytes.fromhex(line[len(kind) : end].decode("ascii"))) or None
+        return os.fsdecode(bytes.fromhex(text.decode("ascii"))) or None
     except ValueError:
         return None
 
@@ -93,10 +89,25 @@ def path_of(line: bytes, kind: bytes) -> str | None:
 def nothing_in(line: bytes) -> Iterator[str]:
     """The paths of a `within` line."""
     directory = path_of(line, WITHIN)
-    start = line.find(b'"nothing":"')
-    names = path_of(line[start:], b'"nothing":"') if start >= 0 else None
+    names = _unhexed(_field(line, b'"nothing":"'))
     if directory is not None and names is not None:
         yield from (f"{directory.rstrip('/')}/{name}" for name in names.split("\0") if name)
+
+
+def place_of(kept: str) -> tuple[int, int] | None:
+    """The generation whose file of contents holds it, and from which byte on."""
+    generation, _, at = kept.partition(":")
+    return (int(generation), int(at)) if generation.isdecimal() and at.isdecimal() and len(kept) < 40 else None
+
+
+def kept_in(line: bytes) -> str:
+    """Where the content of a `path` line is, without reading the rest of it."""
+    return _field(line, b'"kept":"').decode("ascii", errors="replace")
+
+
+def _field(line: bytes, name: bytes) -> bytes:
+    start = line.find(name)
+    return line[start + len(name) : line.find(b'"', start + len(name))] if start >= 0 else b""
 
 
 def number_of(line: bytes, kind: bytes) -> int | None:
@@ -113,8 +124,8 @@ def read_base(path: str, line: bytes, *, listed: bool) -> Base:
         found = loads(line)
         seen = _read_seen(found["seen"]) if found["seen"] is not None else None
         known, kept = found["known"], found["kept"]
-        if not isinstance(known, bool) or not isinstance(kept, bool):
-            raise TypeError("neither true nor false")
+        if not isinstance(known, bool) or (kept and place_of(kept) is None):
+            raise TypeError("neither true nor false, or no place")
     except (ValueError, KeyError, TypeError, AttributeError):
         return Base(path, None, known=False)
     return Base(path, seen, known, kept, listed)
