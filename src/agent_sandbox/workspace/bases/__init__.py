@@ -10,7 +10,7 @@ and the next one knows.
 
 from __future__ import annotations
 
-from agent_sandbox.workspace.bases.files import Recalled, begin, carry, forget, open_content, recall
+from agent_sandbox.workspace.bases.files import Recalled, begin, carry, end, forget, has_run, open_content, recall
 from agent_sandbox.workspace.bases.keeping import TICK_NS, Budget, Kept, keep
 
-__all__ = ["TICK_NS", "Budget", "Kept", "Recalled", "begin", "carry", "forget", "keep", "open_content", "recall"]
+__all__ = ["TICK_NS", "Budget", "Kept", "Recalled", "begin", "carry", "end", "forget", "has_run", "keep", "open_content", "recall"]

@@ -49,6 +49,17 @@ def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
     return since
 
 
+def end(directory: str, generation: int, since_ns: int) -> None:
+    """The run that began then has covered nothing."""
+    with explained(f"end a run in {directory!r}"):
+        append(directory, generation, lines.spell_done(since_ns))
+
+
+def has_run(directory: str, generation: int) -> bool:
+    """Whether anything has run in a generation since it was made or carried over."""
+    return any(line.startswith(lines.RUN) for line in _read(directory, generation))
+
+
 def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
     """Add lines. Raises OSError."""
     path = file_of(directory, generation)
