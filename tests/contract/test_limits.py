@@ -167,6 +167,7 @@ def test_a_throw_away_disk_is_sized(box: Box) -> None:
     assert [change.path for change in outcome.changes] == [str(box.project / "small")], "it goes on, and what fits is kept"
 
 
+@pytest.mark.needs_user
 def test_layers_on_disk_are_watched(box: Box) -> None:
     state = Store.open(str(box.project.parent / "state")).sandbox_for(str(box.project))
     kept = box.with_(state=state, limits=replace(GENEROUS, disk_bytes=8 * MIB, wall_seconds=20.0))

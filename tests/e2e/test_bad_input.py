@@ -124,7 +124,7 @@ def mounted(target: Path, options: str, flags: str = "0") -> str:
 def test_a_full_disk_under_the_state_directory_is_named_and_nothing_runs(shell: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
-    fill = mounted(state, "size=4k,mode=700") + f"\nopen({str(state / 'format')!r}, 'w').write('agent-sandbox store 1\\n')"
+    fill = mounted(state, "size=4k,mode=700") + f"\nopen({str(state / 'format')!r}, 'w').write('agent-sandbox store 2\\n')"
     done = in_namespace(shell, fill, "run", "echo ran")
     assert done.returncode == 125, words(done)
     assert "No space left" in words(done)

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work, changes_in
+from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.stored import Stored, changes_of, stack_in
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
@@ -30,6 +31,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.image import opened
 from agent_sandbox.workspace.store import SandboxState, Store
 from tests.security.cases import priority
 
@@ -98,23 +100,26 @@ class Box:
         """The same with layers on disk, which outlive the run."""
         return self.with_(state=Store.open(str(self.project.parent / "state")).sandbox_for(str(self.project)))
 
-    @property
-    def layers(self) -> Path:
-        """Where the layers of a kept one are."""
+    @contextmanager
+    def layers(self) -> Iterator[Path]:
+        """The layers of a kept one, for the length of a block: a directory on disk, or in the image that they are in."""
         assert self.state is not None
-        return Path(self.state.layers)
+        generation = str(self.state.history().active)
+        if not self.state.stacking:
+            yield Path(self.state.layers, generation)
+            return
+        with opened(self.state.image) as (_, top):
+            yield Path(f"/proc/{os.getpid()}/fd/{top}/{generation}")
 
     def read(self, layers: int) -> ChangeSet:
-        """What the host's reader makes of layers on disk, as they are now."""
-        return changes_in(layers, self._policy())
+        """What the host's reader makes of layers, as they are now."""
+        with stack_in(layers) as stack:
+            return changes_of(stack, self._policy())
 
     def changes(self) -> dict[str, str]:
         """The same of its own kept layers: the kind of change by path."""
-        layers = os.open(self.layers, os.O_RDONLY)
-        try:
-            return {change.path: change.kind.value for change in self.read(layers)}
-        finally:
-            os.close(layers)
+        assert self.state is not None
+        return {change.path: change.kind.value for change in Stored(self.state).changes(self._policy())}
 
     @property
     def rules(self) -> FileRules:

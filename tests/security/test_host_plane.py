@@ -11,7 +11,8 @@ from typing import get_args
 import pytest
 
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
-from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.decide import Allow, Deny, decide
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import removal
@@ -37,28 +38,35 @@ def test_what_we_show_of_a_guests_files_is_never_a_secret_of_the_hosts(number: i
     assert "+mine" in shown and f"{secret}"[1:] in shown, "it is shown what the guest wrote there"
     assert "CANARY" not in shown
     assert "CANARY" in _shown(kept, box.unmasked), "the control arm"
-    assert "CANARY" in next(kept.layers.rglob("greeting.link")).read_text(), "and who follows its links sees it too"
+    with kept.layers() as layers:
+        assert "CANARY" in next(layers.rglob("greeting.link")).read_text(), "and who follows its links sees it too"
     tell("its own lines only", control="a reader without the masks, or one that follows links, shows the secret")
 
 
 def _shown(kept: Box, as_if: Box | None = None) -> str:
     """The diff of everything that a kept sandbox changed, as `agent-sandbox diff --all` prints it."""
-    layers = os.open(kept.layers, os.O_RDONLY)
-    try:
-        return "\n".join(line for change in (as_if or kept).read(layers) for line in lines_of_diff(change, layers))
-    finally:
-        os.close(layers)
+    with kept.layers() as place:
+        layers = os.open(place, os.O_RDONLY)
+        try:
+            return "\n".join(line for change in (as_if or kept).read(layers) for line in lines_of_diff(change, layers))
+        finally:
+            os.close(layers)
 
 
 @case(23)
 def test_a_working_directory_outside_the_rules_is_refused(number: int, box: Box, tell: Tell) -> None:
     """The one path that comes with every request. There is no tool of ours that reads or writes a file that a request names."""
-    assert get_args(Action) == (RunCode, RunCommand), "a third kind of action needs an attack of its own here"
+    assert get_args(Action) == (RunCode, RunCommand, Promote, Undo), "another kind of action needs an attack of its own here"
     locked = box.files(read=True, allowed=[parse(str(box.project / "src"))])
     for directory in (box.project, box.project / "src/..", box.home / ".ssh", Path("/etc"), Path("/proc/self/root/etc")):
         with pytest.raises((Denied, PolicyError)):
             locked.run("ls", cwd=str(directory))
     assert locked.run("ls", cwd=str(box.project / "src")).stdout == b"app.py\n"
+    writing = box.files(read=True, write=True, allowed=[parse(str(box.project / "src"))])
+    assert writing.policy is not None
+    for place, verdict in (("/etc", Deny), (str(box.project), Deny), (str(box.project / "src"), Allow)):
+        for action in (Promote(place, "0" * 64, 1), Undo(place, "1")):
+            assert isinstance(decide(writing.policy, (), action, now=0), verdict)
     tell("Denied before anything ran", control="a directory inside the rules is taken")
 
 
@@ -179,16 +187,22 @@ def test_removal_goes_through_no_link_and_no_mount(number: int, box: Box, tmp_pa
     canary.mkdir()
     (canary / "file").write_text("keep")
     state = Store.open(str(tmp_path / "state")).sandbox_for(str(box.project))
-    outcome = box.with_(state=state).shell(
+    kept = box.with_(state=state)
+    outcome = kept.shell(
         f"ln -s {canary} link; mkdir -p a/b; ln -s {canary} a/b/link; mkdir closed; touch closed/x; chmod 000 closed;"
         " rm -rf src; ln -s / src; mkfifo pipe"
     )
     assert outcome.exit.code == 0
     before = snapshot(canary)
-    layers = list(Path(state.layers).rglob("link"))
-    assert layers and layers[0].is_symlink()
+    with kept.layers() as layers:
+        links = list(layers.rglob("link"))
+        assert links and links[0].is_symlink()
+        within = os.open(layers.parent, os.O_RDONLY | os.O_DIRECTORY)
+        removal.remove_tree(within, layers.name)  # as root nothing else walks there: a reset removes the image
+        os.close(within)
+        assert snapshot(canary) == before and not layers.exists()
     state.reset()
-    assert snapshot(canary) == before and not Path(state.layers).exists()
+    assert snapshot(canary) == before and not state.exists
     directory = os.open(tmp_path, os.O_RDONLY)
     (tmp_path / "gone").mkdir()
     removal.remove_tree(directory, "gone")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,13 @@ def test_a_hard_link_to_a_real_file_is_a_copy(number: int, box: Box, tell: Tell)
     tell("copied up; the real file is byte for byte the same, with one link", control="outside the write goes through")
 
 
-def _upper(box: Box, path: Path) -> Path:
-    """Where a layer on disk keeps what was written at a path."""
-    tops = [top for top in box.layers.glob("*/upper") if path.is_relative_to(os.fsdecode((top.parent / "target").read_bytes()))]
-    top = max(tops, key=lambda top: len((top.parent / "target").read_bytes()))
-    return top / path.relative_to(os.fsdecode((top.parent / "target").read_bytes()))
+@contextmanager
+def _upper(box: Box, path: Path) -> Iterator[Path]:
+    """Where a kept layer has what was written at a path."""
+    with box.layers() as layers:
+        tops = [top for top in layers.glob("*/upper") if path.is_relative_to(os.fsdecode((top.parent / "target").read_bytes()))]
+        top = max(tops, key=lambda top: len((top.parent / "target").read_bytes()))
+        yield top / path.relative_to(os.fsdecode((top.parent / "target").read_bytes()))
 
 
 MARK = """
@@ -58,13 +62,14 @@ def test_marks_of_the_overlay_set_by_a_guest_are_not_believed(number: int, box: 
     made = kept.changes()
     assert made[f"{box.project}/made"] == "added", "and a directory that claims to hide what is below it"
     assert set(made) <= {f"{box.project}/{name}" for name in ("made", "src", "greeting.txt")}, "deletes nothing"
-    for path in kept.layers.rglob("upper/**/*"):
-        assert not {PREFIX + "redirect", PREFIX + "metacopy", PREFIX + "whiteout"} & set(os.listxattr(path, follow_symlinks=False)), path
+    with kept.layers() as layers:
+        marks = {name for path in layers.rglob("upper/**/*") for name in os.listxattr(path, follow_symlinks=False)}
+    assert not {PREFIX + "redirect", PREFIX + "metacopy", PREFIX + "whiteout"} & marks
     assert kept.shell("ls src made; cat greeting.txt").stdout.split() == [b"made:", b"src:", b"app.py", b"hello"], "nor does the next view"
     # The control arm: the same mark, put where the guest could not put it, is believed by view and reader alike.
-    upper = _upper(kept, box.project / "src")
-    upper.mkdir(exist_ok=True)
-    os.setxattr(upper, PREFIX + "opaque", b"y")
+    with _upper(kept, box.project / "src") as upper:
+        upper.mkdir(exist_ok=True)
+        os.setxattr(upper, PREFIX + "opaque", b"y")
     assert kept.shell("ls src").stdout == b"" and kept.changes()[f"{box.project}/src/app.py"] == "deleted"
     tell("trusted.*: EPERM; user.*: believed by nobody", control="the same mark set from outside hides a real file")
 
@@ -77,14 +82,13 @@ def test_a_layer_that_points_elsewhere_is_not_followed(number: int, box: Box, te
     (hidden / "secret").write_text("CANARY")
     kept = box.kept
     kept.shell("mkdir pointing; rm -rf hidden")
-    os.setxattr(_upper(kept, box.project / "pointing"), PREFIX + "redirect", os.fsencode(hidden))
+    with _upper(kept, box.project / "pointing") as upper:
+        os.setxattr(upper, PREFIX + "redirect", os.fsencode(hidden))
     outcome = kept.shell("ls -A pointing; cat pointing/secret")
     assert b"secret" not in outcome.stdout and b"CANARY" not in outcome.stdout
     if not ROOT:  # where layers are a user's, no option makes the kernel follow
-        tell(
-            "the directory does not show what it points to",
-            control="the mark is on disk: " + str(os.listxattr(_upper(kept, box.project / "pointing"))),
-        )
+        with _upper(kept, box.project / "pointing") as upper:
+            tell("the directory does not show what it points to", control="the mark is on disk: " + str(os.listxattr(upper)))
         return
     followed = box.project.parent / "followed"
     _mounted_as_by_default(box, followed)
@@ -143,9 +147,9 @@ def test_neither_devices_nor_deletions_can_be_forged(number: int, box: Box, tell
     control, answers = outside(probe, cwd=place)
     assert set(control) >= ({"block", "char", "white", "rename"} if ROOT else {"white"}) and answers == ["ENOENT"]
     # And what such a node would do: in a layer it is believed, and a real file is gone.
-    upper = _upper(kept, box.project / "greeting.txt")
-    upper.unlink()
-    os.mknod(upper, stat.S_IFCHR, 0)
+    with _upper(kept, box.project / "greeting.txt") as upper:
+        upper.unlink()
+        os.mknod(upper, stat.S_IFCHR, 0)
     assert kept.changes()[f"{box.project}/greeting.txt"] == "deleted" and kept.shell("cat greeting.txt").exit.code == 1
     tell("EPERM for all", control=f"outside: {', '.join(control)}; a whiteout in a layer deletes a real file")
 
@@ -158,8 +162,8 @@ def test_pipes_and_sockets_left_in_a_layer_block_nobody(number: int, box: Box, t
     kept = box.kept
     kept.python(leave)
     assert set(kept.changes()) == {f"{box.project}/{name}" for name in kinds}
-    with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run(["cat", _upper(kept, box.project / "pipe")], timeout=0.3, check=False)
+    with _upper(kept, box.project / "pipe") as pipe, pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["cat", pipe], timeout=0.3, check=False)
     tell("listed as what they are, not opened", control="whoever opens the same pipe to read waits")
 
 

@@ -38,8 +38,9 @@ def test_links_left_at_mount_points_do_not_lead_the_next_launch_outside(number: 
     except LaunchFailed as error:
         happened = f"the next launch is refused: {error.message}"
     assert snapshot(victim) == before
-    links = [path for path in kept.layers.rglob("*") if path.is_symlink() and os.readlink(path) == str(victim)]
-    assert links and (links[0] / "file").read_text() == "keep", "the control arm"
+    with kept.layers() as layers:
+        links = [path for path in layers.rglob("*") if path.is_symlink() and os.readlink(path) == str(victim)]
+        assert links and (links[0] / "file").read_text() == "keep", "the control arm"
     tell(happened + "; nothing was mounted or written there", control=f"{len(links)} links in its layers; who follows one gets there")
 
 
@@ -48,11 +49,12 @@ def test_links_left_at_mount_points_do_not_lead_the_next_launch_outside(number: 
 def test_a_setuid_file_left_on_disk_is_nobodys(number: int, box: Box, tell: Tell) -> None:
     kept = box.kept
     kept.shell("cp /bin/sh planted; chmod 6755 planted")
-    (planted,) = kept.layers.rglob("planted")
-    status = planted.stat()
-    assert status.st_uid == ids.FIRST_ID, "executed by anybody, it gives the rights of an id that nothing belongs to"
-    above = [directory for directory in planted.parents if directory.is_relative_to(kept.layers.parent)]
-    assert any(stat.S_IMODE(directory.stat().st_mode) & 0o077 == 0 for directory in above), "and only root comes near it"
+    with kept.layers() as layers:
+        (planted,) = layers.rglob("planted")
+        status = planted.stat()
+        assert status.st_uid == ids.FIRST_ID, "executed by anybody, it gives the rights of an id that nothing belongs to"
+        above = [directory for directory in planted.parents if directory.is_relative_to(layers)]
+        assert any(stat.S_IMODE(directory.stat().st_mode) & 0o077 == 0 for directory in above), "and only root comes near it"
     tell(f"owned by {status.st_uid}, below a directory of mode 700", control=f"the setuid bit is there: {oct(status.st_mode)}")
 
 

@@ -138,12 +138,13 @@ def test_a_guest_that_swaps_directories_while_we_read_and_measure_its_layers_gai
     kept = box.with_(limits=replace(GENEROUS, disk_bytes=LARGE // 3, wall_seconds=2 * seconds + 30)).kept
     counts = dict.fromkeys(("read", "shown", "through the link", "violations"), 0)
     with meanwhile(kept, SWAP.replace("OUTSIDE", repr(str(outside_tree)))) as ended:
-        upper = next(path.parent.parent for path in kept.layers.rglob("sub"))
-        layers = os.open(kept.layers, os.O_RDONLY)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            _look(kept, layers, upper, counts)
-        os.close(layers)
+        with kept.layers() as place:
+            upper = next(path.parent.parent for path in place.rglob("sub"))
+            layers = os.open(place, os.O_RDONLY)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                _look(kept, layers, upper, counts)
+            os.close(layers)
         assert not ended, "what lies outside was not counted as the guest's"
     _check(counts)
     assert ended[0].exit.reason is Reason.KILLED and (outside_tree / "sub" / "canary").read_text() == "CANARY"

@@ -18,8 +18,9 @@ from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.readback import read_layers
+from agent_sandbox.workspace.readback import read_stack
 from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.stack import Stack
 from tests.workspace.overlays import edit, in_namespace, make_layer, userxattr
 from tests.workspace.racing import deep_tree
 
@@ -46,15 +47,8 @@ class Machine:
         edit(self.data, self.layer, body)
 
     def changes(self, *, masks: Collection[str] = (), limit: int = 1000, owner_shift: int = 0) -> ChangeSet:
-        return read_layers(
-            self.layers,
-            ["/data", "/not-there"],
-            userxattr=userxattr(),
-            machine_root=str(self.root),
-            masks=masks,
-            limit=limit,
-            owner_shift=owner_shift,
-        )
+        with Stack.of([self.layers], userxattr=userxattr(), owner_shift=owner_shift) as stack:
+            return read_stack(stack, machine_root=str(self.root), masks=masks, limit=limit)
 
     def kinds(self, *, masks: Collection[str] = ()) -> dict[str, str]:
         return {change.path: change.kind.value for change in self.changes(masks=masks)}

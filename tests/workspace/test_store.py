@@ -79,7 +79,7 @@ def test_a_project_inside_the_store_is_refused(tmp_path: Path) -> None:
 
 def test_a_sandbox_is_made_when_it_is_prepared_and_remembers_what_it_belongs_to(state: SandboxState) -> None:
     assert not state.exists and state.created() is None
-    assert state.prepare() == () == state.prepare()
+    assert state.prepare().notes == () == state.prepare().notes
     assert state.exists and state.created() == 1_000_000.0
     assert json.loads(meta(state).read_text())["project"] == "/srv/my project"
 
@@ -87,12 +87,12 @@ def test_a_sandbox_is_made_when_it_is_prepared_and_remembers_what_it_belongs_to(
 @pytest.mark.parametrize("damage", ["", '{"format": 1', "[]", "null"])
 def test_a_torn_description_is_repaired_and_said_and_the_layers_stay(state: SandboxState, damage: str) -> None:
     state.prepare()
-    Path(state.layers, "work-of-days").write_text("x")
+    layers = Path(state.image if state.stacking else state.layers).stat().st_ino
     meta(state).write_text(damage)
-    (said,) = state.prepare()
+    (said,) = state.prepare().notes
     assert "written anew" in said
-    assert Path(state.layers, "work-of-days").read_text() == "x"
-    assert state.prepare() == ()
+    assert Path(state.image if state.stacking else state.layers).stat().st_ino == layers
+    assert state.prepare().notes == ()
 
 
 def test_a_description_of_another_project_is_refused(state: SandboxState) -> None:
@@ -143,7 +143,6 @@ def test_a_reset_forgets_everything_of_this_sandbox_only(state: SandboxState) ->
     other = state.store.sandbox_for("/srv/other")
     for each in (state, other):
         each.prepare()
-        Path(each.layers, "file").write_text("x")
     state.reset()
     state.reset()
     assert not state.exists and other.exists

@@ -9,7 +9,8 @@ import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.preview.compare import DEFAULT, Limits
-from agent_sandbox.workspace.readback import read_layers
+from agent_sandbox.workspace.readback import read_stack
+from agent_sandbox.workspace.stack import Stack
 from agent_sandbox.workspace.visible import visible
 from tests.workspace.overlays import make_layer
 from tests.workspace.previews import lines_of_diff
@@ -27,7 +28,8 @@ class Sides:
         self.new = place / "layers" / make_layer(self.layers, "/data") / "upper"
 
     def changes(self) -> ChangeSet:
-        return read_layers(self.layers, ["/data"], userxattr=True, machine_root=str(self.root))
+        with Stack.of([self.layers], userxattr=True) as stack:
+            return read_stack(stack, machine_root=str(self.root))
 
     def diff(self, limits: Limits = DEFAULT) -> list[str]:
         (change,) = self.changes()

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.stored import ForRun, Stored, changes_of, stack_in
 from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
-from agent_sandbox.kernel.ids import FIRST_ID
-from agent_sandbox.kernel.mounts import MountPlan, OnDisk, ThrowAway
+from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
@@ -23,7 +23,7 @@ from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.values import dataclass, field
+from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.store import SandboxState
@@ -136,10 +136,14 @@ class Session:
         return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
 
     def explain(self, work: Work) -> MountPlan:
-        """The plan of what the guest would see. Nothing is run."""
-        return self._plan(work)[2]
+        """The plan of what the guest would see. Nothing is run, and nothing made or attached."""
+        return self._plan(work, ThrowAway(self._disk_bytes) if self._state is None else OnDisk(self._state.path))[2]
 
-    def _plan(self, work: Work) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
+    @property
+    def _disk_bytes(self) -> int:
+        return self.policy.limits.disk_bytes or DISK_BYTES
+
+    def _plan(self, work: Work, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
         policy = self.policy
         if isinstance(work.what, Code):
             prepared = languages.prepare(
@@ -153,17 +157,14 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(needs)
+        return program, executables, self._view(needs, layers)
 
-    def _view(self, needs: Needs) -> MountPlan:
+    def _view(self, needs: Needs, layers: Layers) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
         policy, known = self.policy, self._known
         if known is not None and known.needs == needs and time.monotonic() < known.until:
-            return known.plan
-        host = self._look()
-        disk = policy.limits.disk_bytes or DISK_BYTES
-        layers = OnDisk(self._state.layers) if self._state is not None else ThrowAway(disk)
-        plan = plan_view(policy.files, needs, layers, host=host, project=self._project, scratch_bytes=disk)
+            return known.plan if known.plan.layers == layers else replace(known.plan, layers=layers)
+        plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=self._disk_bytes)
         if not (policy.files.read or policy.files.write):
             self._known = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
@@ -171,16 +172,15 @@ class Session:
     def _deed(self, work: Work, allow: Allow) -> Outcome:
         began = time.monotonic()
         with ExitStack() as stack:
-            repaired: tuple[str, ...] = ()
-            if self._state is not None:
-                self._hold(self._state, work, stack)
-                repaired = self._state.prepare()
-            program, executables, plan = self._plan(work)
-            guest = self._runtime.launch(self._launch(work, program, executables, plan))
+            kept = self._kept(self._state, work, stack) if self._state is not None else None
+            program, executables, plan = self._plan(work, kept.layers if kept else ThrowAway(self._disk_bytes))
+            launch = self._launch(work, program, executables, plan)
+            guest = self._runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
             stack.callback(guest.close)
             if work.on_start is not None:
                 work.on_start(guest)
             completed = guest.wait()
+            said = self._after(self._state, kept, guest) if self._state is not None and kept is not None else ()
             changes, unlisted = self._changes(guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=completed.exit,
@@ -191,8 +191,23 @@ class Session:
                 verdict=allow,
                 seconds=time.monotonic() - began,
                 refused=guest.refused,
-                notes=(*plan.notes, *guest.notes, *repaired, *unlisted),
+                notes=(*plan.notes, *guest.notes, *said, *unlisted),
             )
+
+    def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
+        """The layers of the stored sandbox, held for this run."""
+        self._hold(state, work, stack)
+        return Stored(state).for_run(self.policy.limits.disk_bytes, stack)
+
+    def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
+        """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
+        refused = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
+        if guest.layers is not None:
+            try:
+                Stored(state).tidy(guest.layers, kept.present)
+            except (WorkspaceError, OSError) as error:  # the next one tries again; what the guest did counts
+                return (*kept.notes, *refused, f"old layers could not be removed: {error}")
+        return (*kept.notes, *refused)
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
         try:
@@ -227,24 +242,13 @@ class Session:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
         try:
-            changes = changes_in(guest.layers, self.policy)
+            with stack_in(guest.layers) as stack:
+                changes = changes_of(stack, self.policy)
+                if work.on_changes is not None:
+                    work.on_changes(changes, stack)
+            return changes, ()
         except WorkspaceError as error:
             return ChangeSet(), (f"what it changed cannot be listed: {error.message}",)
-        if work.on_changes is not None:
-            from agent_sandbox.workspace.preview.sources import OneLayer  # only where somebody wants to see it
-
-            work.on_changes(changes, OneLayer(guest.layers))
-        return changes, ()
-
-
-def changes_in(layers: int, policy: Policy) -> ChangeSet:
-    """The change set of the layers below a descriptor, which a guest of ours has written."""
-    from agent_sandbox.workspace.layers import layer_targets  # only when changes are asked for
-    from agent_sandbox.workspace.readback import read_layers
-
-    root = os.geteuid() == 0
-    masks = [mask.path for mask in policy.files.masks]
-    return read_layers(layers, layer_targets(layers), userxattr=not root, owner_shift=FIRST_ID if root else 0, masks=masks)
 
 
 def action_of(work: Work) -> Action:

@@ -40,10 +40,10 @@ class Watch:
         # One of those that are allowed is ourselves.
         self.processes = None if "processes" in request["enforced"] or request["processes"] is None else request["processes"] - 1
         self.crowded = False
-        self.sized = request["layers"] is None  # the layers are a filesystem of their own, of limited size
+        self.sized = request["sized"]  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
         self._meter = accounting.CpuMeter()
-        self._private: list[str | int] = [*private, "/dev/shm", *([layers] if self.sized else [])]
+        self._private: list[str | int] = [*private, "/dev/shm", *([layers] if request["in_memory"] else [])]
 
     def begin(self) -> None:
         """The guest has its program: look from now on, if there is anything to look at."""
@@ -162,7 +162,7 @@ def _is_full(place: str | int) -> bool:
         space = os.statvfs(place)
     except OSError:  # a policy may deny /tmp itself
         return False
-    return space.f_bfree * space.f_frsize < 65536 or space.f_ffree == 0
+    return space.f_bavail * space.f_frsize < 65536 or space.f_ffree == 0
 
 
 def _reap(guest: int) -> int | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
+from agent_sandbox.kernel import ballast, loop
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mounts import (
     DEVICES,
@@ -19,6 +20,8 @@ from agent_sandbox.kernel.mounts import (
     Devices,
     Directory,
     File,
+    InImage,
+    Layers,
     MountPlan,
     OnDisk,
     Overlay,
@@ -71,14 +74,17 @@ def _sized(size_bytes: int) -> str:
 
 def perform(plan: MountPlan, site: Site) -> None:
     """Carry the plan out. The current directory is the staging tmpfs."""
-    for name in ("r", "u", "l", "m"):
+    for name in ("r", "u", "l", "m", "f"):
         os.mkdir(name)
     perform_step(plan.layers, site)
     for step in plan.steps:
         perform_step(step, site)
+    if isinstance(plan.layers, InImage):
+        with _top() as top:
+            ballast.take_spare(top)
 
 
-def perform_step(step: Step | ThrowAway | OnDisk, site: Site) -> None:
+def perform_step(step: Step | Layers, site: Site) -> None:
     """Carry one step out."""
     _PERFORM[type(step)](step, site)
 
@@ -96,6 +102,37 @@ def _throw_away(layers: ThrowAway, site: Site) -> None:
 
 def _on_disk(layers: OnDisk, site: Site) -> None:
     attach_clone(layers.path, "u", None, writable=True)
+    if layers.generation:
+        _use_generation(layers.generation, (), site)
+
+
+def _in_image(layers: InImage, site: Site) -> None:
+    held = os.open(layers.device, os.O_RDWR | os.O_CLOEXEC)  # from here on nobody else can be given this device
+    try:
+        if loop.backing(held) != layers.backing:
+            raise OSError(errno.ESTALE, f"{layers.device} has been detached from the image", layers.path)
+        sc.mount(layers.device, "u", "ext4", QUIET | sc.MS_NOEXEC | sc.MS_NOATIME, loop.OPTIONS)
+    finally:
+        os.close(held)
+    with _top() as top:
+        if layers.limit_bytes is not None:
+            ballast.restrict(top, layers.limit_bytes)
+        ballast.make_room_for_directories(top)
+    _use_generation(layers.generation, layers.frozen, site)
+
+
+def _use_generation(generation: str, frozen: tuple[str, ...], site: Site) -> None:
+    site.uppers, site.frozen = f"u/{generation}", tuple(f"u/{name}" for name in frozen)
+    os.makedirs(site.uppers, mode=0o700, exist_ok=True)
+
+
+@contextmanager
+def _top() -> Iterator[int]:
+    top = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield top
+    finally:
+        os.close(top)
 
 
 def _overlay(step: Overlay, site: Site) -> None:
@@ -239,6 +276,7 @@ def _seal_proc(proc: str) -> None:
 _PERFORM: dict[type, Callable[[Any, Site], None]] = {
     ThrowAway: _throw_away,
     OnDisk: _on_disk,
+    InImage: _in_image,
     Overlay: _overlay,
     Copies: _copies,
     Bind: _bind,

@@ -6,6 +6,7 @@ in paths matter:
 
     r/        the guest's future root          l/N  a private copy of a host mount, lower layer of overlay N
     u/        upper and work directories        m/N  the mask layer of overlay N: whiteouts, opaque directories, copied files
+    f/N       links to frozen layers, so that names of any length fit into one page of mount options
 
 Host directories are never bound into the view, only seen through an overlay: every write is captured, a mask holds by name even if the host
 renames over the file, and host unix sockets cannot be connected to. Single regular files (an interpreter's binary) may be bound, read-only.
@@ -14,6 +15,7 @@ renames over the file, and host unix sockets cannot be connected to. Single regu
 from __future__ import annotations
 
 import marshal
+import os
 
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
@@ -50,9 +52,32 @@ class OnDisk:
     """
 
     path: str
+    generation: str = ""  # the directory in it that this run writes to; empty for itself
 
     def describe(self) -> str:
-        return f"layers kept in {self.path}"
+        return f"layers kept in {os.path.join(self.path, self.generation)}"
+
+
+@dataclass(frozen=True)
+class InImage:
+    """Upper layers in an attached image, which is the disk limit: one generation is written, those below it are frozen.
+
+    Files in it belong to the same ids as in `OnDisk`.
+    """
+
+    path: str  # of the image, for people
+    device: str  # the loop device
+    backing: tuple[int, int]  # the image's device and inode: what the loop device must be attached to
+    generation: str
+    frozen: tuple[str, ...] = ()  # uppermost first
+    limit_bytes: int | None = None
+
+    def describe(self) -> str:
+        below = f" over {len(self.frozen)} frozen" if self.frozen else ""
+        return f"layers kept in generation {self.generation}{below} of the image {self.path}"
+
+
+Layers = ThrowAway | OnDisk | InImage
 
 
 @dataclass(frozen=True)
@@ -199,13 +224,14 @@ Step = Overlay | Copies | Bind | Tmpfs | Directory | Symlink | File | SkeletonRo
 _KINDS: dict[str, Any] = {
     step.kind: step for step in (Overlay, Copies, Bind, Tmpfs, Directory, Symlink, File, SkeletonRoot, SealRoot, Devices, Proc)
 }
+_LAYERS: dict[str, Any] = {kind.__name__: kind for kind in (ThrowAway, OnDisk, InImage)}
 
 
 @dataclass(frozen=True)
 class MountPlan:
     """What a guest will see. Nothing has happened yet when you hold one."""
 
-    layers: ThrowAway | OnDisk
+    layers: Layers
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()  # what this host or policy made weaker or left out, for people
 
@@ -218,7 +244,7 @@ def encode(plan: MountPlan) -> bytes:
     """The plan as bytes, made once: a plan is launched many times."""
     made: bytes | None = plan.__dict__.get("_encoded")
     if made is None:
-        layers = plan.layers.path if isinstance(plan.layers, OnDisk) else plan.layers.size_bytes
+        layers = (type(plan.layers).__name__, _plain(vars(plan.layers)))
         made = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
     return made
 
@@ -229,10 +255,10 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 def decode(message: bytes) -> MountPlan:
     """The inverse of `encode`."""
-    layers, steps = marshal.loads(message)
+    (kind_of_layers, layers), steps = marshal.loads(message)
     made = []
     for kind, values in steps:
         if "masks" in values:
             values["masks"] = tuple(Mask(*mask) for mask in values["masks"])
         made.append(_KINDS[kind](**values))
-    return MountPlan(OnDisk(layers) if isinstance(layers, str) else ThrowAway(layers), tuple(made))
+    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(made))

@@ -27,6 +27,8 @@ class Site:
     userxattr: bool  # the mounts belong to a user namespace: overlay keeps its marks in user.* attributes
     notes: list[str] = field(default_factory=list)
     count: int = 0
+    uppers: str = "u"  # where upper layers are made
+    frozen: tuple[str, ...] = ()  # and where there are such of earlier generations, uppermost first
 
     def number(self) -> int:
         """A fresh number for a layer directory."""
@@ -113,14 +115,16 @@ def _move_ids(fd: int, userns: int, source: str) -> None:
 
 def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:
     """Mount an overlay at a target of the guest's root."""
+    lowers = [*_frozen(key, site), *lowers]
     options = f"lowerdir={':'.join(lowers)}"
     if writable:
-        upper, work = f"u/{key}/upper", f"u/{key}/work"
+        home = f"{site.uppers}/{key}"
+        upper, work = f"{home}/upper", f"{home}/work"
         if not os.path.isdir(upper):
-            os.makedirs(f"u/{key}", mode=0o700, exist_ok=True)
-            make_layer(upper, lowers[0])
-            with open(f"u/{key}/target", "wb") as file:  # keys of long targets are digests
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            with open(f"{home}/target", "wb") as file:  # keys of long targets are digests
                 file.write(os.fsencode(target))
+            _make_upper(upper, lowers[0])
         os.makedirs(work, mode=0o700, exist_ok=True)
         # Without "volatile" the end of every run, killed ones too, waits until all that anybody has written to the disk of the layers is on
         # it: seconds, on a busy one. The kernel marks such layers and mounts them again only when the mark has been taken away.
@@ -132,6 +136,26 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
     options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
     with directory_for(target) as place:
         sc.mount("overlay", place, "overlay", QUIET | (0 if writable else sc.MS_RDONLY), options)
+
+
+def _frozen(key: str, site: Site) -> list[str]:
+    """Links to the frozen layers of an overlay, uppermost first: the kernel takes one page of options, and a key may be long."""
+    found = []
+    for generation in site.frozen:
+        if os.path.isdir(f"{generation}/{key}/upper"):
+            link = f"f/{site.number()}"
+            os.symlink(f"../{generation}/{key}/upper", link)
+            found.append(link)
+    return found
+
+
+def _make_upper(upper: str, like: str) -> None:
+    """Under its name only when it is complete: who is killed half-way leaves no layer that looks otherwise than what it lies on."""
+    new = f"{upper}.new"
+    with suppress(FileNotFoundError):
+        os.rmdir(new)
+    make_layer(new, like)
+    os.rename(new, upper)
 
 
 def make_layer(path: str, like: str, shift: int = 0) -> None:

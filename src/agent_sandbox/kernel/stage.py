@@ -144,7 +144,7 @@ def _give_up_power(request: dict[str, Any]) -> None:
         processes=None if "processes" in request["enforced"] else request["processes"],
         data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"],
         # One file cannot outgrow everything between two looks; and memory in a memfd is in nobody's account but its size.
-        file_bytes=None if "memory" in request["enforced"] and request["layers"] is None else request["file_bytes"],
+        file_bytes=None if "memory" in request["enforced"] and request["sized"] else request["file_bytes"],
         cpu_seconds=request["cpu_seconds"],
     )
     if request["system"]:

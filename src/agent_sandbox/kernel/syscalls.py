@@ -16,11 +16,11 @@ _holding_the_lock = ctypes.PyDLL(None, use_errno=True)  # the same without letti
 # Numbers above 423 are the same on every architecture; the older ones are not.
 MACHINE = os.uname().machine
 _OLD_NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capget": 90, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
+    "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13, "renameat2": 316},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capget": 90, "capset": 91, "seccomp": 277, "rt_sigaction": 134, "renameat2": 276},
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
-SYS_open_tree, SYS_move_mount = 428, 429
+SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
 SYS_close_range, SYS_openat2, SYS_mount_setattr = 436, 437, 442
 SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self = 444, 445, 446
 
@@ -30,16 +30,28 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 
 # mount(2), umount2(2)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_NOATIME = 1024
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 # open_tree(2), move_mount(2), mount_setattr(2)
 AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, os.O_CLOEXEC, 4, 0x10
-MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_IDMAP = 1, 2, 4, 8, 0x00100000
+MOUNT_ATTR_NOATIME = 0x10
+
+# fsopen(2), fsconfig(2), fsmount(2)
+FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC = 1, 1
+FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
 
 # openat2(2)
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+# renameat2(2)
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+
+# ioctl_ficlone(2)
+FICLONE = 0x40049409
 
 # prctl(2)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -139,6 +151,27 @@ def move_mount(fd: int, target: str) -> None:
     check(libc.syscall(SYS_move_mount, fd, b"", AT_FDCWD, os.fsencode(target), flags), f"move_mount {target}")
 
 
+def fsopen(kind: str) -> int:
+    """fsopen(2): a descriptor on which a filesystem of this kind is configured."""
+    return check(libc.syscall(SYS_fsopen, kind.encode(), FSOPEN_CLOEXEC), f"fsopen {kind}")
+
+
+def fsconfig(fd: int, command: int, key: str | None = None, value: str | None = None) -> None:
+    """fsconfig(2) for flags, strings and commands."""
+    name, text = (None if each is None else os.fsencode(each) for each in (key, value))
+    check(libc.syscall(SYS_fsconfig, fd, command, name, text, 0), f"fsconfig {key or command}")
+
+
+def fsmount(fd: int, attributes: int) -> int:
+    """fsmount(2): a descriptor, as with O_PATH, of a mount that is nowhere attached and ends when nothing uses it any more."""
+    return check(libc.syscall(SYS_fsmount, fd, FSMOUNT_CLOEXEC, attributes), "fsmount")
+
+
+def fallocate(fd: int, offset: int, length: int) -> None:
+    """fallocate(2). Unlike posix_fallocate(3) it writes nothing where the filesystem cannot reserve: it fails."""
+    check(libc.fallocate(fd, 0, ctypes.c_longlong(offset), ctypes.c_longlong(length)), "fallocate")
+
+
 def mount_setattr(fd: int, *, set_flags: int = 0, clear_flags: int = 0, userns: int = 0, recursive: bool = False) -> None:
     """mount_setattr(2) on a mount descriptor; `userns` is used with MOUNT_ATTR_IDMAP."""
     attr = _MountAttr(set_flags, clear_flags, 0, userns)
@@ -150,6 +183,17 @@ def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: in
     """openat2(2)."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return check(libc.syscall(SYS_openat2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), f"openat2 {path}")
+
+
+def renameat2(old_directory: int, old: str, new_directory: int, new: str, flags: int) -> None:
+    """renameat2(2)."""
+    number = _number("renameat2")
+    check(libc.syscall(number, old_directory, os.fsencode(old), new_directory, os.fsencode(new), flags), f"renameat2 {old} {new}")
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2): everything on the filesystem that the descriptor is on."""
+    check(libc.syncfs(fd), "syncfs")
 
 
 def close_range(first: int, last: int) -> None:

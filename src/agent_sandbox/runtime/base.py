@@ -94,7 +94,8 @@ class Launch:
     """Everything a runtime needs to run something once.
 
     `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the
-    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept.
+    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept. `on_tick` is
+    called in that thread, some twenty times a second, with the descriptor of the layers.
     """
 
     program: Argv | PythonCode | Script
@@ -112,6 +113,7 @@ class Launch:
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True
+    on_tick: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,12 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.status import status as do
         case "reset":
             from agent_sandbox.surfaces.status import reset as do
+        case "snapshot":
+            from agent_sandbox.surfaces.snapshots import snapshot as do
+        case "rollback":
+            from agent_sandbox.surfaces.snapshots import rollback as do
+        case "snapshots":
+            from agent_sandbox.surfaces.snapshots import snapshots as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":

@@ -6,13 +6,13 @@ import os
 import tempfile
 from collections.abc import Callable
 
-from agent_sandbox.engine.session import Command, Outcome, Session, Work, changes_in
+from agent_sandbox.engine.session import Command, Outcome, Session, Work
+from agent_sandbox.engine.stored import Stored, changes_of
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import current, policy_of
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.painting import Painter
-from agent_sandbox.surfaces.pending import opened
 from agent_sandbox.surfaces.performing import COULD_NOT_START, code_of, perform, say_how_it_ended
 from agent_sandbox.surfaces.preview.forms import rows
 from agent_sandbox.surfaces.preview.material import Material, check, gather
@@ -20,7 +20,6 @@ from agent_sandbox.surfaces.preview.patching import patch, refuse_on_a_terminal
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
-from agent_sandbox.workspace.preview.sources import OneLayer
 from agent_sandbox.workspace.project import Project
 
 _COLUMNS = 120  # where there is no terminal to ask
@@ -37,15 +36,14 @@ def diff(request: Request) -> int:
         without_trace = {**request.given, "--throw-away": ("",), "--diff": ("",)}
         return perform(replace(request, given=without_trace), Command(words), stdin=0)
     found = current(request)
-    with opened(found.state) as layers:
-        changes = ChangeSet() if layers is None else changes_in(layers, policy_of(request, found.project))
-        material = gather(request, found.project.path, changes, OneLayer(-1 if layers is None else layers))
+    with Stored(found.state).opened() as layers:
+        changes = changes_of(layers, policy_of(request, found.project))
+        material = gather(request, found.project.path, changes, layers)
         with pager.output(paged=_paged(request)) as write:
             _begin(request, write, found.project, found.state.id)
             code = _show(request, material, write)
             _end(request, write, {})
             return code
-    return 0
 
 
 def diff_of(request: Request, session: Session, work: Work, project: Project) -> int:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from agent_sandbox.engine.session import Outcome, changes_in
+from agent_sandbox.engine.session import Outcome
+from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces.current import Current
@@ -15,7 +12,6 @@ from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.noise import is_noise
-from agent_sandbox.workspace.store import SandboxState
 
 
 @dataclass(frozen=True)
@@ -48,25 +44,10 @@ def sort(changes: ChangeSet, project: str) -> Sorted:
     )
 
 
-@contextmanager
-def opened(state: SandboxState) -> Iterator[int | None]:
-    """A descriptor of the layers of a stored sandbox; None when there are none yet."""
-    try:
-        layers = os.open(state.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield None
-        return
-    try:
-        yield layers
-    finally:
-        os.close(layers)
-
-
 def stored(found: Current, policy: Policy) -> Pending:
     """What waits in the current sandbox."""
     try:
-        with opened(found.state) as layers:
-            return Pending(ChangeSet() if layers is None else changes_in(layers, policy))
+        return Pending(Stored(found.state).changes(policy))
     except SandboxError as error:
         return Pending(ChangeSet(), error.message)
 

@@ -11,7 +11,7 @@ from agent_sandbox.kernel import accounting
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, current, policy_of
 from agent_sandbox.surfaces.messages import remark, shown
-from agent_sandbox.surfaces.pending import Pending, opened, sort, stored
+from agent_sandbox.surfaces.pending import Pending, sort, stored
 from agent_sandbox.surfaces.quantities import counted, human_size
 
 
@@ -59,8 +59,14 @@ def _changes(pending: Pending, found: Current) -> str:
 
 
 def _size(found: Current) -> int:
-    with opened(found.state) as layers:
-        return 0 if layers is None else accounting.disk_bytes(layers)
+    """What it takes of the disk: as an image all that was reserved for it."""
+    if not found.state.exists:
+        return 0
+    directory = os.open(found.state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return accounting.disk_bytes(directory)
+    finally:
+        os.close(directory)
 
 
 def _holder(found: Current) -> str:

@@ -36,6 +36,7 @@ class Verb:
 
 
 _OPTIONS = (
+    Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
     Option("--json", help="one JSON document on standard output"),
     Option("--quiet", help="no remarks of ours on standard error", short=("-q",)),
     Option("--help", help="say what a verb does", short=("-h",)),
@@ -129,6 +130,26 @@ error, the diff to standard output, and it exits as the command does.""",
     ),
     "status": Verb("status", "say what the current sandbox is, and what waits in it"),
     "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
+    "snapshot": Verb(
+        "snapshot [LABEL]",
+        "keep what the sandbox is now, to go back to",
+        words=(0, 1),
+        details="""It has a number and, if you like, a label. As root it costs the same however much has changed; otherwise what has
+changed is copied. While a run goes on there is no snapshot.""",
+    ),
+    "rollback": Verb(
+        "rollback [SNAPSHOT]",
+        "make the sandbox what it was at a snapshot",
+        words=(0, 1),
+        details="""By number or label; without one, to the last. What the sandbox is now is kept as a snapshot too, if something ran since
+the last, so going back loses nothing. The machine itself is not touched.""",
+    ),
+    "snapshots": Verb(
+        "snapshots [--forget SNAPSHOT]",
+        "list the snapshots as a tree, or forget one",
+        ("--forget",),
+        details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
+    ),
     "doctor": Verb(
         "doctor",
         "try out what this machine can enforce, and say what to do about the rest",
@@ -154,7 +175,6 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 _LATER = {
     "simulation": ("sim", "simulate"),
     "promotion": ("promote", "apply", "undo"),
-    "snapshots": ("snapshot", "rollback"),
     "the audit surfaces": ("log",),
     "approvals": ("approve",),
     "parallel experiments": ("try",),

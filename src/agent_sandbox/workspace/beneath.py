@@ -24,6 +24,7 @@ ENTRY_LIMIT = 1_000_000
 _NO_LINKS = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _ONE_FILESYSTEM = syscalls.RESOLVE_NO_XDEV
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LONGEST_PATH = 4000  # bytes for one call; PATH_MAX is 4096
 SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)  # it was a directory a moment ago
 
@@ -73,14 +74,28 @@ def _pieces(path: str) -> list[str]:
     return pieces
 
 
-def open_file(directory: int, path: str, *, one_filesystem: bool = True) -> int:
-    """A descriptor to read a regular file. Anything else is an OSError, and has not been opened: no FIFO is joined, no device started."""
+def open_file(directory: int, path: str, *, one_filesystem: bool = True, unlock: bool = False) -> int:
+    """A descriptor to read a regular file. Anything else is an OSError, and has not been opened: no FIFO is joined, no device started.
+
+    With `unlock`, a file that the caller owns but may not read is made readable for the moment; leave it off for what is no guest's.
+    """
     handle = open_beneath(directory, path, os.O_PATH, one_filesystem=one_filesystem)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         # The handle is opened again, not the name: it is the object that was just judged.
-        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        here = f"/proc/self/fd/{handle}"
+        try:
+            return os.open(here, _FILE)
+        except PermissionError:
+            if not unlock or status.st_uid != os.geteuid():
+                raise
+            os.chmod(here, stat.S_IMODE(status.st_mode) | stat.S_IRUSR)
+            try:
+                return os.open(here, _FILE)
+            finally:
+                os.chmod(here, stat.S_IMODE(status.st_mode))
     finally:
         os.close(handle)
 
@@ -90,24 +105,22 @@ def open_directory(directory: int, path: str, *, one_filesystem: bool = True) ->
     return open_beneath(directory, path, _DIRECTORY, one_filesystem=one_filesystem)
 
 
-def xattrs(directory: int, name: str, *, one_filesystem: bool = True) -> dict[str, bytes]:
+def xattrs(directory: int, name: str) -> dict[str, bytes]:
     """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
-    handle = open_beneath(directory, name, os.O_PATH | os.O_NOFOLLOW, one_filesystem=one_filesystem)
+    if "/" in name or name in ("", ".", ".."):
+        raise OSError(errno.EINVAL, "not the name of an entry", name)
+    here = f"/proc/self/fd/{directory}/{name}"  # a single name after the descriptor, itself not followed: this leads nowhere else
     try:
-        here = f"/proc/self/fd/{handle}"
-        try:
-            return {attribute: _attribute(here, attribute) for attribute in os.listxattr(here)}
-        except OSError as error:
-            if error.errno == errno.ENOTSUP:
-                return {}
-            raise
-    finally:
-        os.close(handle)
+        return {attribute: _attribute(here, attribute) for attribute in os.listxattr(here, follow_symlinks=False)}
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return {}
+        raise
 
 
 def _attribute(path: str, name: str) -> bytes:
     try:
-        return os.getxattr(path, name)
+        return os.getxattr(path, name, follow_symlinks=False)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.ENODATA):
             return b""
@@ -155,7 +168,8 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
     """
     current = os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     levels = [_Level(identity(current))]
-    left = limit - _list(current, levels[0], limit)
+    levels[0].names = sorted(names(current, limit=limit), reverse=True)
+    left = limit - len(levels[0].names)
     try:
         while levels:
             level = levels[-1]
@@ -184,7 +198,8 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
             outer, current = current, own
             levels.append(below)
             try:
-                left -= _list(own, below, left)
+                below.names = sorted(names(own, limit=left), reverse=True)
+                left -= len(below.names)
                 yield entry
             finally:
                 os.close(outer)
@@ -197,15 +212,15 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
                 os.close(current)
 
 
-def _list(directory: int, level: _Level, limit: int) -> int:
-    names: list[str] = []
-    with os.scandir(directory) as found:
-        for item in found:
-            if len(names) >= limit:
+def names(directory: int, *, limit: int) -> list[str]:
+    """What is in a directory, in no order. Raises `TooMany` beyond `limit`."""
+    found: list[str] = []
+    with os.scandir(directory) as listing:
+        for item in listing:
+            if len(found) >= limit:
                 raise TooMany("there are more files and directories here than will be looked at", hint="agent-sandbox reset drops them")
-            names.append(item.name)
-    level.names = sorted(names, reverse=True)
-    return len(names)
+            found.append(item.name)
+    return found
 
 
 def identity(fd: int) -> tuple[int, int]:

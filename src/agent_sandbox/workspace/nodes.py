@@ -5,6 +5,7 @@ Reads metadata and compares content. FIFOs, sockets and devices are described, n
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -77,19 +78,49 @@ def _unshifted(identity: int, shift: int) -> int:
     return identity - shift if shift and identity >= shift else identity
 
 
-def same_content(one: int, other: int) -> bool:
-    """Whether two open files hold the same bytes, from where they stand."""
-    while True:
-        piece = _read(one)
-        if piece != _read(other):
-            return False
-        if not piece:
-            return True
+def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | None, int]:
+    """Whether two open files hold the same first `size` bytes, and how many were read for the answer; None when it would be over `most`.
+
+    Where both have a hole nothing is read: a file of a terabyte that occupies a megabyte costs a megabyte.
+    """
+    position = read = 0
+    while position < size:
+        length = min(_CHUNK, size - position)
+        if size > _CHUNK:
+            position, length = _next_data(one, other, position, size)
+        if read + length > most:
+            return None, read
+        piece = _read(one, position, length)
+        read += length
+        if len(piece) < length or piece != _read(other, position, length):
+            return False, read
+        position += length
+    return True, read
 
 
-def _read(fd: int) -> bytes:
-    """A full chunk, or what is left: a short read in the middle of one file must not look like a difference."""
-    pieces = bytearray()
-    while len(pieces) < _CHUNK and (piece := os.read(fd, _CHUNK - len(pieces))):
-        pieces += piece
-    return bytes(pieces)
+def _next_data(one: int, other: int, position: int, size: int) -> tuple[int, int]:
+    """The next piece at which at least one of two files has no hole, of at most a chunk; at the end an empty one."""
+    extents = [_extent(fd, position, size) for fd in (one, other)]
+    start = min(extent[0] for extent in extents)
+    end = max(end for begin, end in extents if begin == start)
+    return start, min(_CHUNK, end - start)
+
+
+def _extent(fd: int, position: int, size: int) -> tuple[int, int]:
+    try:
+        start = os.lseek(fd, position, os.SEEK_DATA)
+        return min(start, size), min(os.lseek(fd, start, os.SEEK_HOLE), size)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # only a hole is left
+            return size, size
+        if error.errno == errno.EINVAL:  # a filesystem that cannot tell
+            return position, size
+        raise
+
+
+def _read(fd: int, position: int, length: int) -> bytes:
+    """That many bytes, or what there is: a short read in the middle of one file must not look like a difference."""
+    piece = os.pread(fd, length, position)
+    while len(piece) < length and (more := os.pread(fd, length - len(piece), position + len(piece))):
+        piece += more
+    return piece

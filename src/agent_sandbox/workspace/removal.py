@@ -8,7 +8,9 @@ tree that is rearranged meanwhile can make the removal fail but cannot lead it o
 from __future__ import annotations
 
 import errno
+import math
 import os
+import time
 from dataclasses import dataclass, field
 
 from agent_sandbox.errors import WorkspaceError
@@ -28,8 +30,14 @@ class _Level:
 
 @dataclass(slots=True)
 class _Removal:
+    until: float
     failures: list[OSError] = field(default_factory=list)
     patience: int = _PATIENCE
+
+    @property
+    def late(self) -> bool:
+        """Whether there is no more time."""
+        return time.monotonic() > self.until
 
     def surprised(self) -> None:
         self.patience -= 1
@@ -37,15 +45,18 @@ class _Removal:
             raise WorkspaceError("a directory keeps changing while it is removed", hint="end what still writes there, then try again")
 
 
-def remove_tree(directory: int, name: str) -> None:
+def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
     """Remove `name` in `directory` and everything below it. Afterwards it is gone, or `WorkspaceError` says what could not be removed.
 
-    What can be removed is removed even if something else cannot. A name that does not exist is no error.
+    What can be removed is removed even if something else cannot. A name that does not exist is no error. At the time `until` of the
+    monotonic clock it stops half-way, and returns False.
     """
     if name in ("", ".", "..") or "/" in name:
         raise WorkspaceError(f"not the name of an entry: {name!r}")
-    removal = _Removal()
+    removal = _Removal(until)
     while not removal.failures and _present(directory, name):
+        if removal.late:
+            return False
         try:
             _remove(directory, name, removal)
         except Moved:
@@ -56,6 +67,7 @@ def remove_tree(directory: int, name: str) -> None:
             f"could not remove {len(removal.failures)} of the files of a sandbox; the first: {first.filename!r}: {first.strerror}",
             hint="they may be immutable (lsattr, chattr -i), in use as a mount, or owned by another user",
         ) from first
+    return True
 
 
 def _present(directory: int, name: str) -> bool:
@@ -72,7 +84,7 @@ def _remove(directory: int, name: str, removal: _Removal) -> None:
         return
     current, levels = top, [_Level(name, identity(top))]
     try:
-        while levels:
+        while levels and not removal.late:
             level = levels[-1]
             if not level.names and not _refill(current, level):
                 levels.pop()

@@ -41,14 +41,15 @@ class Seen:
 class Base:
     """What was real at a path when a layer first covered it. `seen` is None when nothing was there.
 
-    With `known` False reality had moved before it could be kept: whoever merges has no base, and says so. `kept` says that the content is
-    in the store, by its digest.
+    With `known` False reality had moved before it could be kept: whoever merges has no base, and says so. `kept` says where the content is
+    in the store, and is empty when it is not. `listed` says of a directory that everything real below it has a base, too.
     """
 
     path: str
     seen: Seen | None
     known: bool = True
-    kept: bool = False
+    kept: str = ""
+    listed: bool = False
 
 
 Bases = Mapping[str, Base]
@@ -61,7 +62,7 @@ def look(directory: int, name: str, *, now_ns: int, content: bool = False) -> Se
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        attributes = beneath.xattrs(directory, name, one_filesystem=False)
+        attributes = beneath.xattrs(directory, name)
         node = describe(directory, name, status, attributes, own_prefix="trusted.overlay.")
     except FileNotFoundError:
         return None

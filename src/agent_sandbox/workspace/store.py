@@ -2,7 +2,9 @@
 
     <state>/format                          which version wrote it
     <state>/sandboxes/<id>/meta.json        what it belongs to
-    <state>/sandboxes/<id>/layers/          what it changed: see `layers`
+    <state>/sandboxes/<id>/history.json     which layers make it up, and its snapshots: see `history`
+    <state>/sandboxes/<id>/image            what it changed, as root: see `image`
+    <state>/sandboxes/<id>/layers/          the same in a directory, rootless, and where no image can be had: see `layers`
     <state>/locks/<id>                      who is using it; apart, because a reset moves the sandbox away under the lock
     <state>/trash/                          what is being removed; what a crash leaves here is swept at the next start
 
@@ -22,14 +24,18 @@ from contextlib import AbstractContextManager
 from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import dataclass
+from agent_sandbox.workspace import chronicle
+from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
+from agent_sandbox.workspace.history import History
 from agent_sandbox.workspace.locking import Holder, hold
 
-FORMAT = 1
+FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # What may be there before the store is: its own half-written file, and the ledger, which a run without a stored sandbox has begun.
 _NOT_OURS_TO_JUDGE = frozenset({"format.new", "ledger.jsonl"})
+_WITHOUT_IMAGE = "this sandbox is kept in a directory, not in an image: its disk limit is only watched, and snapshots copy what changed"
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What a run needs to know of its sandbox, and what was repaired or is weaker than elsewhere, in words for a person."""
+
+    present: Present
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class SandboxState:
     """What is stored of one sandbox."""
 
@@ -96,31 +110,78 @@ class SandboxState:
 
     @property
     def layers(self) -> str:
-        """The directory of its layers; there after `prepare`."""
+        """The directory of its layers, where they are in one."""
         return os.path.join(self.path, "layers")
+
+    @property
+    def image(self) -> str:
+        """The image of its layers, where they are in one."""
+        return os.path.join(self.path, "image")
+
+    @property
+    def stacking(self) -> bool:
+        """Whether its layers are in an image, where generations can be stacked."""
+        return os.path.exists(self.image)
 
     @property
     def exists(self) -> bool:
         """Whether there is anything to show or to reset."""
-        return os.path.isdir(self.layers)
+        return self.stacking or os.path.isdir(self.layers)
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
         """Hold this sandbox for the length of a block. `command` is what the one who is refused will read; see `locking.hold`."""
         holder = Holder(os.getpid(), command, self.store.clock())
         return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
 
-    def prepare(self) -> tuple[str, ...]:
-        """Make what is missing; to be called with the lock held. Returns what had to be repaired, in words for a person.
+    def prepare(self, limit_bytes: int | None = None) -> Prepared:
+        """Make what is missing; to be called with the lock held. `limit_bytes` is what a new image may grow to.
 
-        Raises `ForeignStore` when the directory is another project's or another version's. Never touches layers.
+        Raises `ForeignStore` when the directory is another project's or another version's, `WorkspaceError` when its history is damaged or
+        the disk is full. Never touches layers.
         """
         with explained(f"prepare the sandbox of {self.project!r}"):
-            had_layers = self.exists
-            os.makedirs(self.layers, mode=0o700, exist_ok=True)
-            if self._is_described() or self._meta() is not None:
+            existed = self.exists
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            described = self._is_described() or self._meta() is not None
+            present = chronicle.glance(self.path) or self._begun()
+            notes = () if existed else self._make_layers(present, limit_bytes)
+            if existed and os.geteuid() == 0 and not self.stacking:
+                notes = (_WITHOUT_IMAGE,)
+            if not described:
+                write_atomically(os.path.join(self.path, "meta.json"), f"{self._description()}{self.store.clock()}}}\n")
+                if existed:
+                    notes += (f"the description of the sandbox of {self.project!r} was damaged and has been written anew",)
+        return Prepared(present, notes)
+
+    def _begun(self) -> Present:
+        """The history of a new sandbox, written before there are layers: layers without a history mean that it was lost."""
+        history = self.history()
+        chronicle.save(self.path, history)
+        return Present.of(history)
+
+    def _make_layers(self, present: Present, limit_bytes: int | None) -> tuple[str, ...]:
+        if present.used or present.chain:
+            raise WorkspaceError(
+                f"the layers of the sandbox of {self.project!r} are gone", hint="put them back, or drop it: agent-sandbox reset"
+            )
+        if os.geteuid() == 0:
+            from agent_sandbox.workspace import image  # once for each sandbox, and whoever attaches one
+
+            try:
+                image.make(self.image, limit_bytes)
                 return ()
-            write_atomically(os.path.join(self.path, "meta.json"), f"{self._description()}{self.store.clock()}}}\n")
-        return (f"the description of the sandbox of {self.project!r} was damaged and has been written anew",) if had_layers else ()
+            except image.NoImage as error:
+                os.makedirs(self.layers, mode=0o700, exist_ok=True)
+                return (f"{_WITHOUT_IMAGE}: {error.message}",)
+        os.makedirs(self.layers, mode=0o700, exist_ok=True)
+        return ()
+
+    def history(self) -> History:
+        """Its history; that of a new one, when nothing has run in it."""
+        history = chronicle.load(self.path)
+        if history is None and self.exists:
+            raise chronicle.damaged(self.path, "is gone, and its layers are there")
+        return history or History()
 
     def _description(self) -> str:
         """The beginning of `meta.json`, up to the one thing in it that is not known beforehand: when it was made."""
@@ -230,6 +291,11 @@ def _check_format(path: str) -> None:
         return
     if found != _FORMAT_TEXT.encode():
         said = found.decode(errors="replace").strip()
+        if said == "agent-sandbox store 1":
+            raise ForeignStore(
+                f"the store in {path!r} is of an earlier version, whose layers this one does not read",
+                hint="carry over what you need with that version, then move the directory away: a new store is made at the next run",
+            )
         raise ForeignStore(
             f"the store in {path!r} has the format {said!r}; this version writes {_FORMAT_TEXT.strip()!r}",
             hint="use the version that wrote it, or move the directory away to start anew",

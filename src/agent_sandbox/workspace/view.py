@@ -21,15 +21,14 @@ from agent_sandbox.kernel.mounts import (
     Devices,
     Directory,
     File,
+    Layers,
     MountPlan,
-    OnDisk,
     Overlay,
     Proc,
     SealRoot,
     SkeletonRoot,
     Step,
     Symlink,
-    ThrowAway,
     Tmpfs,
 )
 from agent_sandbox.policy.model import FileRules
@@ -46,7 +45,7 @@ RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
 
 
 def plan_view(
-    rules: FileRules, needs: Needs, layers: ThrowAway | OnDisk, *, host: Host, project: str | None = None, scratch_bytes: int = 256 << 20
+    rules: FileRules, needs: Needs, layers: Layers, *, host: Host, project: str | None = None, scratch_bytes: int = 256 << 20
 ) -> MountPlan:
     """The plan for these rules on this machine. Raises PolicyError for a rule that no view can keep."""
     plan = Draft(host, rules, scratch_bytes)

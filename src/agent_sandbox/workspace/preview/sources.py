@@ -49,7 +49,7 @@ class Machine:
             os.close(root)
         try:
             for entry in beneath.walk(top, limit=limit, unlock=False):
-                attributes = beneath.xattrs(entry.directory, entry.name, one_filesystem=False)
+                attributes = beneath.xattrs(entry.directory, entry.name)
                 node = describe(entry.directory, entry.name, entry.status, attributes, own_prefix="trusted.overlay.")
                 yield Change(f"{change.path}/{entry.path}", Kind.DELETED, node, None, change.target)
         finally:

@@ -1,0 +1,209 @@
+"""A sandbox that outlives a command, for whoever holds one: its changes, its snapshots, and its layers for a run.
+
+The command line and the SDK share it. What changes anything holds the sandbox's lock, and so waits for no run but is refused (`Busy`)
+while one goes on; what only reads does not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+
+from agent_sandbox.kernel.ids import FIRST_ID
+from agent_sandbox.kernel.mounts import InImage, OnDisk
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.workspace import chronicle, history
+from agent_sandbox.workspace.chronicle import Present
+from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.history import History, Move, Snapshot
+from agent_sandbox.workspace.image import Growth, attach, opened
+from agent_sandbox.workspace.store import SandboxState
+
+if TYPE_CHECKING:
+    from agent_sandbox.policy.model import Policy
+    from agent_sandbox.workspace.changes import ChangeSet
+    from agent_sandbox.workspace.stack import Stack
+
+TIDYING_SECONDS = 0.05  # of the time of a run, at its end
+LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
+
+
+@dataclass(frozen=True)
+class ForRun:
+    """The layers for one run. `growth` gives them more room while it goes on, where they are in an image."""
+
+    layers: InImage | OnDisk
+    present: Present
+    notes: tuple[str, ...] = ()
+    growth: Growth | None = None
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """Where it went back to, and the snapshot that keeps what was before; None when nothing had run since the last."""
+
+    to: Snapshot
+    kept: Snapshot | None = None
+
+
+class Stored:
+    """The stored sandbox of a project. It need not exist: then there are no changes and no snapshots."""
+
+    def __init__(self, state: SandboxState) -> None:
+        self.state = state
+
+    @contextmanager
+    def opened(self) -> Iterator[Stack]:
+        """Its layers as they are now, for the length of a block, also while a run writes to them. Raises `WorkspaceError`."""
+        from agent_sandbox.workspace.generations import stacked
+
+        layers = self.state.history().layers
+        with ExitStack() as ends:
+            top = ends.enter_context(self._top()) if self.state.exists else -1
+            yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
+
+    def changes(self, policy: Policy) -> ChangeSet:
+        """What it would change on the machine."""
+        with self.opened() as stack:
+            return changes_of(stack, policy)
+
+    def snapshots(self) -> History:
+        """Its snapshots, and what it is now."""
+        return self.state.history()
+
+    def snapshot(self, label: str = "") -> Snapshot:
+        """Keep what it is now, to go back to. In an image the cost does not depend on what is in it; in a directory it is a copy."""
+        with self.state.lock(command="snapshot"):
+            self.state.prepare()
+            move = history.take(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
+            self._perform(move)
+            assert move.snapshot is not None
+            return move.snapshot
+
+    def rollback(self, to: str | int | None = None) -> Rollback:
+        """Go back to a snapshot, by id or label; without one, to the last. What was is kept in a snapshot of its own.
+
+        Raises `PolicyError` for one that is not there or not the only one of its name.
+        """
+        with self.state.lock(command="rollback"):
+            before = self.state.history()
+            target = history.find(before, to)
+            move = history.go_back(before, target, now=self._now(), stacking=self.state.stacking)
+            self._perform(move)
+            return Rollback(target, move.snapshot)
+
+    def forget(self, which: str | int) -> Snapshot:
+        """Forget a snapshot, and free what only it needed. What it is now does not change. Raises `PolicyError` as `rollback` does."""
+        from agent_sandbox.workspace.generations import tidy
+
+        with self.state.lock(command="forget"):
+            before = self.state.history()
+            target = history.find(before, which)
+            after = history.forget(before, target)
+            chronicle.save(self.state.path, after)
+            with self._top() as top:
+                tidy(top, after)
+            return target
+
+    def replace_layers(self, without: Collection[str], label: str) -> Snapshot | None:
+        """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned."""
+        with self.state.lock(command=label), self._top() as top:
+            move, made = history.replaced(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
+            before = self.state.history().layers
+            self._squash(top, before, made, without=without)
+            chronicle.save(self.state.path, move.history)
+            return move.snapshot
+
+    def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
+        """Its layers, ready for a run whose disk limit this is; to be called with the lock held. What they need ends with the stack."""
+        prepared = self.state.prepare(limit_bytes)
+        present = prepared.present
+        if not present.used:
+            # Before anything can be written: whoever goes back to a snapshot has to know that there may be something to keep.
+            present = self._save(replace(self.state.history(), used=True))
+        if not self.state.stacking:
+            return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes)
+        if len(present.chain) > history.LONGEST_CHAIN:
+            present = self._shorten()
+        image = attach(self.state.image)
+        until_the_end.callback(image.close)
+        frozen = tuple(map(str, present.chain))
+        layers = InImage(self.state.image, image.loop.device, image.identity, str(present.active), frozen, limit_bytes)
+        notes = (*prepared.notes, LOST) if image.lost else prepared.notes
+        return ForRun(layers, present, notes, Growth(image, limit_bytes))
+
+    def tidy(self, top: int, present: Present) -> None:
+        """After a run, in its layers: remove what nothing refers to, for a short while. Mostly there is nothing, and nothing is loaded."""
+        known = {str(number) for number in (present.active, *present.chain, *present.others)}
+        names = os.listdir(top)
+        if ("trash" in names and os.listdir(f"/proc/self/fd/{top}/trash")) or any(name.isdecimal() and name not in known for name in names):
+            from agent_sandbox.workspace.generations import tidy
+
+            tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
+
+    @contextmanager
+    def _top(self) -> Iterator[int]:
+        """The directory of generations. The sandbox has to be there."""
+        if self.state.stacking:
+            with opened(self.state.image) as (_, top):
+                yield top
+            return
+        with explained(f"open the layers of the sandbox of {self.state.project!r}"):
+            top = os.open(self.state.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield top
+        finally:
+            os.close(top)
+
+    def _perform(self, move: Move) -> None:
+        if move.copies:
+            with self._top() as top:
+                for source, copy in move.copies:
+                    self._squash(top, (source,), copy)
+        self._save(move.history)
+
+    def _save(self, after: History) -> Present:
+        chronicle.save(self.state.path, after)
+        return Present.of(after)
+
+    def _shorten(self) -> Present:
+        """Put a long chain into one generation, by hard links: what snapshots keep shares its files."""
+        before = self.state.history()
+        after, made = history.squashed(before)
+        with self._top() as top:
+            self._squash(top, before.chain, made)
+        return self._save(after)
+
+    def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
+        from agent_sandbox.workspace.generations import made, stacked
+        from agent_sandbox.workspace.squash import squash
+
+        with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
+            squash(stack, generation, without=without, link=self.state.stacking)
+
+    def _now(self) -> float:
+        return self.state.store.clock()
+
+
+def stack_in(layers: int) -> Stack:
+    """The single generation below a descriptor, which a guest of ours has written."""
+    from agent_sandbox.workspace.stack import Stack  # only when changes are asked for
+
+    return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
+
+
+def changes_of(stack: Stack, policy: Policy) -> ChangeSet:
+    """What layers that were written under a policy would change on the machine."""
+    from agent_sandbox.workspace.readback import read_stack
+
+    return read_stack(stack, masks=[mask.path for mask in policy.files.masks])
+
+
+def _userxattr() -> bool:
+    return os.geteuid() != 0
+
+
+def _owner_shift() -> int:
+    return FIRST_ID if os.geteuid() == 0 else 0

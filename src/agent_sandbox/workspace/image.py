@@ -1,0 +1,293 @@
+"""The image of a sandbox of root: one ext4 in one file, which is its disk quota, and the other filesystem that stacked layers need.
+
+    <generation>/<key>/{upper,work,target}     see `layers`
+    trash/                                     generations on their way out
+    ballast, spare                             see `kernel.ballast`
+
+What is in an image was written by the kernel through the filesystem, never raw, whatever the guest did. It is attached once: whoever does
+it locks the file, the device keeps that lock until it is detached, and whoever comes meanwhile uses the same device. Two devices on one
+file would destroy it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from agent_sandbox.errors import Busy, WorkspaceError
+from agent_sandbox.kernel import loop
+from agent_sandbox.values import dataclass
+from agent_sandbox.workspace.durable import explained, sync_directory
+
+ROOM = 1 << 30  # what a sandbox has free at first, and is given more of when half is gone
+LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # what an image may grow to, at least; and what one without a limit
+LEAVE_THE_DISK = 256 << 20  # so much stays free on the disk that images lie on
+TRASH = "trash"
+_LEAST_ROOM = 32 << 20
+_BYTES_PER_INODE = 32768
+_STILL_WRITING_SECONDS = 60.0
+_LOOK_AGAIN_SECONDS = 0.001
+_SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
+# All of them named, so that no configuration of the machine adds one that another kernel does not know.
+_FEATURES = (
+    "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,"
+    "large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
+)
+_SUPERBLOCK, _MAGIC, _NEEDS_RECOVERY, _HAS_ERRORS = 1024, 0xEF53, 4, 2
+
+
+class NoImage(WorkspaceError):
+    """This machine cannot make or attach images."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An attached image. `lost` says that the machine stopped while it was in use: what was written last may be gone."""
+
+    path: str
+    file: int
+    loop: loop.Loop
+    lost: bool = False
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and inode of the file: what a loop device has to be backed by to be this image's."""
+        status = os.fstat(self.file)
+        return status.st_dev, status.st_ino
+
+    def close(self) -> None:
+        """Let go of it. It stays attached while something is mounted from it."""
+        os.close(self.loop.fd)
+        os.close(self.file)
+
+
+def make(path: str, limit_bytes: int | None) -> None:
+    """Make the image at `path`, in one step as far as anybody can see. Raises `NoImage` where none can be had, also on a full disk."""
+    capacity = LARGEST_CAPACITY if limit_bytes is None else max(limit_bytes, LEAST_CAPACITY) // 4096 * 4096
+    formatter = find_tool("mkfs.ext4")
+    if formatter is None:
+        raise NoImage("there is no mkfs.ext4 on this machine", hint="install e2fsprogs")
+    new = path + ".new"  # a fixed name: what a crash left there is made anew
+    with explained(f"make the image {path!r}"):
+        room = _room_on_disk(path)
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(new)
+            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(file, capacity)
+                _run(formatter, *_formatting(capacity), new)
+                _reserve(file, capacity, room)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.rename(new, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new)
+            raise
+        sync_directory(os.path.dirname(path))
+
+
+def _room_on_disk(path: str) -> int:
+    space = os.statvfs(os.path.dirname(path))
+    room = min(ROOM, (space.f_bavail * space.f_frsize - LEAVE_THE_DISK) // 2)
+    if room < _LEAST_ROOM:
+        raise NoImage("the disk of the state directory has too little room for one", hint="free some space, then: agent-sandbox reset")
+    return room
+
+
+def _formatting(capacity: int) -> tuple[str, ...]:
+    # Nothing is discarded or zeroed: the file is new, and reads as zeros.
+    extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=1,root_owner=0:0"
+    sizes = ("-b", "4096", "-I", "256", "-N", str(capacity // _BYTES_PER_INODE), "-m", "0", "-J", "size=16")
+    return ("-F", "-q", "-O", _FEATURES, *sizes, "-E", extended)
+
+
+def _reserve(file: int, capacity: int, room: int) -> None:
+    """Have the disk give what the sandbox may fill at first, and let ballast hold the rest."""
+    from agent_sandbox.kernel import ballast
+    from agent_sandbox.kernel import syscalls as sc
+
+    attached = _attach(file)
+    try:
+        top = loop.mount_detached(attached.device)
+    except OSError as error:
+        raise NoImage(f"an image cannot be mounted here: {error.strerror}", hint="see: agent-sandbox doctor") from error
+    finally:
+        os.close(attached.fd)
+    try:
+        os.mkdir(TRASH, 0o700, dir_fd=top)
+        for start, length in ballast.fill(top, capacity, room):
+            try:
+                sc.fallocate(file, start, length)
+            except OSError as error:
+                raise NoImage(
+                    f"the disk of the state directory cannot reserve blocks: {error.strerror}", hint="see: agent-sandbox doctor"
+                ) from error
+    finally:
+        os.close(top)
+
+
+def _attach(file: int) -> loop.Loop:
+    try:
+        return loop.attach(file)
+    except OSError as error:
+        raise NoImage(f"no loop device can be had: {error.strerror}", hint="load the module: modprobe loop") from error
+
+
+def attach(path: str) -> Image:
+    """Attach an image of ours, or share the device that it is attached to. Raises `WorkspaceError` when it cannot be used.
+
+    What a power cut left is put in order first, by the journal, or by `e2fsck -p`.
+    """
+    with explained(f"open the image {path!r}"):
+        file = _open(path)
+        try:
+            shared = _lock_or_share(file, path)
+            if shared is not None:
+                return Image(path, file, shared)
+            sound = _is_sound(file, path)
+            image = Image(path, file, _attach(file), lost=not sound)
+        except BaseException:
+            os.close(file)
+            raise
+    return image if sound else _recovered(image)
+
+
+def _open(path: str) -> int:
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        os.close(file)
+        raise WorkspaceError(f"{path!r} is not an image of ours, or others can write to it", hint="look who put it there")
+    return file
+
+
+def _lock_or_share(file: int, path: str) -> loop.Loop | None:
+    """Take the lock that says that it is attached nowhere; or the device of whoever has it."""
+    status = os.fstat(file)
+    deadline = time.monotonic() + _STILL_WRITING_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            if (shared := loop.find((status.st_dev, status.st_ino))) is not None:
+                return shared
+        if time.monotonic() > deadline:  # locked and not attached: for a moment before and after, or somebody else's lock
+            raise Busy(f"{path!r} is locked by another process", hint="find out which with: lslocks")
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _is_sound(file: int, path: str) -> bool:
+    """Whether it was unmounted by whoever used it last. The kernel does that for those who are killed, too."""
+    block = os.pread(file, 1024, _SUPERBLOCK)
+    if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
+        raise _unusable(path, "it holds no filesystem")
+    (state,), (incompatible,) = struct.unpack_from("<H", block, 0x3A), struct.unpack_from("<I", block, 0x60)
+    return not state & _HAS_ERRORS and not incompatible & _NEEDS_RECOVERY
+
+
+def _recovered(image: Image) -> Image:
+    try:
+        os.close(loop.mount_detached(image.loop.device))
+        return image
+    except OSError as error:
+        image.close()
+        why = error.strerror or str(error)
+    checker = find_tool("e2fsck")
+    if checker is None:
+        raise _unusable(image.path, f"{why}, and there is no e2fsck on this machine")
+    with explained(f"open the image {image.path!r}"):
+        file = _open(image.path)
+        try:
+            if _lock_or_share(file, image.path) is not None:
+                raise Busy(f"{image.path!r} is being repaired by another process", hint="try again in a while")
+            try:
+                _run(checker, "-p", image.path, fine=(0, 1))
+            except OSError:
+                raise _unusable(image.path, why) from None
+            return Image(image.path, file, _attach(file), lost=True)
+        except BaseException:
+            os.close(file)
+            raise
+
+
+def _unusable(path: str, why: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"the image {path!r} cannot be used: {why}",
+        hint=f"nothing was deleted; try e2fsck -f {path} on a copy of it, or drop the sandbox with: agent-sandbox reset",
+    )
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[Image, int]]:
+    """An attached image and a descriptor of its top directory, for the length of a block."""
+    image = attach(path)
+    try:
+        top = _mounted(image)
+        try:
+            yield image, top
+        finally:
+            os.close(top)
+    finally:
+        image.close()
+
+
+def _mounted(image: Image) -> int:
+    try:
+        return loop.mount_detached(image.loop.device)
+    except OSError as error:
+        raise _unusable(image.path, error.strerror or str(error)) from error
+
+
+class Growth:
+    """Gives a running sandbox more of its image when little is left. Called again and again with the image's top directory."""
+
+    def __init__(self, image: Image, limit_bytes: int | None) -> None:
+        self._image = image
+        self._limit = limit_bytes
+        self.refused = ""  # why it could not be given more, in words for a person
+
+    def __call__(self, top: int) -> None:
+        """Look, and give."""
+        space = os.fstatvfs(top)
+        free = space.f_bavail * space.f_frsize
+        if free >= ROOM // 2 or self.refused:
+            return
+        from agent_sandbox.kernel import ballast
+
+        room = ROOM if self._limit is None else min(ROOM, self._limit - ballast.used_bytes(top) - free)
+        if room <= 0:
+            return
+        disk = os.fstatvfs(self._image.file)
+        try:
+            if disk.f_bavail * disk.f_frsize - room < LEAVE_THE_DISK:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            ballast.give(top, self._image.file, room)
+        except OSError as error:
+            self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
+
+
+def find_tool(name: str) -> str | None:
+    """A program for filesystems, where distributions put them."""
+    return next((path for place in _SEARCH if os.access(path := f"{place}/{name}", os.X_OK)), None)
+
+
+def _run(program: str, *arguments: str, fine: tuple[int, ...] = (0,)) -> None:
+    """Run a program of the machine on a file of ours, silently. It sees nothing that a guest has written but through the kernel."""
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    pid = os.posix_spawn(program, [program, *arguments], {"PATH": ":".join(_SEARCH)}, file_actions=quiet)
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # the application has SIGCHLD ignored; then a mount will show whether it worked
+        return
+    if code not in fine:
+        raise OSError(errno.EIO, f"{program} ended with {code}")
