@@ -47,12 +47,7 @@ def promote(request: Request) -> int:
             return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
         agreed = _agreement(request, proposal)
         if agreed is None:
-            _end(
-                request,
-                proposal,
-                None,
-                "nothing was carried over, because nobody said yes (--yes, and --approve KIND for each protected kind)",
-            )
+            _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
         done = carry_out(agreed, stored, Gate(policy, places.ledger(), clock=time.time))
     what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root} · take it back: agent-sandbox undo"
@@ -159,7 +154,7 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
 
 
 def _agreement(request: Request, proposal: Proposal) -> Proposal | None:
-    """The proposal with what somebody at the terminal agreed to; None when nobody did. What stands in the way otherwise is not asked about."""
+    """The proposal with what somebody at the terminal agreed to; None when nobody did. Nobody is asked about what cannot be done."""
     asking = not request.has("--json") and _at_a_terminal()
     stuck = proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse")
     if stuck:
