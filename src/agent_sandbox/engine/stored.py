@@ -15,7 +15,7 @@ from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mounts import InImage, OnDisk
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace import chronicle, history
-from agent_sandbox.workspace.bases.files import begin, carry, end, forget
+from agent_sandbox.workspace.bases.runs import begin, end, has_run
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
@@ -25,7 +25,7 @@ from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
-    from agent_sandbox.workspace.bases import Recalled
+    from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
     from agent_sandbox.workspace.seen import Base, Bases
     from agent_sandbox.workspace.stack import Stack
@@ -80,13 +80,13 @@ class Stored:
 
     def bases(self) -> Recalled:
         """What was real when its layers first covered a path."""
-        from agent_sandbox.workspace.bases import recall
+        from agent_sandbox.workspace.bases.files import recall
 
         return recall(self.state.bases, self.state.history().layers[::-1])
 
     def open_base(self, base: Base) -> int:
         """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
-        from agent_sandbox.workspace.bases import open_content
+        from agent_sandbox.workspace.bases.files import open_content
 
         return open_content(self.state.bases, base)
 
@@ -117,6 +117,7 @@ class Stored:
 
     def forget(self, which: str | int) -> Snapshot:
         """Forget a snapshot, and free what only it needed. What it is now does not change. Raises `PolicyError` as `rollback` does."""
+        from agent_sandbox.workspace.bases.files import forget
         from agent_sandbox.workspace.generations import tidy
 
         with self.state.lock(command="forget"):
@@ -144,8 +145,6 @@ class Stored:
     def restore(self, label: str) -> Snapshot | None:
         """Make the snapshot of this label the present again, unless something has run since it was taken: then it stays a snapshot, and
         None is returned. To be called with the lock held."""
-        from agent_sandbox.workspace.bases import has_run
-
         before = self.state.history()
         found = [each for each in before.snapshots if each.automatic and each.label == label]
         if not found or before.head != found[-1].id or has_run(self.state.bases, before.active):
@@ -235,6 +234,7 @@ class Stored:
         return self._save(after)
 
     def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
+        from agent_sandbox.workspace.bases.files import carry
         from agent_sandbox.workspace.generations import made, stacked
         from agent_sandbox.workspace.squash import squash
 
