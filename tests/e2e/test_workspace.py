@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, shell
+from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, shared, shell
 from agent_sandbox.engine.promoting import Proposal
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
 from agent_sandbox.workspace.changes import Kind
 from agent_sandbox.workspace.merging import Conflict
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_zygote_is_left() -> Iterator[None]:
+    yield
+    shared.runtime().close()
 
 
 @pytest.fixture
@@ -67,7 +73,7 @@ def test_snapshots_form_a_tree_and_rollback_loses_nothing(work: Workspace) -> No
     assert {Path(each.path).name for each in work.changes()} == {"a", "b"}
     assert {each.parent for each in work.snapshots()} == {None, first.id}, "two branches from the first"
     assert work.run(["cat", "a", "b"]).stdout == "a\nb\n"
-    with pytest.raises(PolicyError, match="no snapshot 'never'.*first"):
+    with pytest.raises(PolicyError, match=r"no snapshot 'never'.*first"):
         work.rollback("never")
     work.forget("first")
     assert "first" not in {each.label for each in work.snapshots()}
