@@ -87,7 +87,7 @@ class Stored:
 
     def open_base(self, base: Base) -> int:
         """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
-        from agent_sandbox.workspace.bases.files import open_content
+        from agent_sandbox.workspace.bases.contents import open_content
 
         return open_content(self.state.bases, base)
 
