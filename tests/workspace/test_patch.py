@@ -19,8 +19,9 @@ from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.preview.gitform import is_gits
 from agent_sandbox.workspace.preview.patch import LeftOut, write_patch
-from agent_sandbox.workspace.preview.sources import Machine, OneLayer
-from agent_sandbox.workspace.readback import read_layers
+from agent_sandbox.workspace.preview.sources import Machine
+from agent_sandbox.workspace.readback import read_stack
+from agent_sandbox.workspace.stack import Stack
 from tests.workspace.overlays import edit, make_layer, userxattr
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent"}
@@ -118,13 +119,18 @@ class Sandbox:
         edit(self.base, self.layer, lambda merged: perform(os.fsencode(merged), steps))
 
     def changes(self) -> ChangeSet:
-        return read_layers(self.layers, ["/project"], userxattr=userxattr(), machine_root=str(self.place / "machine"))
+        with self.stack() as stack:
+            return read_stack(stack, machine_root=str(self.place / "machine"))
+
+    def stack(self) -> Stack:
+        return Stack.of([self.layers], userxattr=userxattr())
 
     def patch(self, changes: ChangeSet) -> tuple[bytes, tuple[LeftOut, ...]]:
         machine = Machine(str(self.place / "machine"))
         written: list[bytes] = []
         one_by_one = [each for change in changes for each in machine.one_by_one(change, 10_000)]
-        left = write_patch(one_by_one, OneLayer(self.layers), machine, project="/project", write=written.append)
+        with self.stack() as stack:
+            left = write_patch(one_by_one, stack, machine, project="/project", write=written.append)
         return b"".join(written), left
 
     def applied(self, patch: bytes) -> Path:
@@ -151,7 +157,7 @@ def with_renames(sandbox: Sandbox, changes: ChangeSet) -> ChangeSet:
     def told(change: Change) -> Change:
         if change.kind is not Kind.ADDED or not change.after or change.after.type is not EntryType.FILE:
             return change
-        with open(OneLayer(sandbox.layers).open_file(change), "rb") as file:
+        with sandbox.stack() as stack, open(stack.open_file(change), "rb") as file:
             return replace(change, renamed_from=gone.get(file.read(), ""))
 
     return ChangeSet(tuple(map(told, changes)))

@@ -1,16 +1,21 @@
-"""Where the two sides of a change are read: the machine, and the layer of a sandbox. Also what a directory takes with it when it goes."""
+"""Where the old side of a change is read: on the machine, or from what was kept of it. Also what a directory takes with it when it goes.
+
+The new side is in the layers of a sandbox: see `stack`.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.bases.files import open_content
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.nodes import EntryType, describe
+from agent_sandbox.workspace.seen import Bases, digest_of_open
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,25 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class OneLayer:
-    """The new content of files, below a descriptor of layers of which there is one for each overlay."""
+class Remembered:
+    """The old content of files as it was when the sandbox first covered them, where that was kept in `directory`."""
 
-    layers: int
+    bases: Bases
+    directory: str
+    machine: Machine = Machine()
 
-    def open_file(self, change: Change) -> int:
-        """As `Contents` says."""
-        inside = change.path[len(change.target.rstrip("/")) + 1 :]
-        return beneath.open_file(self.layers, f"{quote_target(change.target)}/upper/{inside}")
+    def open_old(self, change: Change) -> int:
+        """As `FormerContents` says. What was not kept is read on the machine, if it is still what it was."""
+        base = self.bases.get(change.path)
+        if base is None or not base.known or base.seen is None:
+            return self.machine.open_old(change)
+        if base.kept:
+            try:
+                return open_content(self.directory, base)
+            except WorkspaceError as error:
+                raise OSError(errno.EIO, error.message, change.path) from error
+        fd = self.machine.open_old(change)
+        if not base.seen.untouched(os.fstat(fd)) and digest_of_open(fd) != base.seen.digest:
+            os.close(fd)
+            raise OSError(errno.ESTALE, "the real file has changed since, and what it held before was not kept", change.path)
+        return fd
