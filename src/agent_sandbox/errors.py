@@ -10,6 +10,7 @@
     │   ├── ForeignStore     another version wrote it
     │   └── Unfinished       a promotion was interrupted and cannot be brought to an end yet
     ├── Drift                reality is not what a promotion was to change (carries the paths); nothing was changed
+    ├── Conflicted           both sides changed the same, and somebody has to choose (carries the conflicts); nothing was changed
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
@@ -86,6 +87,14 @@ class Drift(SandboxError):
         super().__init__(message, hint=hint)
         self.paths = paths
         self.kept = kept
+
+
+class Conflicted(SandboxError):
+    """A merge needs an answer. `conflicts` are the questions, each a `workspace.merging.Conflict` with both sides and the base."""
+
+    def __init__(self, message: str, *, conflicts: tuple[Any, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.conflicts = conflicts
 
 
 class LedgerUnavailable(SandboxError):

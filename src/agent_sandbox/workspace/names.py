@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 
 from agent_sandbox.spelling import as_json
 from agent_sandbox.values import dataclass, field
+from agent_sandbox.workspace import beneath
 
 LIMIT = 2_000_000  # names; beyond it the list is not finished
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FIRST = '{"names":1,'
 
 
@@ -79,35 +80,43 @@ def remember(
 
 def _directories(project: str, skip: frozenset[str]) -> Iterator[tuple[str, bytes | None]]:
     """Each directory with what is in it, or None for one that is not entered."""
-    device = os.stat(project).st_dev
+    root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     pending = [""]
-    while pending:
-        path = pending.pop()
-        try:
-            fd = os.open(f"{project}/{path}" if path else project, _OPEN)
-        except OSError:
-            yield path, None
-            continue
-        try:
-            if os.fstat(fd).st_dev != device:
-                yield path, None
-                continue
-            found: list[str] = []
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        inner = f"{path}/{name}" if path else name
-                        if not skip or f"{project.rstrip('/')}/{inner}" not in skip:
-                            pending.append(inner)
-                        found.append("d" + name)
-                    else:
-                        found.append(("f" if entry.is_file(follow_symlinks=False) else "l" if entry.is_symlink() else "o") + name)
-            yield path, os.fsencode("\0".join(found))
-        except OSError:
-            yield path, None
-        finally:
-            os.close(fd)
+    try:
+        while pending:
+            path = pending.pop()
+            found: list[str] | None = None
+            with suppress(OSError):
+                fd = open_inside(root, path)
+                try:
+                    found = _listed(fd, path, pending, project, skip)
+                finally:
+                    os.close(fd)
+            yield path, os.fsencode("\0".join(found)) if found is not None else None
+    finally:
+        os.close(root)
+
+
+def open_inside(root: int, path: str) -> int:
+    """A directory of the project to list, "" being itself: no link on the way, and none on another filesystem. Raises OSError."""
+    if path:
+        return beneath.open_directory(root, path)
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+
+
+def _listed(fd: int, path: str, pending: list[str], project: str, skip: frozenset[str]) -> list[str]:
+    found: list[str] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = entry.name
+            if entry.is_dir(follow_symlinks=False):
+                inner = f"{path}/{name}" if path else name
+                if not skip or f"{project.rstrip('/')}/{inner}" not in skip:
+                    pending.append(inner)
+                found.append("d" + name)
+            else:
+                found.append(("f" if entry.is_file(follow_symlinks=False) else "l" if entry.is_symlink() else "o") + name)
+    return found
 
 
 def _write(file: str, names: Names | Unfinished) -> Names | Unfinished:

@@ -124,6 +124,16 @@ class SandboxState:
         return os.path.exists(self.image)
 
     @property
+    def bases(self) -> str:
+        """The directory of what was real when its layers first covered a path; outside them, so that a full sandbox cannot prevent it."""
+        return os.path.join(self.path, "bases")
+
+    @property
+    def promotions(self) -> str:
+        """The directory of the promotions to its project. Not in its own: they outlive a reset, so that they can be taken back."""
+        return os.path.join(self.store.path, "promotions", self.id)
+
+    @property
     def exists(self) -> bool:
         """Whether there is anything to show or to reset."""
         return self.stacking or os.path.isdir(self.layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from agent_sandbox import places
 from agent_sandbox.errors import PolicyError
@@ -60,12 +60,18 @@ def gather(request: Request, project: str, changes: ChangeSet, contents: Content
 
 
 def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:
-    """Those at paths that one of the patterns covers; all of them when there is no pattern. Relative ones are of the project."""
+    """Those at paths that one of the patterns covers; all of them when there is no pattern."""
     if not patterns:
         return changes
+    covered = covering(patterns, project)
+    return ChangeSet(tuple(change for change in changes if covered(change)))
+
+
+def covering(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
+    """Whether one of the patterns covers the path of a change. Relative ones are of the project."""
     absolute = [text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}" for text in patterns]
     parsed = [parse(text, home=places.home()) for text in absolute]
-    return ChangeSet(tuple(change for change in changes if any(matches(pattern, change.path) for pattern in parsed)))
+    return lambda change: any(matches(pattern, change.path) for pattern in parsed)
 
 
 def check(request: Request) -> None:
