@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.preview.sources import Machine, Remembered
+from agent_sandbox.workspace.preview.sources import Formerly, Machine
 from agent_sandbox.workspace.seen import Base, look
 
 
@@ -47,7 +48,7 @@ def test_a_link_on_the_machine_is_not_followed(machine: Path) -> None:
 
 def test_what_was_not_kept_is_read_on_the_machine_as_long_as_it_is_the_same(machine: Path) -> None:
     base = base_of(machine / "d", "/f")
-    remembered = Remembered({"/d/f": base}, "/nonexistent", Machine(str(machine)))
+    remembered = Formerly(str(machine), {"/d/f": base})
     assert content(remembered.open_old(change_of("/d/f"))) == b"then\n"
     (machine / "d/f").write_text("now\n")
     with pytest.raises(OSError, match="has changed since"):
@@ -57,13 +58,21 @@ def test_what_was_not_kept_is_read_on_the_machine_as_long_as_it_is_the_same(mach
 def test_what_has_no_base_is_read_on_the_machine(machine: Path) -> None:
     unknown = replace(base_of(machine / "d", "/f"), known=False)
     for bases in ({}, {"/d/f": unknown}):
-        assert content(Remembered(bases, "/nonexistent", Machine(str(machine))).open_old(change_of("/d/f"))) == b"then\n"
+        assert content(Formerly(str(machine), bases).open_old(change_of("/d/f"))) == b"then\n"
 
 
-def test_what_should_have_been_kept_and_is_not_there_cannot_be_read(machine: Path) -> None:
+def test_what_was_kept_is_read_there_and_what_is_damaged_there_on_the_machine(machine: Path) -> None:
     base = replace(base_of(machine / "d", "/f"), kept="1:0")
-    with pytest.raises(OSError):
-        Remembered({"/d/f": base}, str(machine), Machine(str(machine))).open_old(change_of("/d/f"))
+
+    def kept(wanted: Base) -> int:
+        assert wanted == base
+        return os.open(machine / "d/sub/g", os.O_RDONLY)
+
+    def damaged(wanted: Base) -> int:
+        raise WorkspaceError("what it held before is damaged", hint="")
+
+    assert content(Formerly(str(machine), {"/d/f": base}, kept).open_old(change_of("/d/f"))) == b"deep\n"
+    assert content(Formerly(str(machine), {"/d/f": base}, damaged).open_old(change_of("/d/f"))) == b"then\n"
 
 
 def test_a_directory_that_goes_is_told_one_by_one_unless_that_is_too_much_or_something_was_hidden(machine: Path) -> None:

@@ -113,14 +113,19 @@ class Session:
         state: SandboxState | None = None,
         look: Callable[[], Host] = Host.look,
         on_busy: Callable[[Busy], None] | None = None,
+        beside: Callable[[Callable[[], None]], None] = lambda do: do(),
     ) -> None:
-        """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`."""
+        """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`.
+
+        `beside` does what takes a while and nobody waits for, beside the run.
+        """
         self._gate = gate
         self._runtime = runtime
         self._project = project
         self._state = state
         self._look = look
         self._on_busy = on_busy
+        self._beside = beside
         self._known: _Known | None = None  # replaced whole, so threads may share it
 
     @property
@@ -197,7 +202,12 @@ class Session:
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
         self._hold(state, work, stack)
-        return Stored(state).for_run(self.policy.limits.disk_bytes, stack)
+        stored = Stored(state)
+        ready = stored.for_run(self.policy.limits.disk_bytes, stack)
+        if not stored.names_are_known:
+            masks = [mask.path for mask in self.policy.files.masks]
+            self._beside(lambda: stored.remember_names(masks))
+        return ready
 
     def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""

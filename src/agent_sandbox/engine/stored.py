@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
+    from agent_sandbox.workspace.drift import Drift
     from agent_sandbox.workspace.seen import Base, Bases
     from agent_sandbox.workspace.stack import Stack
 
@@ -90,6 +91,31 @@ class Stored:
 
         return open_content(self.state.bases, base)
 
+    def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> Drift:
+        """What has moved on in its project since the clone was made. `changes` are its own. Raises OSError when the project has gone."""
+        from agent_sandbox.workspace import names, reads
+        from agent_sandbox.workspace.drift import judge, look_for_drift, with_judged
+        from agent_sandbox.workspace.promotion.expecting import look_at
+
+        known = names.recall(self.state.names)
+        cloned_ns = known.began_ns if isinstance(known, names.Names) else int((self.state.created() or self._now()) * 1e9)
+        read, bases, inside = reads.recall(self.state.reads), self.bases(), changes.within(self.state.project)
+        found = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
+        # A promotion makes a new clone; what stayed in the sandbox was covered, and reality may have moved on there, before it.
+        return with_judged(found, judge(inside, bases, look_at(self.state.project, inside)))
+
+    def remember_names(self, masks: Collection[str]) -> None:
+        """Note what is in its project, unless that has been done since the clone was made. Takes a second for a million entries."""
+        from agent_sandbox.workspace.names import remember
+
+        with suppress(OSError):  # then what has gone cannot be told later, and that is said
+            remember(self.state.project, self.state.names, skip=masks)
+
+    @property
+    def names_are_known(self) -> bool:
+        """Whether it has been noted what was in the project."""
+        return os.path.exists(self.state.names)
+
     def snapshots(self) -> History:
         """Its snapshots, and what it is now."""
         return self.state.history()
@@ -130,7 +156,7 @@ class Stored:
             forget(self.state.bases, history.referenced(after))
             return target
 
-    def drop(self, paths: Collection[str], label: str) -> Snapshot | None:
+    def drop(self, paths: Collection[str], label: str, masks: Collection[str] = ()) -> Snapshot | None:
         """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned.
 
         To be called with the lock held.
@@ -140,6 +166,7 @@ class Stored:
         with self._top() as top:
             self._squash(top, before.layers, made, without=paths)
         self._save(move.history)
+        self.remember_names(masks)  # from here on it is a clone of what is real now
         return move.snapshot
 
     def restore(self, label: str) -> Snapshot | None:

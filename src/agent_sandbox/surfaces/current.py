@@ -18,6 +18,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
+from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.store import SandboxState, Store
@@ -108,5 +109,6 @@ def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Bu
         project=project.path,
         state=found.state if found else None,
         on_busy=None if request.has("--no-wait") else on_busy,
+        beside=in_a_child,
     )
     return session, found, project

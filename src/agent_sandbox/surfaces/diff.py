@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 
 from agent_sandbox.engine.session import Command, Outcome, Session, Work
-from agent_sandbox.engine.stored import Stored, changes_of
+from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import current, policy_of
@@ -20,6 +20,7 @@ from agent_sandbox.surfaces.preview.patching import patch, refuse_on_a_terminal
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.preview.sources import Formerly
 from agent_sandbox.workspace.project import Project
 
 _COLUMNS = 120  # where there is no terminal to ask
@@ -36,9 +37,11 @@ def diff(request: Request) -> int:
         without_trace = {**request.given, "--throw-away": ("",), "--diff": ("",)}
         return perform(replace(request, given=without_trace), Command(words), stdin=0)
     found = current(request)
-    with Stored(found.state).opened() as layers:
-        changes = changes_of(layers, policy_of(request, found.project))
-        material = gather(request, found.project.path, changes, layers)
+    stored = Stored(found.state)
+    with stored.opened() as layers:
+        changes = stored.changes_in(layers, policy_of(request, found.project))
+        former = Formerly(bases=stored.bases(), open_base=stored.open_base)
+        material = gather(request, found.project.path, changes, layers, former)
         code = 0  # also when the reader has seen enough before the end
         with pager.output(paged=_paged(request)) as write:
             _begin(request, write, found.project, found.state.id)

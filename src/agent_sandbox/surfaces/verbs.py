@@ -134,7 +134,11 @@ Characters that cannot be seen are shown escaped, and lines that go away are nev
 With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
 error, the diff to standard output, and it exits as the command does.""",
     ),
-    "status": Verb("status", "say what the current sandbox is, and what waits in it"),
+    "status": Verb(
+        "status [--all]",
+        "say what the current sandbox is, what waits in it, and what has moved on in reality since",
+        ("--all",),
+    ),
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
         "carry what the sandbox changed over to the project, all of it or nothing (also: apply)",
