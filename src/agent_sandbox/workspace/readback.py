@@ -83,6 +83,7 @@ class _Surroundings:
     relative: str  # the same from the top of the overlay, without it
     real: bool  # there is, or when it was covered there was, a real directory at this place
     masked: bool  # it lies at or below a mask
+    hides: bool = False  # nothing real shows through: it is opaque, or lies below one that is, where no directory is marked again
 
     def below(self, name: str) -> str:
         """The path of an entry from the top of the overlay."""
@@ -127,10 +128,11 @@ class _Reader:
         prefix, shift = self.stack.prefix, self.stack.owner_shift
         after = describe(entry.directory, entry.name, entry.status, entry.attributes, own_prefix=prefix, owner_shift=shift)
         covers_directory = before is not None and before.type is EntryType.DIRECTORY
+        hides = after.type is EntryType.DIRECTORY and (entry.opaque or around.hides)
         if after.type is EntryType.DIRECTORY:
             # Even below an opaque one the real directory counts: what is the same is no change.
-            self.around.append(_Surroundings(path + "/", around.below(entry.name), covers_directory, masked))
-            merged = not entry.opaque and (before is None or covers_directory)
+            self.around.append(_Surroundings(path + "/", around.below(entry.name), covers_directory, masked, hides))
+            merged = not hides and (before is None or covers_directory)
             if masked and merged and status is not None and stat.S_ISDIR(status.st_mode):
                 return  # the empty directory that covers the real one; what the guest put into it comes next
         change = self._compare(path, before, after, entry, base, status)
@@ -138,7 +140,7 @@ class _Reader:
             if change.kind is Kind.RETYPED and covers_directory:
                 change = replace(change, inside=self._count(around.below(entry.name)), masks_real=self._mask_below(path))
             yield replace(change, masks_real=True) if masked and status is not None else change
-        if entry.opaque and covers_directory and entry.own is not None:
+        if hides and covers_directory and entry.own is not None:
             yield from self._removed_by_opaque(path, around.below(entry.name), frozenset(entry.names))
 
     def _base(self, path: str) -> Base | None:
