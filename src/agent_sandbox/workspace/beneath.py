@@ -109,18 +109,23 @@ def xattrs(directory: int, name: str) -> dict[str, bytes]:
     """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
     if "/" in name or name in ("", ".", ".."):
         raise OSError(errno.EINVAL, "not the name of an entry", name)
-    here = f"/proc/self/fd/{directory}/{name}"  # a single name after the descriptor, itself not followed: this leads nowhere else
+    return xattrs_of(f"/proc/self/fd/{directory}/{name}")  # a single name after the descriptor, itself not followed: it leads nowhere else
+
+
+def xattrs_of(place: int | str) -> dict[str, bytes]:
+    """The same of an open file or directory."""
+    follow = isinstance(place, int)
     try:
-        return {attribute: _attribute(here, attribute) for attribute in os.listxattr(here, follow_symlinks=False)}
+        return {attribute: _attribute(place, attribute, follow) for attribute in os.listxattr(place, follow_symlinks=follow)}
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return {}
         raise
 
 
-def _attribute(path: str, name: str) -> bytes:
+def _attribute(place: int | str, name: str, follow: bool) -> bytes:
     try:
-        return os.getxattr(path, name, follow_symlinks=False)
+        return os.getxattr(place, name, follow_symlinks=follow)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.ENODATA):
             return b""

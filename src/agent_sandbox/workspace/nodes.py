@@ -100,18 +100,19 @@ def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | 
 
 def _next_data(one: int, other: int, position: int, size: int) -> tuple[int, int]:
     """The next piece at which at least one of two files has no hole, of at most a chunk; at the end an empty one."""
-    extents = [_extent(fd, position, size) for fd in (one, other)]
+    extents = [next_extent(fd, position, size) for fd in (one, other)]
     start = min(extent[0] for extent in extents)
     end = max(end for begin, end in extents if begin == start)
     return start, min(_CHUNK, end - start)
 
 
-def _extent(fd: int, position: int, size: int) -> tuple[int, int]:
+def next_extent(fd: int, position: int, size: int) -> tuple[int, int]:
+    """Where the next data of a file begins and ends, from `position` on; both are `size` when only a hole is left."""
     try:
         start = os.lseek(fd, position, os.SEEK_DATA)
         return min(start, size), min(os.lseek(fd, start, os.SEEK_HOLE), size)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # only a hole is left
+        if error.errno == errno.ENXIO:
             return size, size
         if error.errno == errno.EINVAL:  # a filesystem that cannot tell
             return position, size

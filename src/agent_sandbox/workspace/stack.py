@@ -56,7 +56,7 @@ class Stack:
         self._generations = ()
 
     def uppers(self, target: str) -> list[int]:
-        """The top directories of an overlay's layers, uppermost first, for the caller to close. Raises `WorkspaceError` if one is damaged."""
+        """The top directories of the layers of an overlay, for the caller to close. Raises `WorkspaceError` when one is damaged."""
         key = quote_target(target)
         found: list[int] = []
         try:

@@ -1,0 +1,99 @@
+"""Make one entry of a layer anew in another: the same content, mode, owner, attributes and times.
+
+Content is cloned where the filesystem shares blocks, and otherwise copied inside the kernel, holes left as holes. What a plain user may
+not give a file (the capabilities of a program, for one) is left off: to that user it meant nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Mapping
+
+from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.nodes import next_extent
+
+_FICLONE = 0x40049409
+_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def copy_file(source: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
+    """Copy a regular file between two directories, under the same name. Raises OSError."""
+    old = beneath.open_file(source, name, unlock=True)
+    try:
+        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=into)
+        try:
+            _copy_content(old, new, status.st_size)
+            dress(new, status, attributes)
+        finally:
+            os.close(new)
+    finally:
+        os.close(old)
+
+
+def copy_special(source: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
+    """The same of a link, a FIFO, a socket or a device: made anew, nothing is opened."""
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
+    else:
+        os.mknod(name, stat.S_IFMT(status.st_mode) | 0o600, status.st_rdev, dir_fd=into)
+    here = f"/proc/self/fd/{into}/{name}"  # not followed by anything below
+    _own(here, status, os.lstat(here))
+    _attribute(here, attributes)
+    if not stat.S_ISLNK(status.st_mode):
+        os.chmod(here, stat.S_IMODE(status.st_mode))
+    os.utime(here, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+
+
+def dress(fd: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
+    """Give an open file or directory of ours the owner, attributes, mode and times of another; `attributes` are all that it gets."""
+    _own(fd, status, os.fstat(fd))  # first: it takes set-user-id bits and capabilities away
+    _attribute(fd, attributes)
+    os.fchmod(fd, stat.S_IMODE(status.st_mode))  # after the attributes: they need write permission
+    os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _own(place: int | str, wanted: os.stat_result, now: os.stat_result) -> None:
+    if (wanted.st_uid, wanted.st_gid) != (now.st_uid, now.st_gid):
+        if isinstance(place, int):
+            os.fchown(place, wanted.st_uid, wanted.st_gid)
+        else:
+            os.lchown(place, wanted.st_uid, wanted.st_gid)
+
+
+def _attribute(place: int | str, attributes: Mapping[str, bytes]) -> None:
+    for name, value in attributes.items():
+        try:
+            os.setxattr(place, name, value, follow_symlinks=isinstance(place, int))
+        except PermissionError:
+            if os.geteuid() == 0:
+                raise
+
+
+def _copy_content(old: int, new: int, size: int) -> None:
+    try:
+        fcntl.ioctl(new, _FICLONE, old)
+        return
+    except OSError:
+        pass  # another filesystem, or one that does not share blocks
+    position = 0
+    while position < size:
+        position, end = next_extent(old, position, size)
+        while position < end:
+            copied = _copy_range(old, new, position, end - position)
+            if not copied:
+                raise OSError(errno.EIO, "a file of the sandbox became shorter while it was copied")
+            position += copied
+    os.ftruncate(new, size)
+
+
+def _copy_range(old: int, new: int, position: int, length: int) -> int:
+    try:
+        return os.copy_file_range(old, new, length, position, position)
+    except OSError as error:
+        if error.errno not in _CANNOT_COPY:
+            raise
+    os.lseek(new, position, os.SEEK_SET)
+    return os.sendfile(new, old, position, length)
