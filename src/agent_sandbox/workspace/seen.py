@@ -41,14 +41,15 @@ class Seen:
 class Base:
     """What was real at a path when a layer first covered it. `seen` is None when nothing was there.
 
-    With `known` False reality had moved before it could be kept: whoever merges has no base, and says so. `kept` says that the content is
-    in the store, by its digest.
+    With `known` False reality had moved before it could be kept: whoever merges has no base, and says so. `kept` says where the content is
+    in the store, and is empty when it is not. `listed` says of a directory that everything real below it has a base, too.
     """
 
     path: str
     seen: Seen | None
     known: bool = True
-    kept: bool = False
+    kept: str = ""
+    listed: bool = False
 
 
 Bases = Mapping[str, Base]

@@ -1,0 +1,220 @@
+"""The files in which bases are kept: of each generation `<generation>.jsonl` and, one after the other, what files held in `.content`.
+
+One file each for thousands of contents would cost many times what it costs to write them. Nothing is synced but the beginning of a run.
+After a crash lines may be missing, and content may be torn: a missing line is a base that is not known, and content is believed only if it
+has the digest that is noted. The beginning is synced because the run it stands for
+may have covered paths without any line: those must not later be given a base that is younger than the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.spelling import sha256
+from agent_sandbox.workspace.bases import lines
+from agent_sandbox.workspace.durable import explained, sync_directory
+from agent_sandbox.workspace.seen import Base
+
+_TAIL = 64  # more than a `done` takes
+
+
+def file_of(directory: str, generation: int) -> str:
+    """The file with the bases of one generation."""
+    return os.path.join(directory, f"{generation}.jsonl")
+
+
+def contents_of(directory: str, generation: int) -> str:
+    """The file with what files held when this generation first covered them."""
+    return os.path.join(directory, f"{generation}.content")
+
+
+def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
+    """A run begins on these generations, the active one last. Returns the time by which its bases are to be judged.
+
+    That is now, unless an earlier run on them ended without its bases being kept: what that one covered first is not told apart from what
+    this one does, so its beginning counts.
+    """
+    with explained(f"begin a run in {directory!r}"):
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass
+        else:
+            sync_directory(os.path.dirname(directory))
+        since = min([now_ns, *(left for generation in generations if (left := _unfinished(file_of(directory, generation))) is not None)])
+        append(directory, generations[-1], lines.spell_run(since), sync=True)
+    return since
+
+
+def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
+    """Add lines. Raises OSError."""
+    path = file_of(directory, generation)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        data = (b"\n" if torn else b"") + text.encode()  # so that a line which a crash tore takes none of ours with it
+        while data:
+            data = data[os.write(fd, data) :]
+        if sync:
+            os.fdatasync(fd)
+            if not size:
+                sync_directory(directory)
+    finally:
+        os.close(fd)
+
+
+def _unfinished(path: str) -> int | None:
+    """When the first run began that has no `done`; None if each has."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL))
+            tail = file.read()
+            if tail.endswith(b"}\n") and tail[:-1].rpartition(b"\n")[2].startswith(lines.DONE):
+                return None
+            file.seek(0)
+            return _first_open(lines.whole_lines(file.read()))
+    except FileNotFoundError:
+        return None
+
+
+def _first_open(found: list[bytes]) -> int | None:
+    began: int | None = None
+    for line in found:
+        if line.startswith(lines.RUN) and began is None:
+            began = lines.number_of(line, lines.RUN)
+        elif line.startswith(lines.DONE):
+            began = None
+    return began
+
+
+def _read(directory: str, generation: int) -> list[bytes]:
+    try:
+        with open(file_of(directory, generation), "rb") as file:
+            return lines.whole_lines(file.read())
+    except FileNotFoundError:
+        return []
+
+
+class Recalled(Mapping[str, Base]):
+    """Bases as they were written. Only what is asked for is parsed: a list of changes asks for few of many."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, bytes] = {}  # empty where nothing was
+        self.listed: set[str] = set()
+
+    def __getitem__(self, path: str) -> Base:
+        line = self._lines[path]
+        return lines.read_base(path, line, listed=path in self.listed) if line else Base(path, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._lines
+
+    def take(self, found: list[bytes]) -> None:
+        """Add what is not known yet: the first line about a path is the one that counts."""
+        for line in found:
+            if line.startswith(lines.PATH):
+                path = lines.path_of(line, lines.PATH)
+                if path is not None:
+                    self._lines.setdefault(path, line)
+            elif line.startswith(lines.WITHIN):
+                for path in lines.nothing_in(line):
+                    self._lines.setdefault(path, b"")
+            elif line.startswith(lines.BELOW) and (path := lines.path_of(line, lines.BELOW)) is not None:
+                self.listed.add(path)
+
+    def line_of(self, path: str) -> bytes:
+        """As it was written; empty where nothing was."""
+        return self._lines[path]
+
+
+def recall(directory: str, generations: Sequence[int]) -> Recalled:
+    """The bases of a chain of generations, oldest first: what was real when the first of them covered a path.
+
+    A path that is not in it has no base: it is as if `known` were False.
+    """
+    found = Recalled()
+    with explained(f"read what is kept in {directory!r}"):
+        for generation in generations:
+            found.take(_read(directory, generation))
+    return found
+
+
+def open_content(directory: str, base: Base) -> int:
+    """A descriptor of what a file held. Raises WorkspaceError when it was not kept or is damaged: then there is no base to merge with."""
+    place = lines.place_of(base.kept)
+    if base.seen is None or place is None:
+        raise WorkspaceError(f"what {base.path!r} held before was not kept", hint="choose one side")
+    with explained(f"open what {base.path!r} held before"):
+        with open(os.open(contents_of(directory, place[0]), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            content = os.pread(file.fileno(), base.seen.node.size, place[1])
+        if sha256(content).hexdigest() != base.seen.digest:
+            raise WorkspaceError(f"what {base.path!r} held before is damaged in the store", hint="choose one side")
+        with open(os.memfd_create("base", os.MFD_CLOEXEC), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            return os.open(f"/proc/self/fd/{memory.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def forget(directory: str, generations_in_use: Collection[int]) -> None:
+    """Remove the bases of all other generations, and contents that none of these needs. May be repeated.
+
+    A squashed generation goes on using the contents of those that it stands for.
+    """
+    with explained(f"tidy {directory!r}"), suppress(FileNotFoundError):
+        kept = {file_of(directory, generation) for generation in generations_in_use}
+        for generation in generations_in_use:
+            places = {lines.kept_in(line).partition(":")[0] for line in _read(directory, generation) if line.startswith(lines.PATH)}
+            kept |= {contents_of(directory, int(number)) for number in places if number.isdecimal()}
+        for name in os.listdir(directory):
+            if os.path.join(directory, name) not in kept:
+                os.unlink(os.path.join(directory, name))
+
+
+def carry(directory: str, generations: Sequence[int], into: int, *, without: Collection[str] = (), removed: Collection[str] = ()) -> None:
+    """Write the bases of a generation that stands for several, oldest first. Afterwards all of it is there, or nothing.
+
+    `without` are paths that have left the layers. `removed` are real directories that are gone for good: all below them leaves as well.
+    """
+    with explained(f"carry bases over in {directory!r}"):
+        found = recall(directory, generations)
+        gone, trees = frozenset(without), frozenset(removed)
+        text = bytearray()
+        nothing: dict[str, list[str]] = {}
+        for path in found:
+            if path in gone or _is_below(path, trees):
+                continue
+            if line := found.line_of(path):
+                text += line + b"\n"
+            else:
+                parent, _, name = path.rpartition("/")
+                nothing.setdefault(parent or "/", []).append(name)
+        spelt = [lines.spell_nothing(parent, names) for parent, names in nothing.items()]
+        spelt += [lines.spell_below(path) for path in sorted(found.listed) if path not in gone and not _is_below(path, trees)]
+        open_runs = [left for generation in generations if (left := _unfinished(file_of(directory, generation))) is not None]
+        spelt.append(lines.spell_run(min(open_runs)) if open_runs else lines.spell_done(0))
+        new = file_of(directory, into) + ".new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(bytes(text) + "".join(spelt).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(new, file_of(directory, into))
+        sync_directory(directory)
+
+
+def _is_below(path: str, trees: frozenset[str]) -> bool:
+    while trees and path:
+        if path in trees:
+            return True
+        path = path.rpartition("/")[0]
+    return False
