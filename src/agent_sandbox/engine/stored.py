@@ -6,6 +6,7 @@ while one goes on; what only reads does not.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -18,7 +19,7 @@ from agent_sandbox.workspace import chronicle, history
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
-from agent_sandbox.workspace.image import Growth, attach, opened
+from agent_sandbox.workspace.image import TRASH, Growth, attach, opened
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
@@ -96,24 +97,22 @@ class Stored:
 
     def forget(self, which: str | int) -> Snapshot:
         """Forget a snapshot, and free what only it needed. What it is now does not change. Raises `PolicyError` as `rollback` does."""
-        from agent_sandbox.workspace.generations import tidy
-
         with self.state.lock(command="forget"):
             before = self.state.history()
             target = history.find(before, which)
             after = history.forget(before, target)
-            chronicle.save(self.state.path, after)
+            self._save(after)
             with self._top() as top:
-                tidy(top, after)
+                self._tidy(top, after)
             return target
 
     def replace_layers(self, without: Collection[str], label: str) -> Snapshot | None:
         """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned."""
         with self.state.lock(command=label), self._top() as top:
-            move, made = history.replaced(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
-            before = self.state.history().layers
-            self._squash(top, before, made, without=without)
-            chronicle.save(self.state.path, move.history)
+            before = self.state.history()
+            move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
+            self._squash(top, before.layers, made, without=without)
+            self._save(move.history)
             return move.snapshot
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
@@ -138,10 +137,16 @@ class Stored:
         """After a run, in its layers: remove what nothing refers to, for a short while. Mostly there is nothing, and nothing is loaded."""
         known = {str(number) for number in (present.active, *present.chain, *present.others)}
         names = os.listdir(top)
-        if ("trash" in names and os.listdir(f"/proc/self/fd/{top}/trash")) or any(name.isdecimal() and name not in known for name in names):
-            from agent_sandbox.workspace.generations import tidy
+        waiting = os.listdir(f"/proc/self/fd/{top}/{TRASH}") if TRASH in names else []
+        if waiting or any(name.isdecimal() and name not in known for name in names):
+            self._tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
 
-            tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
+    def _tidy(self, top: int, after: History, *, until: float = math.inf) -> None:
+        from agent_sandbox.workspace import bases
+        from agent_sandbox.workspace.generations import tidy
+
+        bases.forget(self.state.bases, history.referenced(after))
+        tidy(top, after, until=until)
 
     @contextmanager
     def _top(self) -> Iterator[int]:
@@ -177,11 +182,15 @@ class Stored:
         return self._save(after)
 
     def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
+        """Write these generations, uppermost first, as one new one, which nobody uses yet; and the bases of it."""
+        from agent_sandbox.workspace.bases import carry
         from agent_sandbox.workspace.generations import made, stacked
         from agent_sandbox.workspace.squash import squash
 
         with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
+        if os.path.isdir(self.state.bases):
+            carry(self.state.bases, numbers[::-1], into, without=without)
 
     def _now(self) -> float:
         return self.state.store.clock()
