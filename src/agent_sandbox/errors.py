@@ -7,7 +7,10 @@
     ├── LaunchFailed         the sandbox could not be built; nothing of the guest ran
     ├── WorkspaceError       the stored state of a sandbox cannot be used
     │   ├── Busy             another run holds it
-    │   └── ForeignStore     another version wrote it
+    │   ├── ForeignStore     another version wrote it
+    │   └── Unfinished       a promotion was interrupted and cannot be brought to an end yet
+    ├── Drift                reality is not what a promotion was to change (carries the paths); nothing was changed
+    ├── Conflicted           both sides changed the same, and somebody has to choose (carries the conflicts); nothing was changed
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
@@ -67,6 +70,31 @@ class Busy(WorkspaceError):
 
 class ForeignStore(WorkspaceError):
     """The store was written by another version of this program, or by something else."""
+
+
+class Unfinished(WorkspaceError):
+    """A promotion that was interrupted cannot be rolled back or finished yet. Its journal is kept, so that it can be tried again."""
+
+
+class Drift(SandboxError):
+    """Reality is not what was expected, so the tree was left, or made again, as it was.
+
+    `paths` are those that were not as expected. `kept` is the directory where something of somebody else's was put that could be left
+    neither in the tree nor behind; empty when there was no such thing.
+    """
+
+    def __init__(self, message: str, *, paths: tuple[str, ...] = (), kept: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.paths = paths
+        self.kept = kept
+
+
+class Conflicted(SandboxError):
+    """A merge needs an answer. `conflicts` are the questions, each a `workspace.merging.Conflict` with both sides and the base."""
+
+    def __init__(self, message: str, *, conflicts: tuple[Any, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.conflicts = conflicts
 
 
 class LedgerUnavailable(SandboxError):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.policy.action import LANGUAGES, Action, RunCode, RunCommand
+from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
 from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, required
 from agent_sandbox.policy.paths import Beneath, Tree
@@ -31,7 +31,9 @@ def policies(draw: st.DrawFn) -> Policy:
 codes = st.builds(
     RunCode, st.sampled_from([*LANGUAGES, "cobol", ""]), st.just("0" * 64), st.integers(0, LARGEST_SOURCE + 1), st.none() | paths
 )
-actions: st.SearchStrategy[Action] = codes | st.builds(RunCommand, st.just(("ls",)), st.none() | paths)
+classes = st.lists(st.sampled_from(["ci", "git-hooks", "setuid"]), max_size=2, unique=True).map(tuple)
+promotions = st.builds(Promote, paths, st.just("0" * 64), st.integers(0, 9), classes, classes) | st.builds(Undo, paths, st.just("1"))
+actions: st.SearchStrategy[Action] = codes | st.builds(RunCommand, st.just(("ls",)), st.none() | paths) | promotions
 
 
 @st.composite
@@ -106,3 +108,18 @@ def test_it_is_denied_by_the_rule_that_says_so(policy: Policy, action: Action, r
 )
 def test_the_like_that_is_allowed_is_allowed(policy: Policy, action: Action) -> None:
     assert isinstance(decide(policy, (), action, now=0), Allow)
+
+
+def test_protected_changes_need_their_own_yes() -> None:
+    def verdict(*approved: str) -> object:
+        return decide(CLONED, (), Promote("/srv/app", "0" * 64, 2, ("ci", "git-hooks"), approved), now=0.0)
+
+    refused = verdict("ci")
+    assert isinstance(refused, Deny) and refused.because.rule == "protected"
+    assert "git-hooks" in refused.because.why and "--approve git-hooks" in refused.because.remedy
+    assert isinstance(verdict("ci", "git-hooks"), Allow)
+
+
+def test_a_sandbox_that_may_not_write_promotes_nothing() -> None:
+    assert isinstance(decide(locked(), (), Promote("/srv/app", "0" * 64, 1), now=0.0), Deny)
+    assert isinstance(decide(locked(), (), Undo("/srv/app", "1"), now=0.0), Deny)

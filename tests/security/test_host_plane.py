@@ -11,7 +11,8 @@ from typing import get_args
 import pytest
 
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
-from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.decide import Allow, Deny, decide
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import removal
@@ -55,12 +56,17 @@ def _shown(kept: Box, as_if: Box | None = None) -> str:
 @case(23)
 def test_a_working_directory_outside_the_rules_is_refused(number: int, box: Box, tell: Tell) -> None:
     """The one path that comes with every request. There is no tool of ours that reads or writes a file that a request names."""
-    assert get_args(Action) == (RunCode, RunCommand), "a third kind of action needs an attack of its own here"
+    assert get_args(Action) == (RunCode, RunCommand, Promote, Undo), "another kind of action needs an attack of its own here"
     locked = box.files(read=True, allowed=[parse(str(box.project / "src"))])
     for directory in (box.project, box.project / "src/..", box.home / ".ssh", Path("/etc"), Path("/proc/self/root/etc")):
         with pytest.raises((Denied, PolicyError)):
             locked.run("ls", cwd=str(directory))
     assert locked.run("ls", cwd=str(box.project / "src")).stdout == b"app.py\n"
+    writing = box.files(read=True, write=True, allowed=[parse(str(box.project / "src"))])
+    assert writing.policy is not None
+    for place, verdict in (("/etc", Deny), (str(box.project), Deny), (str(box.project / "src"), Allow)):
+        for action in (Promote(place, "0" * 64, 1), Undo(place, "1")):
+            assert isinstance(decide(writing.policy, (), action, now=0), verdict)
     tell("Denied before anything ran", control="a directory inside the rules is taken")
 
 

@@ -74,9 +74,9 @@ def _held_now(state: Path) -> dict[str, float]:
 
 
 def _resident(pid: int) -> float:
-    """The memory of its own, in KiB: what it shares with its forks is counted once, and not here."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(float(line.split()[1]) for line in lines if line.startswith("Private_"))
+    """Its anonymous memory, in KiB. Not what is private to it: that goes up and down with the forks that share it for a while."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 @pytest.fixture

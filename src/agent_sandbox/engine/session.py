@@ -204,9 +204,9 @@ class Session:
         refused = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
         if guest.layers is not None:
             try:
-                Stored(state).tidy(guest.layers, kept.present)
+                Stored(state).after_run(guest.layers, kept, [mask.path for mask in self.policy.files.masks])
             except (WorkspaceError, OSError) as error:  # the next one tries again; what the guest did counts
-                return (*kept.notes, *refused, f"old layers could not be removed: {error}")
+                return (*kept.notes, *refused, f"the layers could not be put in order: {error}")
         return (*kept.notes, *refused)
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:

@@ -10,21 +10,25 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mounts import InImage, OnDisk
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace import chronicle, history
+from agent_sandbox.workspace.bases.runs import begin, end, has_run
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
 from agent_sandbox.workspace.image import TRASH, Growth, attach, opened
+from agent_sandbox.workspace.layers import layer_targets, quote_target
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
+    from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
+    from agent_sandbox.workspace.seen import Base, Bases
     from agent_sandbox.workspace.stack import Stack
 
 TIDYING_SECONDS = 0.05  # of the time of a run, at its end
@@ -39,6 +43,7 @@ class ForRun:
     present: Present
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
+    since_ns: int = 0  # what is real and older than this was so when the run began
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,23 @@ class Stored:
     def changes(self, policy: Policy) -> ChangeSet:
         """What it would change on the machine."""
         with self.opened() as stack:
-            return changes_of(stack, policy)
+            return self.changes_in(stack, policy)
+
+    def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
+        """The same, of the layers that `opened` gave."""
+        return changes_of(stack, policy, self.bases())
+
+    def bases(self) -> Recalled:
+        """What was real when its layers first covered a path."""
+        from agent_sandbox.workspace.bases.files import recall
+
+        return recall(self.state.bases, self.state.history().layers[::-1])
+
+    def open_base(self, base: Base) -> int:
+        """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
+        from agent_sandbox.workspace.bases.files import open_content
+
+        return open_content(self.state.bases, base)
 
     def snapshots(self) -> History:
         """Its snapshots, and what it is now."""
@@ -106,14 +127,27 @@ class Stored:
                 self._tidy(top, after)
             return target
 
-    def replace_layers(self, without: Collection[str], label: str) -> Snapshot | None:
-        """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned."""
-        with self.state.lock(command=label), self._top() as top:
-            before = self.state.history()
-            move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
-            self._squash(top, before.layers, made, without=without)
-            self._save(move.history)
-            return move.snapshot
+    def drop(self, paths: Collection[str], label: str) -> Snapshot | None:
+        """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned.
+
+        To be called with the lock held.
+        """
+        before = self.state.history()
+        move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
+        with self._top() as top:
+            self._squash(top, before.layers, made, without=paths)
+        self._save(move.history)
+        return move.snapshot
+
+    def restore(self, label: str) -> Snapshot | None:
+        """Make the snapshot of this label the present again, unless something has run since it was taken: then it stays a snapshot, and
+        None is returned. To be called with the lock held."""
+        before = self.state.history()
+        found = [each for each in before.snapshots if each.automatic and each.label == label]
+        if not found or before.head != found[-1].id or has_run(self.state.bases, before.active):
+            return None
+        self._save(history.restored(before, found[-1], stacking=self.state.stacking))
+        return found[-1]
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
         """Its layers, ready for a run whose disk limit this is; to be called with the lock held. What they need ends with the stack."""
@@ -122,19 +156,40 @@ class Stored:
         if not present.used:
             # Before anything can be written: whoever goes back to a snapshot has to know that there may be something to keep.
             present = self._save(replace(self.state.history(), used=True))
-        if not self.state.stacking:
-            return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes)
         if len(present.chain) > history.LONGEST_CHAIN:
             present = self._shorten()
+        since = begin(self.state.bases, (*present.chain[::-1], present.active), now_ns=time.time_ns())
+        if not self.state.stacking:
+            return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes, since_ns=since)
         image = attach(self.state.image)
         until_the_end.callback(image.close)
         frozen = tuple(map(str, present.chain))
         layers = InImage(self.state.image, image.loop.device, image.identity, str(present.active), frozen, limit_bytes)
         notes = (*prepared.notes, LOST) if image.lost else prepared.notes
-        return ForRun(layers, present, notes, Growth(image, limit_bytes))
+        return ForRun(layers, present, notes, Growth(image, limit_bytes), since)
 
-    def tidy(self, top: int, present: Present) -> None:
-        """After a run, in its layers: remove what nothing refers to, for a short while. Mostly there is nothing, and nothing is loaded."""
+    def after_run(self, top: int, run: ForRun, masks: Collection[str]) -> None:
+        """When nothing writes to its layers any more: keep what is real where the run first covered it, and remove what nothing refers to.
+
+        `top` is the directory of generations. Raises `WorkspaceError` or OSError; then the next run does it.
+        """
+        generation = run.present.active
+        uppers = _written(top, generation)
+        if uppers:
+            from agent_sandbox.workspace.bases.keeping import keep
+
+            already, prefix = self.bases(), "user.overlay." if _userxattr() else "trusted.overlay."
+            try:
+                keep(self.state.bases, generation, uppers, since_ns=run.since_ns, already=already, prefix=prefix, masks=masks)
+            finally:
+                for _, upper in uppers:
+                    os.close(upper)
+        else:
+            end(self.state.bases, generation, run.since_ns)
+        self._tidy_for_a_moment(top, run.present)
+
+    def _tidy_for_a_moment(self, top: int, present: Present) -> None:
+        """Mostly there is nothing to remove, and nothing is loaded."""
         known = {str(number) for number in (present.active, *present.chain, *present.others)}
         names = os.listdir(top)
         waiting = os.listdir(f"/proc/self/fd/{top}/{TRASH}") if TRASH in names else []
@@ -142,10 +197,11 @@ class Stored:
             self._tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
 
     def _tidy(self, top: int, after: History, *, until: float = math.inf) -> None:
-        from agent_sandbox.workspace import bases
+        """Remove what nothing refers to."""
+        from agent_sandbox.workspace.bases.files import forget
         from agent_sandbox.workspace.generations import tidy
 
-        bases.forget(self.state.bases, history.referenced(after))
+        forget(self.state.bases, history.referenced(after))
         tidy(top, after, until=until)
 
     @contextmanager
@@ -182,18 +238,37 @@ class Stored:
         return self._save(after)
 
     def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
-        """Write these generations, uppermost first, as one new one, which nobody uses yet; and the bases of it."""
-        from agent_sandbox.workspace.bases import carry
+        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases."""
+        from agent_sandbox.workspace.bases.files import carry
         from agent_sandbox.workspace.generations import made, stacked
         from agent_sandbox.workspace.squash import squash
 
         with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
-        if os.path.isdir(self.state.bases):
-            carry(self.state.bases, numbers[::-1], into, without=without)
+        carry(self.state.bases, numbers[::-1], into, without=without, removed=without)
 
     def _now(self) -> float:
         return self.state.store.clock()
+
+
+def _written(top: int, generation: int) -> list[tuple[str, int]]:
+    """The targets for which a generation holds anything, with descriptors of their upper directories."""
+    found: list[tuple[str, int]] = []
+    try:
+        here = os.open(str(generation), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+    except FileNotFoundError:
+        return found
+    try:
+        for target in layer_targets(here):
+            with suppress(FileNotFoundError):
+                upper = os.open(f"{quote_target(target)}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                if os.listdir(upper):
+                    found.append((target, upper))
+                else:
+                    os.close(upper)
+    finally:
+        os.close(here)
+    return found
 
 
 def stack_in(layers: int) -> Stack:
@@ -203,11 +278,11 @@ def stack_in(layers: int) -> Stack:
     return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
 
 
-def changes_of(stack: Stack, policy: Policy) -> ChangeSet:
+def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
     from agent_sandbox.workspace.readback import read_stack
 
-    return read_stack(stack, masks=[mask.path for mask in policy.files.masks])
+    return read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {})
 
 
 def _userxattr() -> bool:

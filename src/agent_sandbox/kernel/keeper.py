@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, cgroup_sweep, cgroup_tree, cgroups, channel, ids, namespaces, stage
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.protocol import START
+from agent_sandbox.kernel.protocol import START, WATCH
 from agent_sandbox.kernel.stage import Identity, Seat
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
@@ -36,15 +36,22 @@ _NAMESPACES = sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEW
 
 @dataclass
 class _Run:
-    """One run. `pid` is that of its init: 0 once it is reaped, or when it could not be forked. `watched` are layers on disk, with what they
-    may hold."""
+    """One run. `pid` is that of its init: 0 once it is reaped, or when it could not be forked."""
 
     pid: int
-    control: socket.socket
-    watched: tuple[str, int] | None
-    look_at: float
+    watched: _Watched | None = None
     done: bool = False
     clear_by: float = 0.0
+
+
+@dataclass
+class _Watched:
+    """Layers on disk, what they may hold, and where to say that they hold more."""
+
+    layers: str
+    limit: int
+    tell: int
+    look_at: float
 
 
 def serve(link: socket.socket, supervisor: int, program: Program) -> None:
@@ -94,7 +101,6 @@ class Keeper:
             ready = dict(poller.poll(self._patience()))
             if woken in ready:
                 os.read(woken, 4096)
-            self._hush_the_dead()
             if self._link.fileno() in ready and not self._leaving:
                 self._take_order()
             elif self._supervisor in ready:
@@ -115,16 +121,20 @@ class Keeper:
         if not message:
             self._leaving = True
             return
-        order, number, *watched = marshal.loads(message)
+        order, number, *rest = marshal.loads(message)
+        run = self._runs.get(number)
         if order == START:
-            self._start(number, descriptors, watched[0])
-        elif number in self._runs:
-            self._runs[number].done = True
-            self._runs[number].clear_by = time.monotonic() + _CLEARING_PATIENCE
+            self._start(number, *descriptors)
+        elif order == WATCH and run and not run.watched:
+            layers, limit = rest
+            run.watched = _Watched(layers, limit, descriptors[0], time.monotonic() + _DISK_TICK)
+        else:
+            channel.close_all(descriptors)
+            if run:
+                run.done, run.clear_by = True, time.monotonic() + _CLEARING_PATIENCE
 
-    def _start(self, number: int, descriptors: list[int], watched: tuple[str, int] | None) -> None:
-        control, payload, *stdio = descriptors
-        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive, tuple(stdio))
+    def _start(self, number: int, control: int, payload: int, *stdio: int) -> None:
+        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive, stdio)
         try:
             child = sc.clone(_NAMESPACES)
         except OSError as error:
@@ -133,11 +143,9 @@ class Keeper:
         else:
             if child == 0:
                 stage.become_init(seat, self._identity, self._program)
-        channel.close_all((*stdio, seat.payload.detach()))
-        if watched is None or not child:
-            seat.control.close()
+        channel.close_all((seat.control.detach(), seat.payload.detach(), *stdio))
         # Also when there is no init: the supervisor may have made a cgroup for it.
-        self._runs[number] = _Run(child, seat.control, watched if child else None, time.monotonic() + _DISK_TICK)
+        self._runs[number] = _Run(child)
 
     def _end_all(self) -> None:
         for run in self._runs.values():
@@ -150,40 +158,31 @@ class Keeper:
         if self._leaving:
             return _CLEARING_TICK * 1000
         now = time.monotonic()
-        due = [run.look_at - now for run in self._runs.values() if run.watched and not run.done]
+        due = [run.watched.look_at - now for run in self._runs.values() if run.watched and not run.done]
         due += [_CLEARING_TICK for run in self._runs.values() if run.done]  # whether or not the signal of its end reaches us
         return max(0.0, min(due)) * 1000 if due else None
-
-    def _hush_the_dead(self) -> None:
-        """An init that was killed says nothing more; our copy of its socket would keep the supervisor waiting for it."""
-        for run in self._runs.values():
-            if run.watched and run.pid and os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                run.control.close()
-                run.watched = None
 
     def _look_at_disks(self) -> None:
         """End the runs whose kept layers have outgrown their limit. Here, because only the host side can read all of them."""
         for run in self._runs.values():
-            began = time.monotonic()
-            if run.watched is None or run.done or began < run.look_at:
+            began, watched = time.monotonic(), run.watched
+            if watched is None or run.done or not run.pid or began < watched.look_at:
                 continue
-            layers, limit = run.watched
-            if _disk_bytes(layers) > limit:
-                os.kill(run.pid, signal.SIGKILL)
-                os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)  # what it had begun to say comes first
+            if _disk_bytes(watched.layers) > watched.limit:
                 with suppress(OSError):
-                    channel.send(run.control, {"kind": "full"})
-                run.control.close()
-                run.watched = None
+                    os.write(watched.tell, b"f")  # first: whoever sees the end of the run looks here for its reason
+                os.kill(run.pid, signal.SIGKILL)
             # A large layer takes long to measure: never spend more than a tenth of the time on it.
-            run.look_at = began + max(_DISK_TICK, 10 * (time.monotonic() - began))
+            watched.look_at = began + max(_DISK_TICK, 10 * (time.monotonic() - began))
 
     def _clear_away(self) -> None:
         now = time.monotonic()
         for number, run in list(self._runs.items()):
             if not run.done:
                 continue
-            run.control.close()
+            if run.watched:
+                os.close(run.watched.tell)
+                run.watched = None
             if run.pid and os.waitpid(run.pid, os.WNOHANG)[0]:
                 run.pid, run.clear_by = 0, now + _CLEARING_PATIENCE
             if not run.pid and (self._forget_cgroup(number) or now > run.clear_by):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 # From the supervisor to the keeper: an order and the number of the run.
-START, DONE = "start", "done"
+START, WATCH, DONE = "start", "watch", "done"
 
 # From the supervisor to init, once there is a guest: GO with the wall time in seconds, SIGNAL with its number.
 ORDER = struct.Struct("!cd")

@@ -16,8 +16,8 @@ _holding_the_lock = ctypes.PyDLL(None, use_errno=True)  # the same without letti
 # Numbers above 423 are the same on every architecture; the older ones are not.
 MACHINE = os.uname().machine
 _OLD_NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capget": 90, "capset": 91, "seccomp": 277, "rt_sigaction": 134},
+    "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13, "renameat2": 316},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capget": 90, "capset": 91, "seccomp": 277, "rt_sigaction": 134, "renameat2": 276},
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
@@ -46,6 +46,12 @@ FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
 
 # openat2(2)
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+# renameat2(2)
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+
+# ioctl_ficlone(2)
+FICLONE = 0x40049409
 
 # prctl(2)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -177,6 +183,17 @@ def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: in
     """openat2(2)."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return check(libc.syscall(SYS_openat2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), f"openat2 {path}")
+
+
+def renameat2(old_directory: int, old: str, new_directory: int, new: str, flags: int) -> None:
+    """renameat2(2)."""
+    number = _number("renameat2")
+    check(libc.syscall(number, old_directory, os.fsencode(old), new_directory, os.fsencode(new), flags), f"renameat2 {old} {new}")
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2): everything on the filesystem that the descriptor is on."""
+    check(libc.syncfs(fd), "syncfs")
 
 
 def close_range(first: int, last: int) -> None:

@@ -70,7 +70,40 @@ class RunCommand:
         return canonical.digest(self)
 
 
-Action = RunCode | RunCommand
+@dataclass(frozen=True)
+class Promote:
+    """Carry changes of a sandbox over to the real tree at `root`.
+
+    `changes_sha256` names exactly what was shown, `protected` are the classes that some of the changes belong to, `approved` those that
+    somebody agreed to by name. `drift` is what to do where reality has moved on: refuse, merge or force.
+    """
+
+    root: str
+    changes_sha256: str
+    count: int
+    protected: tuple[str, ...] = ()
+    approved: tuple[str, ...] = ()
+    drift: str = "refuse"
+
+    def digest(self) -> str:
+        """Names this very request."""
+        return canonical.digest(self)
+
+
+@dataclass(frozen=True)
+class Undo:
+    """Take a promotion back, by its name."""
+
+    root: str
+    promotion: str
+    drift: str = "refuse"
+
+    def digest(self) -> str:
+        """Names this very request."""
+        return canonical.digest(self)
+
+
+Action = RunCode | RunCommand | Promote | Undo
 
 
 def _directory(cwd: str | bytes | None) -> str | None:

@@ -6,7 +6,7 @@ change between looking and deciding. Effects live in `engine.gate`. A verdict ex
 
 from __future__ import annotations
 
-from agent_sandbox.policy.action import LANGUAGES, Action, RunCode, RunCommand
+from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.values import assert_never, dataclass
 
@@ -50,17 +50,20 @@ Grants = tuple[()]  # what has been granted beyond the policy: nothing yet
 
 def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Verdict:
     """The verdict on an action: total, deterministic, and Deny unless a rule allows it."""
-    refusal = _place(policy, action)
     match action:
         case RunCode():
-            return refusal or _code(policy, action)
+            return _place(policy, action) or _code(policy, action)
         case RunCommand():
-            return refusal or _command(policy, action)
+            return _place(policy, action) or _command(policy, action)
+        case Promote():
+            return _promotion(policy, action)
+        case Undo():
+            return _writing(policy, action) or Allow(Reason("undo", f"the policy {policy.name!r} lets a promotion be taken back"))
         case _:
             assert_never(action)
 
 
-def _place(policy: Policy, action: Action) -> Deny | None:
+def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
     files = policy.files
     if action.cwd is None or action.cwd in SCRATCH or files.reaches(action.cwd) or files.leads_to(action.cwd):
         return None
@@ -82,3 +85,22 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
+
+
+def _promotion(policy: Policy, action: Promote) -> Verdict:
+    if refusal := _writing(policy, action):
+        return refusal
+    if missing := sorted({*action.protected} - {*action.approved}):
+        why = f"some of the changes are of a protected kind that nobody has agreed to: {', '.join(missing)}"
+        return Deny(Reason("protected", why, f"look at them, then agree by name: --approve {','.join(missing)}; or leave them out"))
+    return Allow(Reason("promotion", f"the policy {policy.name!r} lets what was shown be carried over"))
+
+
+def _writing(policy: Policy, action: Promote | Undo) -> Deny | None:
+    """A sandbox that may not write has nothing to carry over, and a tree it does not reach is not its to change."""
+    if not policy.files.write:
+        return Deny(Reason("promotion", f"the policy {policy.name!r} allows no changes of files", "use a sandbox that may write"))
+    if not (policy.files.reaches(action.root) or action.root == "/"):
+        why = f"{action.root!r} is outside what the policy {policy.name!r} shows"
+        return Deny(Reason("promotion", why, "promote to a tree that the sandbox was shown"))
+    return None

@@ -137,9 +137,9 @@ class ProcessRuntime:
 
 
 def _prepared(launch: Launch, zygote: Zygote) -> ProcessGuest:
-    guest = ProcessGuest(launch)
+    guest = ProcessGuest(launch, zygote)
     try:
-        guest.prepare(zygote)
+        guest.prepare()
     except BaseException:
         guest.close()
         raise

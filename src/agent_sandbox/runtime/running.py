@@ -21,7 +21,7 @@ from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Poller, Sink, Source
-from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.runtime.zygote import Line, Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never
 
 if TYPE_CHECKING:
@@ -39,19 +39,10 @@ class ProcessGuest:
     `layers` is a descriptor of its upper layers, readable until `close`; None when the launch lets nothing be written.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, keeper: Zygote) -> None:
         self.launch = launch
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
-        self._control, self._control_end = socket.socketpair()
-        try:
-            self._payload, self._payload_end = socket.socketpair()
-        except OSError:
-            self._control.close()
-            self._control_end.close()
-            raise
-        self._keeper: Zygote | None = None
-        self._number = 0  # of this run, to the keeper
         self._init = 0  # its pid; not another's before we are done with the run
         self._cgroup = cgroups.Cgroup()
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
@@ -60,26 +51,39 @@ class ProcessGuest:
         self._terminal: int | None = None
         self._killed = ""
         self._waker: int | None = None
+        self._full: int | None = None  # where the keeper says that the layers have outgrown their limit
         self._stdin: int | None = None
         self._outputs: dict[str, int] = {}
         self._began = time.monotonic()
         self.when_closed: Callable[[], None] = _nothing
+        self._keeper = keeper
+        self._line = self._begin_at(keeper)
+        self._control, self._payload = self._line.control, self._line.payload
 
-    def prepare(self, keeper: Zygote) -> None:
-        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
+    def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []
         try:
             if not self.launch.terminal:
                 self._make_pipes(theirs)
-            self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._number = keeper.start([self._control_end.fileno(), self._payload_end.fileno(), *theirs], watched=_watched(self.launch))
-            self._keeper = keeper
+            return keeper.start(theirs)
+        except BaseException as error:
+            channel.close_all([*self._outputs.values(), *([] if self._stdin is None else [self._stdin])])
+            if isinstance(error, OSError):
+                why = error.strerror if keeper.alive else "the zygote has gone"
+                raise LaunchFailed(f"the sandbox could not be built: {why}", hint="run: agent-sandbox doctor") from error
+            raise
         finally:
             channel.close_all(theirs)
-            self._control_end.close()
-            self._payload_end.close()
+
+    def prepare(self) -> None:
+        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
         try:
-            self._make_cgroup(keeper)
+            self._make_cgroup()
+            if watched := _watched(self.launch):
+                self._full = self._keeper.watch(self._line.number, *watched)
+            self._control.settimeout(READY_SECONDS)
+            self._payload.settimeout(READY_SECONDS)
+            channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
             why = str(error) or "it took too long"
@@ -87,14 +91,14 @@ class ProcessGuest:
         except OSError as error:
             raise LaunchFailed(f"the sandbox could not be built: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
 
-    def _make_cgroup(self, keeper: Zygote) -> None:
+    def _make_cgroup(self) -> None:
         limits = self.launch.limits
         self._cgroup = cgroups.create(
             memory_bytes=limits.memory_bytes,
             processes=None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
-            keeper=keeper.pid,
-            unique=str(self._number),
-            hierarchies=keeper.hierarchies,
+            keeper=self._keeper.pid,
+            unique=str(self._line.number),
+            hierarchies=self._keeper.hierarchies,
         )
         if Guarantee.MEMORY_HARD in self.launch.requires and "memory" not in self._cgroup.enforces:
             why = self._cgroup.missing.get("memory", "no limit was given")
@@ -139,9 +143,6 @@ class ProcessGuest:
                         os.fchown(fd, ids.FIRST_ID, ids.FIRST_ID)
 
     def _await_readiness(self) -> None:
-        self._control.settimeout(READY_SECONDS)
-        self._payload.settimeout(READY_SECONDS)
-        channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
         if self._init_is_there():
             self._init = channel.credentials(self._control)
             self._cgroup.join(self._init)  # while it builds the view
@@ -314,7 +315,8 @@ class ProcessGuest:
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
         used = self._cgroup.usage()
-        hit = [*(ended["hit"] if ended else ()), *(["disk"] if "full" in self._messages else [])]
+        full = self._outgrown()
+        hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
         hit += sorted(used.hit.difference(hit))
         if any(sink.cut for sink in sinks.values()):
             hit.append("output")
@@ -326,7 +328,7 @@ class ProcessGuest:
             reason = Reason.SIGNALLED
         if used.oom_kills and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
             reason = Reason.OUT_OF_MEMORY
-        if "full" in self._messages:
+        if full:
             reason = Reason.DISK_LIMIT
         if reason is Reason.KILLED and self._killed and self._killed != "killed":
             reason = Reason(self._killed)
@@ -344,6 +346,15 @@ class ProcessGuest:
             code = self._refused
         return Exit(code, reason, number, tuple(hit), usage)
 
+    def _outgrown(self) -> bool:
+        """Whether the keeper has ended the run because its layers hold more than they may."""
+        if self._full is None:
+            return False
+        try:
+            return os.read(self._full, 1) == b"f"
+        except OSError:  # nothing was said
+            return False
+
     def close(self) -> None:
         """Kill it if it runs, wait until it is gone, and free what it holds. Idempotent."""
         if self._control.fileno() < 0:
@@ -356,12 +367,11 @@ class ProcessGuest:
                     continue
             if "exit" not in self._messages:
                 self._await_the_end_of_init()
-        for sock in (self._control, self._payload, self._control_end, self._payload_end):
-            sock.close()
-        left = [fd for fd in (self.layers, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
-        self.layers, self._terminal, self._stdin, self._outputs = None, None, None, {}
+        self._line.close()
+        left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
+        self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}
         channel.close_all(left)
-        if self._keeper is not None and not self._keeper.done(self._number):
+        if not self._keeper.done(self._line.number):
             self._cgroup.remove()
         self.when_closed()
 

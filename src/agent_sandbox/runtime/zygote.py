@@ -22,8 +22,8 @@ from functools import cached_property
 
 from agent_sandbox.errors import LaunchFailed, PolicyError
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import DONE, START
-from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox.kernel.protocol import DONE, START, WATCH
+from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.cgroups import Hierarchy
@@ -35,6 +35,20 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, the same on every machine (PROC_PID_INIT_INO)
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
+
+
+@dataclass(frozen=True)
+class Line:
+    """To one run: `control` to its init, `payload` to its guest. `number` is what the zygote calls it."""
+
+    number: int
+    control: socket.socket
+    payload: socket.socket
+
+    def close(self) -> None:
+        """Hang up. An init that waits for its request ends itself then."""
+        self.control.close()
+        self.payload.close()
 
 
 class Zygote:
@@ -62,22 +76,50 @@ class Zygote:
 
         return cgroups.here()
 
-    def start(self, descriptors: Sequence[int], *, watched: tuple[str, int] | None) -> int:
-        """Fork an init that owns these descriptors: control, payload, and three for stdio or none. Returns the number of the run.
+    def start(self, streams: Sequence[int]) -> Line:
+        """Have an init forked that waits for its request. `streams` are the guest's three, or none when init makes a terminal.
 
-        `watched` are layers on disk and the bytes they may hold. Raises PolicyError when a module to preload is not there, LaunchFailed
-        when it has gone or never came up.
+        Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote never came up, OSError when it has gone or
+        there are no descriptors left.
         """
         with self._lock:
             if not self.came_up:
                 self._await_readiness()
-            number = next(self._numbers)
-            try:
-                _send(self._link, marshal.dumps((START, number, watched)), descriptors)
-            except OSError as error:
-                raise LaunchFailed(f"the zygote has gone: {error.strerror}", hint="try again: the next run starts another") from error
-            self._open.add(number)
-            return number
+            return self._order(streams)
+
+    def _order(self, streams: Sequence[int]) -> Line:
+        number = next(self._numbers)
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        try:
+            for _ in ("control", "payload"):
+                pairs.append(socket.socketpair())
+            line = Line(number, pairs[0][0], pairs[1][0])
+            line.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before init says its first byte
+            _send(self._link, marshal.dumps((START, number)), [*(theirs.fileno() for _, theirs in pairs), *streams])
+        except OSError:
+            for ours, _ in pairs:
+                ours.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        self._open.add(number)
+        return line
+
+    def watch(self, number: int, layers: str, limit: int) -> int:
+        """Have the layers of a run measured, and the run ended when they hold more than this many bytes.
+
+        Returns the end of a pipe on which a byte tells of that. Raises OSError.
+        """
+        told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _send(self._link, marshal.dumps((WATCH, number, layers, limit)), [tell])
+        except OSError:
+            os.close(told)
+            raise
+        finally:
+            os.close(tell)
+        return told
 
     def _await_readiness(self) -> None:
         self._link.settimeout(_START_SECONDS)

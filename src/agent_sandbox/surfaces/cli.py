@@ -75,6 +75,10 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.diff import diff as do
         case "status":
             from agent_sandbox.surfaces.status import status as do
+        case "promote" | "apply":
+            from agent_sandbox.surfaces.promote import promote as do
+        case "undo":
+            from agent_sandbox.surfaces.promote import undo as do
         case "reset":
             from agent_sandbox.surfaces.status import reset as do
         case "snapshot":
@@ -101,7 +105,7 @@ def _code_of(error: SandboxError) -> int:
         case UsageError() | PolicyError():
             return USAGE
         case Denied(verdict=verdict):
-            return APPROVAL if verdict.because.rule == "approval" else DENIED
+            return APPROVAL if verdict.because.rule in ("approval", "protected") else DENIED
         case _:
             return COULD_NOT_START
 

@@ -41,7 +41,7 @@ def diff(request: Request) -> int:
         material = gather(request, found.project.path, changes, layers)
         with pager.output(paged=_paged(request)) as write:
             _begin(request, write, found.project, found.state.id)
-            code = _show(request, material, write)
+            code = show(request, material, write)
             _end(request, write, {})
             return code
 
@@ -55,7 +55,7 @@ def diff_of(request: Request, session: Session, work: Work, project: Project) ->
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
 
         def keep(changes: ChangeSet, contents: Contents) -> None:
-            codes.append(_show(request, gather(request, project.path, changes, contents), spool.write))
+            codes.append(show(request, gather(request, project.path, changes, contents), spool.write))
 
         with streams.forwarding() as forward:
             outcome = session.run(replace(work, on_start=forward.begin, on_output=_aside, on_changes=keep))
@@ -72,7 +72,8 @@ def diff_of(request: Request, session: Session, work: Work, project: Project) ->
     return code or (codes[0] if codes else COULD_NOT_START)
 
 
-def _show(request: Request, material: Material, write: Write) -> int:
+def show(request: Request, material: Material, write: Write) -> int:
+    """Write what the request asks for, in its form."""
     if request.has("--json"):
         from agent_sandbox.surfaces.preview import document
 

@@ -51,7 +51,7 @@ _OPTIONS = (
     Option("--processes", "N", "how many processes and threads it may have"),
     Option("--deny", "PATH", "hide this path, or what matches this pattern"),
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
-    Option("--system", help="for package managers: capabilities inside the sandbox (as root only)"),
+    Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
     Option("--explain", help="print what the program would see, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
@@ -66,6 +66,12 @@ _OPTIONS = (
     Option("--only", "GLOB", "only what this pattern covers: 'src/*.py', docs, /etc/*; may be given more than once"),
     Option("--no-pager", help="do not send long output through $AGENT_SANDBOX_PAGER, $PAGER or less"),
     Option("--yes", help="do not ask", short=("-y",)),
+    Option("--skip", "GLOB", "leave out what this pattern covers; may be given more than once"),
+    Option("--merge", help="where reality has moved on, bring both sides together"),
+    Option("--force", help="where reality has moved on, take the sandbox's side"),
+    Option("--resolve", "SIDE", "what to do about conflicts of a merge: ours (the sandbox), theirs (reality) or markers"),
+    Option("--approve", "KINDS", "agree to these protected kinds of changes, separated by commas"),
+    Option("--dry-run", help="show what would be done, and stop"),
     Option("--simulate", later="simulation"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "TOOLS", later="the gating of tools"),
@@ -129,6 +135,28 @@ With a command, it runs on a throw-away clone of the machine and nothing of it i
 error, the diff to standard output, and it exits as the command does.""",
     ),
     "status": Verb("status", "say what the current sandbox is, and what waits in it"),
+    "promote": Verb(
+        "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
+        "carry what the sandbox changed over to the project, all of it or nothing (also: apply)",
+        ("--only", "--skip", "--yes", "--system", "--merge", "--force", "--resolve", "--approve", "--dry-run"),
+        details="""It shows what would be carried over and asks. What has changed in reality since the sandbox first touched it
+is refused, unless --merge or --force says what to do. Kinds of files that run by themselves or are trusted without
+a look (git hooks, CI workflows, shell start-up files, …) need a yes of their own: --yes does not cover them.
+
+  agent-sandbox promote --only 'src/*' --yes
+  agent-sandbox promote --merge --resolve markers
+  agent-sandbox promote --approve git-history,ci
+
+It is done at once or not at all: after a crash, the next command takes it back or finishes it. It exits with 3 when
+nobody said yes.""",
+    ),
+    "undo": Verb(
+        "undo [--yes]",
+        "take the last promotion back",
+        ("--yes",),
+        details="""Everything it changed is as it was before, and waits in the sandbox again if nothing has run there since.
+It is refused when one of these files has changed since.""",
+    ),
     "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
     "snapshot": Verb(
         "snapshot [LABEL]",
@@ -174,7 +202,6 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 
 _LATER = {
     "simulation": ("sim", "simulate"),
-    "promotion": ("promote", "apply", "undo"),
     "the audit surfaces": ("log",),
     "approvals": ("approve",),
     "parallel experiments": ("try",),
@@ -182,5 +209,6 @@ _LATER = {
     "the daemon": ("serve",),
     "the MCP server": ("mcp",),
 }
+VERBS["apply"] = replace(VERBS["promote"], usage="apply …", summary="the same as promote")
 _NOT_YET = Verb("", "", tuple(OPTIONS), (0, ANY), command=True)
 VERBS |= {name: replace(_NOT_YET, later=what) for what, names in _LATER.items() for name in names}

@@ -122,6 +122,14 @@ def replaced(history: History, label: str, *, now: float, stacking: bool) -> tup
     return Move(replace(history, active=made, chain=(), used=True, next=made + 1), kept), made
 
 
+def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
+    """What a snapshot has is the present again, and the snapshot is gone; what is now is not kept."""
+    rest = forget(history, which)
+    if stacking:
+        return replace(rest, active=history.next, chain=which.chain, used=True, next=history.next + 1, head=which.parent)
+    return replace(rest, active=which.chain[0], chain=(), used=True, head=which.parent)
+
+
 def squashed(history: History) -> tuple[History, int]:
     """The same with the chain in one new generation, whose number is returned: it has to be made first."""
     return replace(history, chain=(history.next,), next=history.next + 1), history.next

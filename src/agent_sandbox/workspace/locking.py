@@ -32,7 +32,7 @@ class Holder:
 
 
 @contextmanager
-def hold(path: str, holder: Holder, *, wait: bool) -> Iterator[None]:
+def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -> Iterator[None]:
     """Hold the lock at `path` for the length of the block. Without `wait`, raises `Busy`, naming the holder, when somebody else has it.
 
     The descriptor is not passed on by exec. A child that is forked without exec has to close it, or it goes on holding the lock.
@@ -44,9 +44,7 @@ def hold(path: str, holder: Holder, *, wait: bool) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise Busy(
-                    f"this sandbox is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process"
-                ) from None
+                raise Busy(f"{what} is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process") from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, as_json(vars(holder)).encode(), 0)
         try:

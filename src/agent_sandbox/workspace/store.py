@@ -120,14 +120,19 @@ class SandboxState:
         return os.path.join(self.path, "image")
 
     @property
-    def bases(self) -> str:
-        """Where is kept what was real when its layers first covered it."""
-        return os.path.join(self.path, "bases")
-
-    @property
     def stacking(self) -> bool:
         """Whether its layers are in an image, where generations can be stacked."""
         return os.path.exists(self.image)
+
+    @property
+    def bases(self) -> str:
+        """The directory of what was real when its layers first covered a path; outside them, so that a full sandbox cannot prevent it."""
+        return os.path.join(self.path, "bases")
+
+    @property
+    def promotions(self) -> str:
+        """The directory of the promotions to its project. Not in its own: they outlive a reset, so that they can be taken back."""
+        return os.path.join(self.store.path, "promotions", self.id)
 
     @property
     def exists(self) -> bool:

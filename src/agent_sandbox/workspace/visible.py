@@ -17,6 +17,8 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800
 _STACKED = 3  # marks on one letter; no language writes more
 _SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU")  # whose letters look like one another's
 _TWINS = ("FULLWIDTH ", "MATHEMATICAL ", "SMALL ", "MODIFIER LETTER ")  # Latin letters and signs once more, in another shape
+# Cyrillic and Greek letters that look like Latin ones: a word of nothing else may be meant to be read as one.
+_LIKE_LATIN = frozenset("асеорхуѕіјһԛԝАВЕКМНОРСТХУЅІЈοανρΑΒΕΖΗΙΚΜΝΟΡΤΥΧ0123456789")
 _SIGNS = frozenset("\u01c3\u2010\u2011\u2024\u2044\u2215\u29f8\ua789")  # that look like ! - . / :
 
 
@@ -25,6 +27,12 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(each or character for character, each in zip(text, escapes(text), strict=True))
+
+
+def named(path: str) -> str:
+    """A name that words of ours can follow: one with blanks or quotation marks is quoted, so that it cannot bring such words along."""
+    shown = visible(path)
+    return '"' + shown.replace('"', '\\"') + '"' if " " in shown or '"' in shown else shown
 
 
 def escapes(text: str) -> list[str]:
@@ -59,14 +67,29 @@ def width(character: str) -> int:
 
 
 def lookalike(path: str) -> str:
-    """A remark on a name that may be taken for another: letters of several scripts in a part of it, or twins of Latin ones. Or empty."""
+    """A remark on a name that may be taken for another one; empty if it is not such a name. It may be wrong, and nothing hangs on it."""
     if path.isascii():
         return ""
-    for part in path.split("/"):
-        names = {name(character, "") for character in part if character.isalnum() or not character.isascii()}
-        scripts = sorted({script.capitalize() for script in _SCRIPTS for each in names if each.startswith(script + " ")})
-        if len(scripts) > 1:
-            return f"the name mixes {' and '.join(scripts)} letters, which look alike"
-        if any(each.startswith(_TWINS) for each in names) or not _SIGNS.isdisjoint(part):
-            return "the name has letters or signs that look like others"
+    word = ""
+    for character in path + "/":
+        if character.isalnum():
+            word += character
+            continue
+        if remark := _of_word(word):
+            return remark
+        word = ""
+        if character in _SIGNS or name(character, "").startswith(_TWINS):
+            return "the name has signs that look like others"
+    return ""
+
+
+def _of_word(word: str) -> str:
+    if word.isascii():
+        return ""
+    names = {name(character, "") for character in word}
+    scripts = sorted({script.capitalize() for script in _SCRIPTS for each in names if each.startswith(script + " ")})
+    if len(scripts) > 1:
+        return f"the name mixes {' and '.join(scripts)} letters, which look alike"
+    if any(each.startswith(_TWINS) for each in names) or _LIKE_LATIN.issuperset(word):
+        return "the name has letters that look like others"
     return ""

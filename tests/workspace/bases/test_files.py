@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.spelling import sha256
-from agent_sandbox.workspace import bases
-from agent_sandbox.workspace.bases import lines
-from agent_sandbox.workspace.bases.files import append
+from agent_sandbox.workspace.bases import files, lines, runs
+from agent_sandbox.workspace.bases.runs import append
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.seen import Base, Seen
 
@@ -44,7 +43,7 @@ def keep_content(directory: Path, content: bytes, generation: int = 1) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    bases.begin(str(tmp_path / "bases"), [1], now_ns=1000)
+    runs.begin(str(tmp_path / "bases"), [1], now_ns=1000)
     return tmp_path / "bases"
 
 
@@ -72,9 +71,9 @@ def test_a_line_that_was_torn_or_has_a_byte_that_is_no_json_is_unknown(base: Bas
 def test_the_earliest_generation_has_the_base(directory: Path) -> None:
     add(directory, 1, a_base("/a", b"first"))
     add(directory, 2, a_base("/a", b"second"), a_base("/b", b"other"))
-    found = bases.recall(str(directory), [1, 2])
+    found = files.recall(str(directory), [1, 2])
     assert found["/a"] == a_base("/a", b"first") and found["/b"] == a_base("/b", b"other")
-    assert bases.recall(str(directory), [2])["/a"] == a_base("/a", b"second")
+    assert files.recall(str(directory), [2])["/a"] == a_base("/a", b"second")
     assert "/c" not in found and len(found) == 2 and sorted(found) == ["/a", "/b"]
 
 
@@ -83,25 +82,25 @@ def test_a_torn_end_is_no_base_and_takes_no_later_line_with_it(directory: Path, 
     add(directory, 1, a_base("/before"))
     with open(directory / "1.jsonl", "ab") as file:
         file.write(tail)
-    assert sorted(bases.recall(str(directory), [1])) == ["/before"]
+    assert sorted(files.recall(str(directory), [1])) == ["/before"]
     add(directory, 1, a_base("/after"))
-    assert sorted(bases.recall(str(directory), [1])) == ["/after", "/before"]
+    assert sorted(files.recall(str(directory), [1])) == ["/after", "/before"]
 
 
 def test_a_line_that_makes_no_sense_is_a_base_that_is_not_known(directory: Path) -> None:
     append(str(directory), 1, '{"path":"2f61","known":true,"kept":true,"seen":{"type":"cake"}}\n')
-    assert bases.recall(str(directory), [1])["/a"] == Base("/a", None, known=False)
+    assert files.recall(str(directory), [1])["/a"] == Base("/a", None, known=False)
 
 
 def test_content_that_was_damaged_or_lost_is_not_given_out(directory: Path) -> None:
     base = a_base("/a", b"content")
     with pytest.raises(WorkspaceError):
-        bases.open_content(str(directory), base)
+        files.open_content(str(directory), base)
     keep_content(directory, b"c0ntent")
     with pytest.raises(WorkspaceError, match="damaged"):
-        bases.open_content(str(directory), base)
+        files.open_content(str(directory), base)
     keep_content(directory, b"content")
-    with open(bases.open_content(str(directory), base), "rb") as file:
+    with open(files.open_content(str(directory), base), "rb") as file:
         assert file.read() == b"content"
 
 
@@ -112,22 +111,22 @@ def test_what_no_generation_needs_is_forgotten_and_the_rest_stays(directory: Pat
         keep_content(directory, b"", generation)
     (directory / "3.jsonl.new").touch()
     for _ in range(2):
-        bases.forget(str(directory), [4])
+        files.forget(str(directory), [4])
         assert sorted(os.listdir(directory)) == ["1.content", "4.jsonl"]
-    bases.forget(str(directory / "not-there"), [1])
+    files.forget(str(directory / "not-there"), [1])
 
 
 def test_a_squashed_generation_has_the_bases_of_those_it_stands_for(directory: Path) -> None:
     add(directory, 1, a_base("/a", b"first"), a_base("/promoted"), a_base("/tree"), a_base("/tree/below"), a_base("/treetop"))
-    append(str(directory), 1, lines.spell_below("/tree") + lines.spell_nothing("/new", ["x", "y"]) + lines.spell_done(1000))
+    append(str(directory), 1, lines.spell_below("/tree") + lines.spell_nothing("/new", ["x", "y"]) + runs.spell_done(1000))
     add(directory, 2, a_base("/a", b"second"))
-    bases.carry(str(directory), [1, 2], 3, without=["/promoted", "/new/x", "/tree"], removed=["/tree"])
-    found = bases.recall(str(directory), [3])
+    files.carry(str(directory), [1, 2], 3, without=["/promoted", "/new/x", "/tree"], removed=["/tree"])
+    found = files.recall(str(directory), [3])
     assert sorted(found) == ["/a", "/new/y", "/treetop"]
     assert found["/a"] == a_base("/a", b"first") and found["/new/y"] == Base("/new/y", None) and not found.listed
-    assert bases.begin(str(directory), [3], now_ns=5000) == 5000
+    assert runs.begin(str(directory), [3], now_ns=5000) == 5000
 
 
 def test_a_squashed_generation_remembers_that_a_run_was_not_kept(directory: Path) -> None:
-    bases.carry(str(directory), [1], 3)
-    assert bases.begin(str(directory), [3], now_ns=5000) == 1000
+    files.carry(str(directory), [1], 3)
+    assert runs.begin(str(directory), [3], now_ns=5000) == 1000

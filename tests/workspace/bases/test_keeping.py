@@ -13,8 +13,8 @@ import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace import bases
-from agent_sandbox.workspace.bases import Budget, Kept
+from agent_sandbox.workspace.bases import files, keeping, runs
+from agent_sandbox.workspace.bases.keeping import Budget, Kept
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.seen import Base
@@ -36,10 +36,10 @@ class Machine:
 
     def begin(self, generations: tuple[int, ...] = (1,)) -> int:
         """A run begins, and the clock has ticked since anything was changed."""
-        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * bases.TICK_NS
-        while time.time_ns() < now + bases.TICK_NS:
+        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * keeping.TICK_NS
+        while time.time_ns() < now + keeping.TICK_NS:
             pass
-        self.since = bases.begin(self.directory, generations, now_ns=now)
+        self.since = runs.begin(self.directory, generations, now_ns=now)
         return self.since
 
     def edit(self, body: Callable[[Path], object]) -> None:
@@ -51,12 +51,12 @@ class Machine:
     def keep(self, generations: tuple[int, ...] = (1,), *, masks: Collection[str] = (), budget: Budget | None = None) -> Kept:
         upper = os.open(self.layer / "upper", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return bases.keep(
+            return keeping.keep(
                 self.directory,
                 generations[-1],
                 [("/data", upper)],
                 since_ns=self.since,
-                already=bases.recall(self.directory, generations),
+                already=files.recall(self.directory, generations),
                 prefix="user.overlay." if userxattr() else "trusted.overlay.",
                 masks=masks,
                 machine_root=str(self.root),
@@ -71,10 +71,10 @@ class Machine:
         return self.keep()
 
     def base(self, path: str) -> Base:
-        return bases.recall(self.directory, [1])[path]
+        return files.recall(self.directory, [1])[path]
 
     def content(self, path: str) -> bytes:
-        with open(bases.open_content(self.directory, self.base(path)), "rb") as file:
+        with open(files.open_content(self.directory, self.base(path)), "rb") as file:
             return file.read()
 
 
@@ -252,7 +252,7 @@ def test_content_is_kept_up_to_a_bound_and_its_digest_beyond_that(machine: Machi
     assert small.kept and not large.kept and not huge.kept
     assert large.seen is not None and large.seen.digest and huge.seen is not None and not huge.seen.digest
     with pytest.raises(WorkspaceError, match="not kept"):
-        bases.open_content(machine.directory, large)
+        files.open_content(machine.directory, large)
 
 
 def test_what_is_hidden_from_the_guest_is_not_copied_into_the_store(machine: Machine) -> None:
@@ -286,10 +286,10 @@ def test_a_full_disk_of_the_store_is_said_and_leaves_the_run_unfinished(machine:
 
     def body() -> None:
         syscalls.mount("tmpfs", machine.directory, "tmpfs", 0, "size=64k")
-        since = bases.begin(machine.directory, [1], now_ns=machine.since)
+        since = runs.begin(machine.directory, [1], now_ns=machine.since)
         with pytest.raises(WorkspaceError, match="full"):
             machine.keep()
-        assert bases.begin(machine.directory, [1], now_ns=since + 10**12) == since
-        assert "/data/file" not in bases.recall(machine.directory, [1])
+        assert runs.begin(machine.directory, [1], now_ns=since + 10**12) == since
+        assert "/data/file" not in files.recall(machine.directory, [1])
 
     in_namespace(body)

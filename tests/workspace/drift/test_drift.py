@@ -13,7 +13,7 @@ import pytest
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.values import replace
 from agent_sandbox.workspace import names
-from agent_sandbox.workspace.bases import TICK_NS
+from agent_sandbox.workspace.bases.keeping import TICK_NS
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.drift import Drift, Drifted, DriftKind, LookBudget, Moved, Unmoved, Verdict, judge, look_for_drift
 from agent_sandbox.workspace.nodes import EntryType, Node

@@ -12,7 +12,7 @@ from agent_sandbox.workspace.preview.rows import FACT, HEADING, Row, ours
 from agent_sandbox.workspace.preview.side_by_side import side_by_side
 from agent_sandbox.workspace.preview.summary import LETTERS, measured, summary
 from agent_sandbox.workspace.preview.unified import unified
-from agent_sandbox.workspace.visible import visible
+from agent_sandbox.workspace.visible import named
 
 
 def rows(request: Request, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
@@ -67,6 +67,6 @@ def _heading(text: str, *, after: bool) -> Iterator[Row]:
 def listed(change: Change) -> Row:
     """One change on one line."""
     more = f" and {counted(change.inside, 'entry', 'entries')} below it" if change.inside else ""
-    renamed = f" renamed from {visible(change.renamed_from)}" if change.renamed_from else ""
+    renamed = f" renamed from {named(change.renamed_from)}" if change.renamed_from else ""
     hidden = " (something real that was hidden from the sandbox is here)" if change.masks_real else ""
-    return ours(FACT, f"{LETTERS[change.kind]} {visible(change.path)}{more}{renamed}{hidden}")
+    return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")

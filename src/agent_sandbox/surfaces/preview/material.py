@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from agent_sandbox import places
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import matches, parse
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.pending import Sorted, sort
 from agent_sandbox.values import dataclass
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
-from agent_sandbox.workspace.preview.compare import DEFAULT, EVERYTHING, Effort, Limits, Preview, compare
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.preview.compare import DEFAULT, EVERYTHING, Effort, FormerContents, Limits, Preview, compare
+from agent_sandbox.workspace.preview.facts import facts
 from agent_sandbox.workspace.preview.sources import Machine
+from agent_sandbox.workspace.visible import named
 
 FORMS = ("--json", "--stat", "--side-by-side", "--patch", "--name-only")
 
@@ -22,14 +26,18 @@ class Material:
     project: str
     files: Sorted
     contents: Contents
+    former: FormerContents
+    renamed: Mapping[str, str]  # where the content of a deleted path is now
     machine: Machine
     everything: bool
     limits: Limits
     effort: Effort
 
     def preview(self, change: Change) -> Preview:
-        """Both sides of a change, compared."""
-        return compare(change, self.contents, self.machine, limits=self.limits, effort=self.effort)
+        """Both sides of a change, compared. What was renamed does not go away: its new name is told instead."""
+        if change.kind is Kind.DELETED and change.path in self.renamed:
+            return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
+        return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort)
 
     def one_by_one(self, change: Change) -> tuple[Change, ...]:
         """A change, and what goes with it when it is a directory."""
@@ -41,21 +49,29 @@ class Material:
         return change.path.removeprefix(inside) if change.path.startswith(inside) else change.path
 
 
-def gather(request: Request, project: str, changes: ChangeSet, contents: Contents) -> Material:
-    """The material for a request. Raises `PolicyError` for a pattern that cannot be understood."""
+def gather(request: Request, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
+    """The material for a request. Without `former`, the old side is the machine as it is now."""
     everything = request.has("--all")
-    chosen = only(changes, request.values("--only"), project)
+    chosen = sort(only(changes, request.values("--only"), project), project)
     limits = EVERYTHING if everything else DEFAULT
-    return Material(project, sort(chosen, project), contents, Machine(), everything, limits, Effort())
+    machine = Machine()
+    renamed = {change.renamed_from: change.path for change in changes if change.renamed_from}
+    return Material(project, chosen, contents, former or machine, renamed, machine, everything, limits, Effort())
 
 
 def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:
-    """Those at paths that one of the patterns covers; all of them when there is no pattern. Relative ones are of the project."""
+    """Those at paths that one of the patterns covers; all of them when there is no pattern."""
     if not patterns:
         return changes
+    covered = covering(patterns, project)
+    return ChangeSet(tuple(change for change in changes if covered(change)))
+
+
+def covering(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
+    """Whether one of the patterns covers the path of a change. Relative ones are of the project."""
     absolute = [text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}" for text in patterns]
     parsed = [parse(text, home=places.home()) for text in absolute]
-    return ChangeSet(tuple(change for change in changes if any(matches(pattern, change.path) for pattern in parsed)))
+    return lambda change: any(matches(pattern, change.path) for pattern in parsed)
 
 
 def check(request: Request) -> None:
@@ -67,3 +83,4 @@ def check(request: Request) -> None:
         raise UsageError("--raw is for --patch", hint="see: agent-sandbox help diff")
     if any(not text for text in request.values("--only")):
         raise PolicyError("--only is empty", hint="name a file, a directory or a pattern such as 'src/*.py'")
+    only(ChangeSet(), request.values("--only"), "/")  # for what it refuses

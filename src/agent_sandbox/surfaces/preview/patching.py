@@ -30,7 +30,7 @@ def patch(material: Material, write: Callable[[bytes], object]) -> int:
     files = material.files
     inside = sorted((*files.project, *(material.files.noise if material.everything else ())), key=lambda change: change.path)
     changes = (each for change in inside for each in material.machine.one_by_one(change, _MOST_ENTRIES))
-    left = write_patch(changes, material.contents, material.machine, project=material.project, write=write)
+    left = write_patch(changes, material.contents, material.former, project=material.project, write=write)
     _say(left)
     return 1 if any(each.content for each in left) else 0
 

@@ -15,89 +15,14 @@ from contextlib import suppress
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.spelling import sha256
 from agent_sandbox.workspace.bases import lines
+from agent_sandbox.workspace.bases.runs import file_of, read_lines, spell_done, spell_run, unfinished
 from agent_sandbox.workspace.durable import explained, sync_directory
 from agent_sandbox.workspace.seen import Base
-
-_TAIL = 64  # more than a `done` takes
-
-
-def file_of(directory: str, generation: int) -> str:
-    """The file with the bases of one generation."""
-    return os.path.join(directory, f"{generation}.jsonl")
 
 
 def contents_of(directory: str, generation: int) -> str:
     """The file with what files held when this generation first covered them."""
     return os.path.join(directory, f"{generation}.content")
-
-
-def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
-    """A run begins on these generations, the active one last. Returns the time by which its bases are to be judged.
-
-    That is now, unless an earlier run on them ended without its bases being kept: what that one covered first is not told apart from what
-    this one does, so its beginning counts.
-    """
-    with explained(f"begin a run in {directory!r}"):
-        try:
-            os.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass
-        else:
-            sync_directory(os.path.dirname(directory))
-        since = min([now_ns, *(left for generation in generations if (left := _unfinished(file_of(directory, generation))) is not None)])
-        append(directory, generations[-1], lines.spell_run(since), sync=True)
-    return since
-
-
-def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
-    """Add lines. Raises OSError."""
-    path = file_of(directory, generation)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(fd).st_size
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        data = (b"\n" if torn else b"") + text.encode()  # so that a line which a crash tore takes none of ours with it
-        while data:
-            data = data[os.write(fd, data) :]
-        if sync:
-            os.fdatasync(fd)
-            if not size:
-                sync_directory(directory)
-    finally:
-        os.close(fd)
-
-
-def _unfinished(path: str) -> int | None:
-    """When the first run began that has no `done`; None if each has."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _TAIL))
-            tail = file.read()
-            if tail.endswith(b"}\n") and tail[:-1].rpartition(b"\n")[2].startswith(lines.DONE):
-                return None
-            file.seek(0)
-            return _first_open(lines.whole_lines(file.read()))
-    except FileNotFoundError:
-        return None
-
-
-def _first_open(found: list[bytes]) -> int | None:
-    began: int | None = None
-    for line in found:
-        if line.startswith(lines.RUN) and began is None:
-            began = lines.number_of(line, lines.RUN)
-        elif line.startswith(lines.DONE):
-            began = None
-    return began
-
-
-def _read(directory: str, generation: int) -> list[bytes]:
-    try:
-        with open(file_of(directory, generation), "rb") as file:
-            return lines.whole_lines(file.read())
-    except FileNotFoundError:
-        return []
 
 
 class Recalled(Mapping[str, Base]):
@@ -146,7 +71,7 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
     found = Recalled()
     with explained(f"read what is kept in {directory!r}"):
         for generation in generations:
-            found.take(_read(directory, generation))
+            found.take(read_lines(directory, generation))
     return found
 
 
@@ -174,7 +99,7 @@ def forget(directory: str, generations_in_use: Collection[int]) -> None:
     with explained(f"tidy {directory!r}"), suppress(FileNotFoundError):
         kept = {file_of(directory, generation) for generation in generations_in_use}
         for generation in generations_in_use:
-            places = {lines.kept_in(line).partition(":")[0] for line in _read(directory, generation) if line.startswith(lines.PATH)}
+            places = {lines.kept_in(line).partition(":")[0] for line in read_lines(directory, generation) if line.startswith(lines.PATH)}
             kept |= {contents_of(directory, int(number)) for number in places if number.isdecimal()}
         for name in os.listdir(directory):
             if os.path.join(directory, name) not in kept:
@@ -201,8 +126,8 @@ def carry(directory: str, generations: Sequence[int], into: int, *, without: Col
                 nothing.setdefault(parent or "/", []).append(name)
         spelt = [lines.spell_nothing(parent, names) for parent, names in nothing.items()]
         spelt += [lines.spell_below(path) for path in sorted(found.listed) if path not in gone and not _is_below(path, trees)]
-        open_runs = [left for generation in generations if (left := _unfinished(file_of(directory, generation))) is not None]
-        spelt.append(lines.spell_run(min(open_runs)) if open_runs else lines.spell_done(0))
+        open_runs = [left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None]
+        spelt.append(spell_run(min(open_runs)) if open_runs else spell_done(0))
         new = file_of(directory, into) + ".new"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(bytes(text) + "".join(spelt).encode())

@@ -22,7 +22,8 @@ from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.bases import lines
-from agent_sandbox.workspace.bases.files import Recalled, append, contents_of
+from agent_sandbox.workspace.bases.files import Recalled, contents_of
+from agent_sandbox.workspace.bases.runs import append, spell_done
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.durable import explained
@@ -78,7 +79,7 @@ def keep(
             for target, upper in uppers:
                 with Reality(machine_root.rstrip("/") + target) as reality:
                     keeper.cover(target, upper, reality)
-            keeper.write(lines.spell_done(since_ns))
+            keeper.write(spell_done(since_ns))
     finally:
         keeper.close()
     return Kept(keeper.count, keeper.unknown)

@@ -23,7 +23,7 @@ from agent_sandbox.workspace.seen import Base, Seen
 if TYPE_CHECKING:
     from typing import Any
 
-PATH, WITHIN, BELOW, RUN, DONE = b'{"path":"', b'{"within":"', b'{"below":"', b'{"run":', b'{"done":'
+PATH, WITHIN, BELOW = b'{"path":"', b'{"within":"', b'{"below":"'
 
 
 def spell_base(base: Base) -> str:
@@ -43,16 +43,6 @@ def spell_below(path: str) -> str:
     return as_json({"below": _hex(path)}) + "\n"
 
 
-def spell_run(since_ns: int) -> str:
-    """That a run began."""
-    return as_json({"run": since_ns}) + "\n"
-
-
-def spell_done(since_ns: int) -> str:
-    """That it has all its lines."""
-    return as_json({"done": since_ns}) + "\n"
-
-
 def _hex(path: str) -> str:
     return os.fsencode(path).hex()
 
@@ -67,11 +57,6 @@ def _spell_seen(seen: Seen | None) -> str:
         f',"rdev":{node.device},"xattrs":{xattrs},"device":{seen.device},"inode":{seen.inode}'
         f',"mtime":{seen.mtime_ns},"ctime":{seen.ctime_ns},"looked":{seen.looked_ns},"digest":"{seen.digest}"}}'
     )
-
-
-def whole_lines(content: bytes) -> list[bytes]:
-    """The lines that are there from their beginning to their end. What a crash tore is left out, wherever it is."""
-    return [line for line in content.split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
 
 
 def path_of(line: bytes, kind: bytes) -> str | None:
@@ -108,12 +93,6 @@ def kept_in(line: bytes) -> str:
 def _field(line: bytes, name: bytes) -> bytes:
     start = line.find(name)
     return line[start + len(name) : line.find(b'"', start + len(name))] if start >= 0 else b""
-
-
-def number_of(line: bytes, kind: bytes) -> int | None:
-    """The time in a `run` or `done` line."""
-    digits = line[len(kind) : -1]
-    return int(digits) if digits.isdigit() and len(digits) < 20 else None
 
 
 def read_base(path: str, line: bytes, *, listed: bool) -> Base:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection
 
 from agent_sandbox.values import dataclass, field
-from agent_sandbox.workspace.bases import TICK_NS
+from agent_sandbox.workspace.bases.keeping import TICK_NS
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.drift.values import Drift, Drifted, DriftKind
 from agent_sandbox.workspace.names import Names, Unfinished, open_inside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.visible import lookalike, visible
+from agent_sandbox.workspace.visible import lookalike, named
 
 _BITS = {EntryType.FILE: 0o100000, EntryType.SYMLINK: 0o120000, EntryType.DIRECTORY: 0o040000}
 
@@ -25,10 +25,10 @@ def facts(change: Change) -> tuple[str, ...]:
         if (before.uid, before.gid) != (after.uid, after.gid):
             lines.append(f"owner {before.uid}:{before.gid} is now {after.uid}:{after.gid}")
     if change.renamed_from:
-        lines.append(f"renamed from {visible(change.renamed_from)}")
+        lines.append(f"renamed from {named(change.renamed_from)}")
     if change.link_of:
-        lines.append(f"the same file as {visible(change.link_of)}")
-    lines += [f"extended attribute {visible(name)} differs" for name in change.xattrs]
+        lines.append(f"the same file as {named(change.link_of)}")
+    lines += [f"extended attribute {named(name)} differs" for name in change.xattrs]
     if change.inside:
         lines.append(f"and {change.inside:,} {'entry' if change.inside == 1 else 'entries'} below it")
     if change.masks_real:

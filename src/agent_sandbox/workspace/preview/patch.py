@@ -7,22 +7,17 @@ silence. `git apply` compares with what it finds, so a patch does no harm to fil
 from __future__ import annotations
 
 import os
-import zlib
-from base64 import b85encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import sha1
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, Contents, Kind, covers
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.preview.compare import Effort, FormerContents, lines_of
+from agent_sandbox.workspace.preview.gitform import blob_name, git_mode, is_gits, literal, quoted
 from agent_sandbox.workspace.preview.hunks import hunks
 
 _LARGEST = 256 << 20  # of one side
-_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+/=@,%^~")
-_SPELT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
-_IGNORED = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"  # by some filesystems
 _CARRIED = (EntryType.FILE, EntryType.SYMLINK)
 
 
@@ -54,22 +49,29 @@ class _Patch:
 
     def all(self, changes: Sequence[Change]) -> tuple[LeftOut, ...]:
         gone = {change.path: change for change in changes if change.kind is Kind.DELETED}
-        renames: dict[str, Change] = {}
-        for change in changes:
-            if change.renamed_from in gone and _carried(change.after) and not _is_gits(change.path) and not _is_gits(change.renamed_from):
-                renames.setdefault(change.renamed_from, change)
+        renames = {source.path: change for change in reversed(changes) if (source := self._source(change, gone)) is not None}
         filled = {change.path.rpartition("/")[0] for change in changes if change.after is not None}
         for change in changes:
             if change.kind is Kind.DELETED and change.path in renames:
                 continue
             self._tell_what_is_lost(change, empty=change.path not in filled)
-            if _is_gits(change.path.removeprefix(self._prefix)):
+            if is_gits(change.path.removeprefix(self._prefix)):
                 self._left.append(LeftOut(change.path, "git takes no patch for what is its own", content=True))
-            elif renames.get(change.renamed_from) is change:
+            elif renames.get(change.renamed_from) is change and self._same(gone[change.renamed_from], change):
                 self._write(self._rename(gone[change.renamed_from], change))
             else:
+                if renames.get(change.renamed_from) is change:
+                    self._one(gone[change.renamed_from])
                 self._one(change)
         return tuple(self._left)
+
+    def _source(self, change: Change, gone: Mapping[str, Change]) -> Change | None:
+        """The deleted entry that a change is the new name of, where git can be told so."""
+        source = gone.get(change.renamed_from)
+        if source is None or source.before is None or change.after is None or not _carried(change.after):
+            return None
+        own = any(is_gits(each.path.removeprefix(self._prefix)) for each in (change, source))
+        return source if source.before.type is change.after.type and not own else None
 
     def _tell_what_is_lost(self, change: Change, *, empty: bool) -> None:
         before, after = change.before, change.after
@@ -87,7 +89,7 @@ class _Patch:
             self._left.append(LeftOut(change.path, "that it is a hard link"))
         if after is not None and after.type is not EntryType.SYMLINK and (before is None or before.mode != after.mode):
             usual = (0o644, 0o755) if after.type is EntryType.FILE else (0o755,)
-            if after.mode not in usual and (before is None or _git_mode(before) == _git_mode(after)):
+            if after.mode not in usual and (before is None or git_mode(before) == git_mode(after)):
                 self._left.append(LeftOut(change.path, f"its mode {after.mode:04o}"))
 
     def _one(self, change: Change) -> None:
@@ -118,28 +120,36 @@ class _Patch:
             raise OSError(0, f"it has more than {_LARGEST >> 20} MiB")
         return content
 
+    def _same(self, gone: Change, come: Change) -> bool:
+        """Whether the content is the same: git would take over whatever it finds at the old name, without comparing."""
+        try:
+            old = self._content(gone.before, lambda: self._former.open_old(gone))
+            return old == self._content(come.after, lambda: self._contents.open_file(come))
+        except OSError:
+            return False
+
     def _rename(self, gone: Change, come: Change) -> bytes:
         old, new = (os.fsencode(change.path.removeprefix(self._prefix)) for change in (gone, come))
-        lines = [b"diff --git %s %s\n" % (_quoted(b"a/" + old), _quoted(b"b/" + new))]
-        if gone.before and come.after and _git_mode(gone.before) != _git_mode(come.after):
-            lines.append(b"old mode %06o\nnew mode %06o\n" % (_git_mode(gone.before), _git_mode(come.after)))
-        lines.append(b"similarity index 100%%\nrename from %s\nrename to %s\n" % (_quoted(old), _quoted(new)))
+        lines = [b"diff --git %s %s\n" % (quoted(b"a/" + old), quoted(b"b/" + new))]
+        if gone.before and come.after and git_mode(gone.before) != git_mode(come.after):
+            lines.append(b"old mode %06o\nnew mode %06o\n" % (git_mode(gone.before), git_mode(come.after)))
+        lines.append(b"similarity index 100%%\nrename from %s\nrename to %s\n" % (quoted(old), quoted(new)))
         return b"".join(lines)
 
     def _sides(self, name: bytes, old: Node | None, new: Node | None, before: bytes, after: bytes) -> bytes:
-        from_name, to_name = _quoted(b"a/" + name), _quoted(b"b/" + name)
+        from_name, to_name = quoted(b"a/" + name), quoted(b"b/" + name)
         lines: list[bytes] = []
         if old is None and new is not None:
-            lines.append(b"new file mode %06o\n" % _git_mode(new))
+            lines.append(b"new file mode %06o\n" % git_mode(new))
         elif new is None and old is not None:
-            lines.append(b"deleted file mode %06o\n" % _git_mode(old))
-        elif old and new and _git_mode(old) != _git_mode(new):
-            lines.append(b"old mode %06o\nnew mode %06o\n" % (_git_mode(old), _git_mode(new)))
+            lines.append(b"deleted file mode %06o\n" % git_mode(old))
+        elif old and new and git_mode(old) != git_mode(new):
+            lines.append(b"old mode %06o\nnew mode %06o\n" % (git_mode(old), git_mode(new)))
         if before != after or old is None or new is None:
-            lines.append(b"index %s..%s\n" % (_blob(before, old), _blob(after, new)))
+            lines.append(b"index %s..%s\n" % (blob_name(before, old), blob_name(after, new)))
         if before != after:
             if b"\0" in before or b"\0" in after:
-                lines += [b"GIT binary patch\n", *_literal(after), *_literal(before)]
+                lines += [b"GIT binary patch\n", *literal(after), *literal(before)]
             else:
                 lines.append(b"--- %s\n+++ %s\n" % (from_name if old else b"/dev/null", to_name if new else b"/dev/null"))
                 lines += self._text(lines_of(before), lines_of(after))
@@ -161,44 +171,3 @@ def _signed(sign: bytes, lines: list[bytes]) -> Iterator[bytes]:
 
 def _carried(node: Node | None) -> bool:
     return node is not None and node.type in _CARRIED
-
-
-def _git_mode(node: Node) -> int:
-    if node.type is EntryType.SYMLINK:
-        return 0o120000
-    return 0o040000 if node.type is EntryType.DIRECTORY else 0o100755 if node.mode & 0o100 else 0o100644
-
-
-def _blob(content: bytes, node: Node | None) -> bytes:
-    """The name that git gives to content: without it a binary patch is refused."""
-    if node is None:
-        return b"0" * 40
-    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest().encode()
-
-
-def _literal(content: bytes) -> Iterator[bytes]:
-    """Content as git packs it: lines of at most 52 bytes, each led by a letter that tells how many."""
-    yield b"literal %d\n" % len(content)
-    packed = zlib.compress(content)
-    for start in range(0, len(packed), 52):
-        piece = packed[start : start + 52]
-        count = len(piece)
-        yield bytes((64 + count if count <= 26 else 70 + count,)) + b85encode(piece, pad=True) + b"\n"
-    yield b"\n"
-
-
-def _quoted(name: bytes) -> bytes:
-    """A name as git spells it. Plain names are left alone; any other is quoted, which git always understands."""
-    if all(byte in _PLAIN for byte in name):
-        return name
-    spelt = (_SPELT.get(byte) or (bytes((byte,)) if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name)
-    return b'"%s"' % b"".join(spelt)
-
-
-def _is_gits(path: str) -> bool:
-    """Whether a part of a path is, to some filesystem, git's own directory: such a patch is refused as a whole."""
-    for part in path.split("/"):
-        folded = "".join(character for character in part if character not in _IGNORED).lower().partition(":")[0].rstrip(" .")
-        if folded in (".git", "git~1"):
-            return True
-    return False

@@ -33,12 +33,16 @@ _PLAIN = bytes(byte for byte in range(256) if byte >= 0x20 and byte != 0x7F) + b
 
 
 def is_binary(content: bytes) -> bool:
-    """Whether it is mostly no text. A few odd bytes, or a NUL, do not hide a text: more than a fifth must be controls or no UTF-8."""
+    """Whether it is mostly no text. A few odd bytes, or a NUL, do not hide a text: more than a fifth must be controls or no UTF-8.
+
+    UTF-8 without a NUL is text, whatever else is in it.
+    """
     odd = len(content.translate(None, _PLAIN))
+    broken = 0
     if not content.isascii():
         text = content.decode(errors="surrogateescape")
-        odd += len(text) - len(text.encode(errors="ignore").decode())
-    return odd * 5 > len(content)
+        broken = len(text) - len(text.encode(errors="ignore").decode())
+    return (odd + broken) * 5 > len(content) and (broken > 0 or b"\0" in content)
 
 
 def sort_of(start: bytes) -> str:

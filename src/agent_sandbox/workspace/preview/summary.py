@@ -11,6 +11,7 @@ from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.preview.compare import Preview
 from agent_sandbox.workspace.preview.rows import ADDED, FACT, HEADING, REMOVED, Cell, Row, ours
+from agent_sandbox.workspace.visible import named
 
 LETTERS = {Kind.ADDED: "A", Kind.DELETED: "D", Kind.RETYPED: "T", Kind.MODIFIED: "M", Kind.MODE: "m", Kind.OWNER: "o", Kind.XATTR: "x"}
 _BARS = 30  # columns at most
@@ -50,7 +51,7 @@ def summary(files: Sequence[Measured], columns: int) -> Iterator[Row]:
         plus, minus = _bars(each.added, each.removed, most, room)
         numbers = f"{LETTERS[each.change.kind]} {f'+{each.added:,}':>{added + 1}} {f'-{each.removed:,}':>{removed + 1}} "
         cells = (Cell(FACT, numbers), Cell(ADDED, "+" * plus), Cell(REMOVED, "-" * minus, pad=room - plus - minus + 1))
-        yield Row((*cells, Cell(FACT, f"{each.name}{_remarks(each)}")), between="")
+        yield Row((*cells, Cell(FACT, f"{named(each.name)}{_remarks(each)}")), between="")
     if files:
         lines = f"+{sum(each.added for each in files):,} -{sum(each.removed for each in files):,} lines"
         binaries = sum(bool(each.sizes) for each in files)
@@ -60,7 +61,6 @@ def summary(files: Sequence[Measured], columns: int) -> Iterator[Row]:
 
 
 def _remarks(each: Measured) -> str:
-    """After the name and in brackets; what is real begins a line."""
     remarks = [each.sizes] if each.sizes else []
     if each.change.inside:
         remarks.append(f"and {each.change.inside:,} below it")

@@ -14,7 +14,7 @@ from agent_sandbox.workspace.preview.compare import DEFAULT, Binary, Limits, Pre
 from agent_sandbox.workspace.preview.hunks import hunks
 from agent_sandbox.workspace.preview.rows import ADDED, FACT, HUNK, NOTE, REMOVED, SAME, SIGNS, TITLE, Cell, Row, decoded, ours
 from agent_sandbox.workspace.preview.words import Marks, differing
-from agent_sandbox.workspace.visible import visible
+from agent_sandbox.workspace.visible import named
 
 _MOST_PAIRS = 100
 NO_NEWLINE = "\\ No newline at end of file"
@@ -48,7 +48,7 @@ def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
     """The rows before the content: which file, what else is different about it, what sort it is."""
     new = _name(preview.change.path, relative_to)
     old = _name(preview.change.renamed_from, relative_to) if preview.change.renamed_from else new
-    yield ours(TITLE, f"diff --git a/{old} b/{new}")
+    yield ours(TITLE, f"diff --git {named(f'a/{old}')} {named(f'b/{new}')}")
     for fact in preview.facts:
         yield ours(FACT, fact)
     if preview.binary is not None:
@@ -76,7 +76,7 @@ def summed_up(binary: Binary, change: Change) -> str:
 
 def _name(path: str, relative_to: str) -> str:
     inside = relative_to.rstrip("/") + "/"
-    return visible(path.removeprefix(inside) if path.startswith(inside) else path.lstrip("/"))
+    return path.removeprefix(inside) if path.startswith(inside) else path.lstrip("/")
 
 
 def paired_marks(preview: Preview, edit: Edit) -> tuple[dict[int, Marks], dict[int, Marks]]:

@@ -1,0 +1,241 @@
+"""Carry what a stored sandbox changed over to reality, through the gate, and take it back.
+
+The sandbox is held from the first look to the last step: what is judged and shown is what is carried over. Where reality has moved on
+since a path was first covered, the default is to refuse; merging and forcing have to be asked for. Afterwards what was carried over is
+dropped from the layers, so that the sandbox sees reality there again; a snapshot keeps the layers as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.merging import Mixed, brought_together
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import Conflicted, Drift, PolicyError
+from agent_sandbox.policy.action import Promote, Undo
+from agent_sandbox.policy.canonical import digest_of_plain
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
+from agent_sandbox.workspace import protected
+from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.drift import Moved, judge
+from agent_sandbox.workspace.history import Snapshot
+from agent_sandbox.workspace.locking import Holder
+from agent_sandbox.workspace.merging import Conflict
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.promotion import undoing
+from agent_sandbox.workspace.promotion.expecting import look_at
+from agent_sandbox.workspace.promotion.planning import Expected, plan
+from agent_sandbox.workspace.promotion.promoting import Promotion, promote
+from agent_sandbox.workspace.promotion.recovery import Recovery, recover
+from agent_sandbox.workspace.promotion.steps import Plan, Refusal
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from agent_sandbox.workspace.merging.resolving import Choice, Word
+
+    Drifted = Literal["refuse", "merge", "force"]
+
+_HIDDEN = "something real that was hidden from the sandbox is there"
+
+
+def _all(change: Change) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which changes are to be carried over, and how. `chosen` says of each change whether it is among them."""
+
+    chosen: Callable[[Change], bool] = _all
+    system: bool = False  # also what lies outside the project
+    drift: Drifted = "refuse"
+    resolve: Word | Choice | None = None  # what to do about the conflicts of a merge; without it they are refused
+    approved: frozenset[str] = frozenset()  # the protected classes that somebody has agreed to by name
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What would be done, judged and not yet done; good for the length of `proposed`."""
+
+    root: str
+    changes: ChangeSet
+    contents: Mixed
+    wanted: Wanted
+    expected: Expected
+    classes: Mapping[str, frozenset[str]]
+    moved: Mapping[str, Moved] = field(default_factory=dict, hash=False)
+    merged: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
+
+    def plan(self) -> Plan:
+        """The steps, and what stands in their way."""
+        made = plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
+        hidden = [Refusal(change.path, _HIDDEN) for change in self.changes if change.masks_real and self.wanted.drift != "force"]
+        return replace(made, refused=(*made.refused, *hidden))
+
+    def protected(self) -> dict[str, tuple[str, ...]]:
+        """The paths of each protected class that some of the changes belong to."""
+        found: dict[str, list[str]] = {}
+        for path, names in self.classes.items():
+            for name in names:
+                found.setdefault(name, []).append(path)
+        return {name: tuple(found[name]) for name in sorted(found)}
+
+    def approving(self, names: frozenset[str]) -> Proposal:
+        """The same when these classes are agreed to as well."""
+        return replace(self, wanted=replace(self.wanted, approved=self.wanted.approved | names))
+
+    def action(self) -> Promote:
+        """What the gate judges and the ledger records."""
+        digest = digest_of_plain([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
+        held = self.protected()
+        approved = tuple(name for name in held if name in self.wanted.approved)
+        return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)
+
+
+@dataclass(frozen=True)
+class CarriedOver:
+    """What was done, and the snapshot that has the layers as they were; None when there was nothing to keep."""
+
+    promotion: Promotion
+    snapshot: Snapshot | None = None
+
+
+def recovered(stored: Stored) -> Recovery:
+    """Bring to an end what was interrupted, an earlier promotion or undo. Cheap when nothing was."""
+    return recover(stored.state.promotions, _holder("recovery"))
+
+
+@contextmanager
+def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposal]:
+    """What would be carried over, for the length of a block in which the sandbox is held. Raises `Busy` while a run has it.
+
+    Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist.
+    """
+    if unknown := wanted.approved - protected.CLASSES.keys():
+        raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
+    with stored.state.lock(command="promote"), stored.opened() as stack:
+        everything, bases = stored.changes_in(stack, policy), stored.bases()
+        root = "/" if wanted.system else stored.state.project
+        chosen = ChangeSet(tuple(change for change in everything.within(root) if wanted.chosen(change)))
+        expected = look_at(root, chosen)
+        moved = {path: each for path, each in judge(chosen, bases, expected).items() if isinstance(each, Moved)}
+        contents = Mixed(stack)
+        merged: tuple[str, ...] = ()
+        conflicts: tuple[Conflict, ...] = ()
+        if moved and wanted.drift == "merge":
+            chosen, merged, conflicts = brought_together(chosen, moved, contents, stored.open_base, wanted.resolve)
+            expected = look_at(root, chosen)
+        classes = _classes(root, chosen, contents, expected)
+        yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything)
+
+
+def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
+    """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
+    was changed."""
+    _refuse_moved(proposal)
+    promotion = gate.perform(
+        proposal.action(),
+        lambda allow: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
+        describe=_facts,
+    )
+    if not promotion.number:
+        return CarriedOver(promotion)
+    label = f"before promotion {promotion.number}"
+    return CarriedOver(promotion, stored.drop(_droppable(proposal), label))
+
+
+def _droppable(proposal: Proposal) -> list[str]:
+    """What can leave the layers: not a directory with something in it that was not carried over."""
+    carried = {change.path for change in proposal.changes}
+    staying: set[str] = set()
+    for change in proposal.pending:
+        path = change.path
+        while change.path not in carried and path and path not in staying:
+            staying.add(path)
+            path = path.rpartition("/")[0]
+    return [path for path in carried if path not in staying]
+
+
+def take_back(stored: Stored, gate: Gate) -> CarriedOver:
+    """Undo the last promotion. What it carried over is in the sandbox again, unless something has run there since.
+
+    Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
+    """
+    recovered(stored)
+    with stored.state.lock(command="undo"):
+        journal = undoing.last(stored.state.promotions)
+        number = "" if journal is None else str(journal.number)
+        promotion = gate.perform(
+            Undo(_text(stored.state.project), number),
+            lambda allow: undoing.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time),
+            describe=_facts,
+        )
+        return CarriedOver(promotion, stored.restore(f"before promotion {promotion.undoes}"))
+
+
+def _refuse_moved(proposal: Proposal) -> None:
+    if proposal.conflicts:
+        first = proposal.conflicts[0].sentence()
+        raise Conflicted(
+            f"{len(proposal.conflicts)} changes cannot be merged with what has changed in reality; the first: {first}",
+            conflicts=proposal.conflicts,
+            hint="choose a side with --resolve ours or theirs, put both into the files with --resolve markers, or leave them out",
+        )
+    if proposal.moved and proposal.wanted.drift == "refuse":
+        paths = tuple(proposal.moved)
+        raise Drift(
+            f"{len(paths)} of these files have changed in reality since the sandbox first touched them; the first: {paths[0]!r}",
+            paths=paths,
+            hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
+        )
+
+
+def _classes(root: str, changes: ChangeSet, contents: Mixed, expected: Expected) -> dict[str, frozenset[str]]:
+    own = {change.path: change for change in changes}
+
+    def link_at(path: str) -> str | None:
+        change = own.get(path)
+        if change is not None:
+            return change.after.target if change.after is not None and change.after.type is EntryType.SYMLINK else None
+        try:
+            return os.readlink(path)
+        except OSError:
+            return None
+
+    def names_in(directory: str) -> list[str]:
+        try:
+            return os.listdir(directory)
+        except OSError:
+            return []
+
+    gone = [path for path, seen in expected.items() if seen is not None and path not in own]
+    return protected.classes_of_all(changes, root, gone=gone, links=link_at, names=names_in, texts=contents.texts)
+
+
+def _holder(what: str) -> Holder:
+    return Holder(os.getpid(), what, time.time())
+
+
+def _facts(done: Promotion) -> dict[str, str | int]:
+    return {"promotion": done.number, "undoes": done.undoes, "bytes": done.bytes, "content_sha256": done.digest, **done.counts}
+
+
+def _spelt(change: Change) -> list[str | int]:
+    node = change.after
+    return [] if node is None else [node.type.value, node.mode, node.size, _hex(node.target)]
+
+
+def _hex(path: str) -> str:
+    return os.fsencode(path).hex()
+
+
+def _text(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")

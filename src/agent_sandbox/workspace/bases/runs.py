@@ -1,0 +1,117 @@
+"""That runs began and ended, among the lines of `lines`. Every run comes here, so nothing else is loaded for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from agent_sandbox.workspace.durable import explained, sync_directory
+
+RUN, DONE = b'{"run":', b'{"done":'
+_TAIL = 64  # more than a `done` takes
+
+
+def file_of(directory: str, generation: int) -> str:
+    """The file with the bases of one generation."""
+    return os.path.join(directory, f"{generation}.jsonl")
+
+
+def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
+    """A run begins on these generations, the active one last. Returns the time by which its bases are to be judged.
+
+    That is now, unless an earlier run on them ended without its bases being kept: what that one covered first is not told apart from what
+    this one does, so its beginning counts.
+    """
+    with explained(f"begin a run in {directory!r}"):
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass
+        else:
+            sync_directory(os.path.dirname(directory))
+        since = min([now_ns, *(left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None)])
+        append(directory, generations[-1], spell_run(since), sync=True)
+    return since
+
+
+def end(directory: str, generation: int, since_ns: int) -> None:
+    """The run that began then has covered nothing."""
+    with explained(f"end a run in {directory!r}"):
+        append(directory, generation, spell_done(since_ns))
+
+
+def has_run(directory: str, generation: int) -> bool:
+    """Whether anything has run in a generation since it was made or carried over."""
+    return any(line.startswith(RUN) for line in read_lines(directory, generation))
+
+
+def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
+    """Add  Raises OSError."""
+    path = file_of(directory, generation)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        data = (b"\n" if torn else b"") + text.encode()  # so that a line which a crash tore takes none of ours with it
+        while data:
+            data = data[os.write(fd, data) :]
+        if sync:
+            os.fdatasync(fd)
+            if not size:
+                sync_directory(directory)
+    finally:
+        os.close(fd)
+
+
+def unfinished(path: str) -> int | None:
+    """When the first run began that has no `done`; None if each has."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL))
+            tail = file.read()
+            if tail.endswith(b"}\n") and tail[:-1].rpartition(b"\n")[2].startswith(DONE):
+                return None
+            file.seek(0)
+            return _first_open(whole_lines(file.read()))
+    except FileNotFoundError:
+        return None
+
+
+def _first_open(found: list[bytes]) -> int | None:
+    began: int | None = None
+    for line in found:
+        if line.startswith(RUN) and began is None:
+            began = number_of(line, RUN)
+        elif line.startswith(DONE):
+            began = None
+    return began
+
+
+def read_lines(directory: str, generation: int) -> list[bytes]:
+    try:
+        with open(file_of(directory, generation), "rb") as file:
+            return whole_lines(file.read())
+    except FileNotFoundError:
+        return []
+
+
+def spell_run(since_ns: int) -> str:
+    """That a run began."""
+    return f'{{"run":{since_ns}}}\n'
+
+
+def spell_done(since_ns: int) -> str:
+    """That it has all its"""
+    return f'{{"done":{since_ns}}}\n'
+
+
+def whole_lines(content: bytes) -> list[bytes]:
+    """The lines that are there from their beginning to their end. What a crash tore is left out, wherever it is."""
+    return [line for line in content.split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
+
+
+def number_of(line: bytes, kind: bytes) -> int | None:
+    """The time in a `run` or `done` line."""
+    digits = line[len(kind) : -1]
+    return int(digits) if digits.isdigit() and len(digits) < 20 else None

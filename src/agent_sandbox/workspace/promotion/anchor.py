@@ -1,0 +1,120 @@
+"""The tree that is promoted to, as descriptors.
+
+Its root is opened once. Every directory in it is opened from there without following a link, crossing a mount or going up, and from then
+on it is that directory that is used, not its name: whoever swaps names meanwhile cannot lead a write elsewhere, and what the names lead to
+is compared again before a promotion counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from types import TracebackType
+
+from agent_sandbox.errors import PolicyError, WorkspaceError
+from agent_sandbox.kernel import syscalls
+from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.beneath import identity
+
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
+
+
+class Surprise(Exception):
+    """Something in the tree is not as expected."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+class Anchor:
+    """The directory at `root`, an absolute path without links. A context manager. Paths are relative to it, "" being itself."""
+
+    def __init__(self, root: str) -> None:
+        self.path = root
+        top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            relative = root.strip("/")
+            try:
+                no_links = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+                self.root = syscalls.openat2(top, relative or ".", _LISTED, resolve=no_links)
+            except OSError as error:
+                raise WorkspaceError(
+                    f"cannot open the directory {root!r}: {os.strerror(error.errno or 0)}",
+                    hint="it may have been moved, removed or replaced by a link; nothing was changed",
+                ) from error
+        finally:
+            os.close(top)
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._open: dict[str, int] = {"": self.root}
+        self._known: dict[str, tuple[int, int]] = {"": identity(self.root)}
+
+    def __enter__(self) -> Anchor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Of the root."""
+        return self._known[""]
+
+    def directory(self, path: str) -> int:
+        """A descriptor of a directory, good until the next call. It is the one that had this name when it was first asked for.
+
+        Raises `Surprise` when there is none, or another one now.
+        """
+        if (known := self._open.get(path)) is not None:
+            return known
+        fd = self._enter(path)
+        found = identity(fd)
+        if self._known.setdefault(path, found) != found:
+            os.close(fd)
+            raise Surprise(path, "another directory is there now")
+        if len(self._open) > self._most:
+            oldest = next(name for name in self._open if name)
+            os.close(self._open.pop(oldest))
+        self._open[path] = fd
+        return fd
+
+    def expect(self, path: str, known: tuple[int, int]) -> None:
+        """Say which directory has to be found at a path: what was read in a journal."""
+        self._known[path] = known
+
+    def known(self) -> dict[str, tuple[int, int]]:
+        """The directories that were asked for, and which they are."""
+        return dict(self._known)
+
+    def moved(self) -> list[str]:
+        """Those that their names do not lead to any more."""
+        found = []
+        for path, known in self._known.items():
+            if path == "":
+                continue
+            try:
+                fd = self._enter(path)
+            except Surprise:
+                found.append(path)
+                continue
+            if identity(fd) != known:
+                found.append(path)
+            os.close(fd)
+        return found
+
+    def _enter(self, path: str) -> int:
+        try:
+            return beneath.open_directory(self.root, path)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise PolicyError(
+                    f"{os.path.join(self.path, path)!r} lies on another mount than {self.path!r}",
+                    hint="promote what lies there by itself, or leave it out with --only",
+                ) from error
+            if error.errno in (*beneath.SWAPPED, errno.EACCES):
+                raise Surprise(path, f"it is no directory that can be entered: {os.strerror(error.errno)}") from error
+            raise

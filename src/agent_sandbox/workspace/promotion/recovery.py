@@ -1,0 +1,143 @@
+"""Bring promotions that were interrupted to an end: back to the old, or on to the new. Runs before anything else is promoted.
+
+It can itself be interrupted and repeated: every step looks at what is there first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from agent_sandbox.errors import SandboxError, Unfinished, WorkspaceError
+from agent_sandbox.kernel.syscalls import syncfs
+from agent_sandbox.values import dataclass
+from agent_sandbox.workspace.beneath import identity, open_directory
+from agent_sandbox.workspace.locking import Holder, hold
+from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
+from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, journals
+from agent_sandbox.workspace.promotion.keeping import keep_olds, rescue
+from agent_sandbox.workspace.promotion.performing import take_back
+from agent_sandbox.workspace.promotion.steps import Move, split
+from agent_sandbox.workspace.removal import remove_tree
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What was brought to an end, by numbers; and in words what could not be, which is tried again the next time."""
+
+    finished: tuple[int, ...] = ()
+    rolled_back: tuple[int, ...] = ()
+    kept: tuple[str, ...] = ()  # directories with what was somebody else's
+    problems: tuple[str, ...] = ()
+
+
+def lock(promotions: str, holder: Holder, *, wait: bool) -> AbstractContextManager[None]:
+    """Hold the promotions of one project for the length of a block; raises `Busy`, and says who has them."""
+    os.makedirs(promotions, mode=0o700, exist_ok=True)
+    return hold(os.path.join(promotions, "lock"), holder, wait=wait, what="a promotion to this project")
+
+
+def recover(promotions: str, holder: Holder, *, wait: bool = True, give_up: bool = False) -> Recovery:
+    """Bring to an end what was interrupted. Cheap when nothing was. Never raises for a promotion that cannot be: it says so.
+
+    With `give_up` a promotion whose staging directory is gone is closed as it stands, and what could not be restored is named.
+    """
+    if all(journal.closed for journal in journals(promotions)):
+        return Recovery()
+    with lock(promotions, holder, wait=wait):
+        return recover_locked(promotions, give_up=give_up)
+
+
+def recover_locked(promotions: str, *, give_up: bool = False) -> Recovery:
+    """The same, for whoever has the lock."""
+    finished: list[int] = []
+    rolled_back: list[int] = []
+    kept: list[str] = []
+    problems: list[str] = []
+    for journal in journals(promotions):
+        if journal.closed:
+            continue
+        try:
+            committed = journal.committed
+            _end(journal, give_up)
+            (finished if committed else rolled_back).append(journal.number)
+        except (SandboxError, OSError) as error:
+            problems.append(f"promotion {journal.number}: {error}")
+        if os.path.isdir(journal.kept):
+            kept.append(journal.kept)
+    return Recovery(tuple(finished), tuple(rolled_back), tuple(kept), tuple(problems))
+
+
+def _end(journal: Journal, give_up: bool) -> None:
+    intent = journal.intent()
+    if intent is None:
+        journal.drop()
+        return
+    with Anchor(intent.root) as anchor:
+        if anchor.identity != intent.identity:
+            raise Unfinished(
+                f"{intent.root!r} is not the directory that was promoted to", hint="put that one back in its place; nothing was changed"
+            )
+        prepared = journal.prepared()
+        if prepared is not None:
+            for path, known in prepared.directories.items():
+                anchor.expect(path, known)
+        place = anchor.directory(intent.place)
+        if journal.committed:
+            keep_olds(journal, place, intent.staging)
+            return
+        if prepared is not None:
+            roll_back(journal, intent, prepared, anchor, give_up=give_up)
+        remove_tree(place, intent.staging)
+        journal.drop()
+
+
+def roll_back(journal: Journal, intent: Intent, prepared: Prepared, anchor: Anchor, *, give_up: bool = False) -> None:
+    """Take back every move. Afterwards the tree is as it was, but for what somebody else has changed meanwhile, and that is said.
+
+    Raises `Unfinished` when something cannot be brought back; everything else is.
+    """
+    staging = _staging(anchor, intent, prepared)
+    failures: list[str] = []
+    try:
+        keep = _keeper(journal, staging)
+        for move in reversed(prepared.moves):
+            try:
+                take_back(move, anchor, staging, keep)
+            except (Surprise, OSError) as error:
+                failures.append(str(error))
+    finally:
+        if staging is not None:
+            os.close(staging)
+    if failures and not give_up:
+        path = os.path.join(intent.root, intent.place, intent.staging)
+        raise Unfinished(
+            f"{len(failures)} of {len(prepared.moves)} files in {intent.root!r} could not be put back; the first: {failures[0]}",
+            hint=f"what was there before is in {path!r}; it is tried again the next time",
+        )
+    syncfs(anchor.root)
+    journal.untouched()
+
+
+def _staging(anchor: Anchor, intent: Intent, prepared: Prepared) -> int | None:
+    """The staging directory, if it is the one that was used."""
+    try:
+        fd = open_directory(anchor.directory(intent.place), intent.staging)
+    except FileNotFoundError:
+        return None
+    known = prepared.directories.get(os.path.join(intent.place, intent.staging))
+    if known is not None and identity(fd) != known:
+        os.close(fd)
+        raise WorkspaceError(
+            f"the staging directory in {intent.root!r} was replaced by another one", hint="put the first one back; nothing was changed"
+        )
+    return fd
+
+
+def _keeper(journal: Journal, staging: int | None) -> Callable[[Move], None]:
+    def keep(move: Move) -> None:
+        assert staging is not None
+        rescue(journal, staging, move.slot, split(move.path)[1])
+
+    return keep

@@ -1,0 +1,212 @@
+"""The staging directory: where what is new is made complete before the first name in the tree changes, and where what is old comes to lie.
+
+It lies in the tree, because names can be exchanged within one mount only. Its name says what it is, and nobody else can enter it. Nothing
+of a sandbox is linked or renamed into it: every file in it is a new inode of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+
+from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.kernel import syscalls
+from agent_sandbox.workspace.beneath import open_directory
+from agent_sandbox.workspace.changes import Contents
+from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
+from agent_sandbox.workspace.promotion.copying import copy
+from agent_sandbox.workspace.promotion.looks import carried
+from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Put, Remove, Step, seen_from, split
+from agent_sandbox.workspace.seen import Seen, look
+
+PREFIX = ".agent-sandbox-promotion-"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FORMATS = {EntryType.FIFO: stat.S_IFIFO, EntryType.SOCKET: stat.S_IFSOCK, EntryType.DEVICE: stat.S_IFCHR}
+_INHERITED = ("system.posix_acl_access", "security.selinux")  # of a file that is replaced
+
+
+def make(place: int, name: str) -> int:
+    """Make the staging directory and return a descriptor of it. Raises OSError; `WorkspaceError` where names cannot be exchanged."""
+    os.mkdir(name, 0o700, dir_fd=place)
+    staging = open_directory(place, name)
+    try:
+        for probe in ("a", "b"):
+            os.close(os.open(probe, _NEW_FILE, 0o600, dir_fd=staging))
+        try:
+            syscalls.renameat2(staging, "a", staging, "b", syscalls.RENAME_EXCHANGE)
+        except OSError as error:
+            raise WorkspaceError(
+                f"names cannot be exchanged on this filesystem: {os.strerror(error.errno or 0)}",
+                hint="a promotion needs ext4, XFS, Btrfs, tmpfs or another one with RENAME_EXCHANGE; diff --patch makes a patch",
+            ) from error
+        for probe in ("a", "b"):
+            os.unlink(probe, dir_fd=staging)
+    except BaseException:
+        os.close(staging)
+        raise
+    return staging
+
+
+def stage(step: Step, slot: str, anchor: Anchor, staging: int, contents: Contents) -> Move:
+    """Make what is new of a step, complete and with its final look, and say what is to be moved. Raises OSError, and `Surprise`."""
+    match step:
+        case Put():
+            within = _fill(step, slot, anchor, staging, contents)
+            new = within.pop("")
+            return Move(step.path, slot, step.expected, new, step.inside, within)
+        case Remove():
+            return Move(step.path, slot, step.expected, None, step.inside)
+        case Adjust():
+            old = step.expected
+            node = old.node
+            kept = {name: value for name, value in node.xattrs.items() if not carried(name, powers=True)}
+            wanted = Node(node.type, step.look.mode, node.uid, node.gid, xattrs={**kept, **step.look.xattrs})
+            return Move(step.path, "", old, Seen(wanted, old.device, old.inode, old.mtime_ns, old.ctime_ns, old.looked_ns))
+
+
+def _fill(step: Put, slot: str, anchor: Anchor, staging: int, contents: Contents) -> dict[str, Seen]:
+    """Everything that is put, by paths relative to what is put; "" is that itself."""
+    parent = anchor.directory(split(step.path)[0])
+    above = os.fstat(parent)
+    filler = _Filler(contents, above, _inherited(parent, step))
+    made: dict[str, Seen] = {}
+    first, *others = step.items
+    if first.type is not EntryType.DIRECTORY:
+        return {"": filler.make(first, staging, slot)}
+    cut = len(step.path) + 1
+    opened: list[tuple[str, int, Item]] = []  # the directories we are in, from the top
+    try:
+        opened.append((step.path + "/", filler.enter(staging, slot), first))
+        for item in others:
+            while not item.path.startswith(opened[-1][0]):
+                path, fd, directory = opened.pop()
+                made[path[cut:-1]] = filler.finish(fd, directory)
+            _, fd, _ = opened[-1]
+            name = split(item.path)[1]
+            if opened[-1][0] + name != item.path:
+                raise Surprise(item.path, "the directory it is to be in is not part of what is promoted")
+            if item.type is EntryType.DIRECTORY:
+                opened.append((item.path + "/", filler.enter(fd, name), item))
+            else:
+                made[item.path[cut:]] = filler.make(item, fd, name)
+        while opened:
+            path, fd, directory = opened.pop()
+            made[path[cut:-1]] = filler.finish(fd, directory)
+    finally:
+        for _, fd, _ in opened:
+            os.close(fd)
+    return made
+
+
+def _inherited(parent: int, step: Put) -> dict[str, bytes]:
+    """Access lists and labels of a file that is replaced: they are its owner's, and the guest may not even have seen them."""
+    expected, first = step.expected, step.items[0]
+    if expected is None or expected.node.type is not EntryType.FILE or first.type is not EntryType.FILE:
+        return {}
+    found = look(parent, split(step.path)[1], now_ns=0)
+    return {name: value for name, value in (found.node.xattrs if found else {}).items() if name in _INHERITED}
+
+
+class _Filler:
+    """Makes entries for one place in the tree: `above` is the directory that they will be in."""
+
+    def __init__(self, contents: Contents, above: os.stat_result, inherited: dict[str, bytes]) -> None:
+        self.contents = contents
+        self.above = above
+        self.inherited = inherited
+        self.ids = os.geteuid(), os.getegid()
+        self.group_goes_down = above.st_mode & stat.S_ISGID
+
+    def make(self, item: Item, directory: int, name: str) -> Seen:
+        """Anything but a directory."""
+        if item.type is EntryType.FILE:
+            return self._file(item, directory, name)
+        if item.type is EntryType.SYMLINK:
+            os.symlink(item.target, name, dir_fd=directory)
+        else:  # only an undo has these, of what was the tree's own
+            os.mknod(name, _FORMATS[item.type] | item.look.mode, item.device, dir_fd=directory)
+        return self._named(item, directory, name)
+
+    def enter(self, directory: int, name: str) -> int:
+        """A new directory, which is ours until it is finished."""
+        os.mkdir(name, 0o700, dir_fd=directory)
+        return open_directory(directory, name)
+
+    def finish(self, fd: int, item: Item) -> Seen:
+        """Give a directory its look, now that nothing more is put into it. Closes it."""
+        try:
+            return self._dress(fd, item, item.look.mode | self.group_goes_down, item.look.mtime_ns)
+        finally:
+            os.close(fd)
+
+    def _file(self, item: Item, directory: int, name: str) -> Seen:
+        assert item.content is not None
+        try:
+            source = self.contents.open_file(item.content)
+        except FileNotFoundError as error:
+            raise Surprise(item.path, "the file in the sandbox is not there any more") from error
+        try:
+            found = os.fstat(source)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != item.size:
+                raise Surprise(item.path, "the file in the sandbox has changed since it was looked at")
+            target = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
+            try:
+                digest = copy(source, target, item.size, path=item.path)
+                if item.digest and item.digest != digest:
+                    raise Surprise(item.path, "the file in the sandbox is not the one that was approved")
+                mtime = found.st_mtime_ns if item.look.mtime_ns is None else item.look.mtime_ns
+                return self._dress(target, item, item.look.mode, mtime, digest)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def _named(self, item: Item, directory: int, name: str) -> Seen:
+        """The owner and the time of what is never opened."""
+        owner = self._owner(item.look)
+        if owner != self.ids:
+            with suppress(PermissionError):
+                os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
+        if item.look.mtime_ns is not None:
+            os.utime(name, ns=(item.look.mtime_ns, item.look.mtime_ns), dir_fd=directory, follow_symlinks=False)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        mode = stat.S_IMODE(status.st_mode)
+        node = Node(item.type, mode, status.st_uid, status.st_gid, target=item.target, device=item.device)
+        return seen_from(status, node, now_ns=time.time_ns())
+
+    def _dress(self, fd: int, item: Item, mode: int, mtime_ns: int | None, digest: str = "") -> Seen:
+        owner = self._owner(item.look)
+        if owner != self.ids:
+            self._give(fd, owner, item)
+        for attribute, value in self.inherited.items():
+            with suppress(OSError):
+                os.setxattr(fd, attribute, value)
+        for attribute, value in item.look.xattrs.items():
+            os.setxattr(fd, attribute, value)
+        os.fchmod(fd, mode)  # after the owner: a change of owner takes power bits away
+        if mtime_ns is not None:
+            os.utime(fd, ns=(mtime_ns, mtime_ns))
+        status = os.fstat(fd)
+        size = status.st_size if item.type is EntryType.FILE else 0
+        node = Node(item.type, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, size, xattrs=item.look.xattrs)
+        return seen_from(status, node, now_ns=time.time_ns(), digest=digest)
+
+    def _owner(self, wanted: Look) -> tuple[int, int]:
+        uid = self.above.st_uid if wanted.uid is None else wanted.uid
+        return uid, self.above.st_gid if wanted.gid is None else wanted.gid
+
+    def _give(self, fd: int, owner: tuple[int, int], item: Item) -> None:
+        try:
+            os.fchown(fd, *owner)
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise
+            if item.look.uid is None:  # a new file in somebody else's directory is ours, as every file that we make there
+                with suppress(PermissionError):
+                    os.fchown(fd, -1, owner[1])
+                return
+            raise PermissionError(errno.EPERM, f"only its owner, user {owner[0]}, or root can replace it", item.path) from error

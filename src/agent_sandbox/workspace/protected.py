@@ -1,0 +1,225 @@
+"""Which changes need their own yes, because what they change is run, obeyed or trusted without anybody looking at it again.
+
+Pure: names, modes and link targets decide, and where a file is only sometimes dangerous, its text. What is listed here is what runs by
+itself when a person opens, builds, commits or enters a project. Ordinary source code is not: that is what the diff is for. A `Makefile` or
+a `setup.py` runs when somebody runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import stat
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+
+from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox.workspace.changes import Change, ChangeSet, covers
+from agent_sandbox.workspace.confusable import components, folded
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.protected_names import DIRECTORIES, GIT_HISTORY, NAMES, STARTS, SUFFIXES
+
+if TYPE_CHECKING:
+    from typing import Any
+
+POWERS = "setuid"
+LINKS, GIT, HISTORY, COLLISION, BULK = "links-out", "git-config", "git-history", "name-collision", "bulk-deletion"
+BULK_LIMIT = 100
+_MOST_LINKS = 40  # as the kernel has it
+
+# Names for --approve, and why.
+CLASSES: dict[str, str] = {
+    POWERS: "it would run with the rights of its owner or with capabilities, whoever starts it",
+    LINKS: "a link leads out of the tree, so whoever follows it reads or writes elsewhere",
+    GIT: "git runs programs that its configuration, hooks and attributes name",
+    HISTORY: "it changes what git has recorded: commits, branches, the index",
+    "ci": "it runs on your build machines, with their secrets",
+    "shell-startup": "it runs whenever somebody logs in or opens a shell",
+    "editor": "an editor runs it, or takes programs to run from it, when the project is opened",
+    "environment": "programs take settings and secrets from it, and some run it",
+    "package-scripts": "package managers and hooks run it, or take programs to run from it",
+    "interpreter-startup": "an interpreter or a test runner runs it without being asked to",
+    "agent-instructions": "agents obey it",
+    "policy": "it says what sandboxes may do",
+    COLLISION: "its name differs from another one only as some systems do not tell apart",
+    BULK: f"more than {BULK_LIMIT} files would be deleted at once",
+}
+
+Links = Callable[[str], str | None]  # the target of the link that would be at an absolute path; None if there would be none
+Names = Callable[[str], Iterable[str]]  # the names in a real directory
+Texts = Callable[[Change], tuple[bytes | None, bytes | None]]  # the content of a file before and after, as far as it can be had
+
+
+def no_links(path: str) -> str | None:
+    """For trees without links."""
+    return None
+
+
+def classes_of(change: Change, project: str, *, links: Links = no_links, texts: Texts | None = None) -> frozenset[str]:
+    """The classes of one change by itself. `project` is the root of the tree. Without `texts` every change of a suspect file counts."""
+    found = set(classes_of_path(_below(change.path, project)))
+    if lends_power(change):
+        found.add(POWERS)
+    node = change.after
+    if node is not None and node.type is EntryType.SYMLINK and leaves(change.path, node.target, project, links):
+        found.add(LINKS)
+    name = folded(posixpath.basename(change.path))
+    if name == "package.json" and _differ(change, texts, _scripts):
+        found.add("package-scripts")
+    if name == "pyproject.toml" and _differ(change, texts, _our_policy):
+        found.add("policy")
+    return frozenset(found)
+
+
+def classes_of_all(
+    changes: ChangeSet,
+    project: str,
+    *,
+    gone: Iterable[str] = (),
+    links: Links = no_links,
+    names: Names = lambda directory: (),
+    texts: Texts | None = None,
+    bulk_limit: int = BULK_LIMIT,
+) -> dict[str, frozenset[str]]:
+    """The classes of each change that has any, by path; what the set as a whole is stands under the path of the project.
+
+    `gone` are the paths of real things in directories that would go: to remove a directory is to remove what is in it.
+    """
+    found: dict[str, frozenset[str]] = {}
+    removed = [
+        change.path
+        for change in changes
+        if change.before is not None and (change.after is None or change.after.type is not change.before.type)
+    ]
+    below: dict[str, set[str]] = {}
+    lost = 0
+    tops = sorted(removed)
+    for path in gone:
+        top = next((each for each in tops if covers(each, path)), "")
+        lost += path != top
+        below.setdefault(top, set()).update(classes_of_path(_below(path, project)))
+    collisions = _collisions(changes, names)
+    bare = _bare_repositories(changes)
+    for change in changes:
+        mine = set(classes_of(change, project, links=links, texts=texts)) | below.get(change.path, set())
+        if change.path in collisions:
+            mine.add(COLLISION)
+        if posixpath.dirname(change.path) in bare:
+            mine.add(GIT)
+        if mine:
+            found[change.path] = frozenset(mine)
+    if lost + sum(change.after is None for change in changes) > bulk_limit:
+        found[project] = found.get(project, frozenset()) | {BULK}
+    return found
+
+
+def classes_of_path(path: str) -> frozenset[str]:
+    """What a name alone tells. `path` is relative to the project; another that was absolute keeps its first slash."""
+    parts = components(path.lstrip("/"))
+    last = parts[-1]
+    if ".git" in parts:
+        inside = parts[parts.index(".git") + 1 :]
+        return frozenset({HISTORY if not inside or (inside[0] in GIT_HISTORY and "config" not in inside) else GIT})
+    found = {NAMES[last]} if last in NAMES else set()
+    found |= {kind for suffix, kind in SUFFIXES.items() if last.endswith(suffix)}
+    found |= {kind for start, kind in STARTS.items() if last.startswith(start)}
+    for at in range(len(parts)):
+        for length in (1, 2):
+            if kind := DIRECTORIES.get("/".join(parts[at : at + length])):
+                found.add(kind)
+    return frozenset(found)
+
+
+def lends_power(change: Change) -> bool:
+    """Whether what would be there runs with more than the rights of whoever starts it, or is a directory with rules of its own.
+
+    The set-group-id bit of a directory only says whose group new files get. It is taken from the directory above, not from the guest.
+    """
+    node = change.after
+    if node is None or node.type not in (EntryType.FILE, EntryType.DIRECTORY):
+        return False
+    bits = node.mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX)
+    if node.type is EntryType.DIRECTORY:
+        bits &= ~(stat.S_ISGID | (change.before.mode if change.before else 0))
+    return bits != 0 or "security.capability" in node.xattrs
+
+
+def leaves(path: str, target: str, project: str, links: Links) -> bool:
+    """Whether a link at an absolute path leads out of the project, on the way or in the end. What cannot be told counts as leaving."""
+    inside = [part for part in posixpath.dirname(path)[len(project.rstrip("/")) :].split("/") if part]
+    todo = _steps(target, project, inside)
+    followed = 0
+    while todo is not None and todo:
+        step = todo.pop()
+        if step == "..":
+            if not inside:
+                return True
+            inside.pop()
+            continue
+        inside.append(step)
+        further = links(posixpath.join(project, *inside))
+        if further is not None:
+            inside.pop()
+            followed += 1
+            onward = _steps(further, project, inside)
+            if onward is None or followed > _MOST_LINKS:
+                return True
+            todo += onward
+    return todo is None
+
+
+def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
+    """The names of a link's target, the first one last; None if it leaves at once. An absolute one starts again at the root."""
+    if target.startswith("/"):
+        if not covers(project, target):
+            return None
+        inside.clear()
+        target = target[len(project.rstrip("/")) :]
+    return [part for part in reversed(target.split("/")) if part not in ("", ".")]
+
+
+def _below(path: str, project: str) -> str:
+    return path[len(project.rstrip("/")) :].lstrip("/") or path if covers(project, path) else path
+
+
+def _collisions(changes: ChangeSet, names: Names) -> set[str]:
+    """Added entries whose name may be confused with another one in the same directory, there already or added too."""
+    gone = {change.path for change in changes if change.after is None}
+    spelt: dict[str, dict[str, str]] = {}
+    found: set[str] = set()
+    for change in changes:
+        if change.after is None or change.before is not None:
+            continue
+        directory, name = posixpath.split(change.path)
+        if directory not in spelt:
+            spelt[directory] = {folded(each): each for each in names(directory) if f"{directory}/{each}" not in gone}
+        if spelt[directory].setdefault(folded(name), name) != name:
+            found.add(change.path)
+    return found
+
+
+def _bare_repositories(changes: ChangeSet) -> set[str]:
+    """Directories that git would take for a repository, and run what their configuration names, although they are not called .git."""
+    there = {change.path for change in changes if change.after is not None}
+    heads = (posixpath.dirname(path) for path in there if posixpath.basename(path) == "HEAD")
+    return {top for top in heads if f"{top}/objects" in there and f"{top}/refs" in there}
+
+
+def _differ(change: Change, texts: Texts | None, part: Callable[[bytes], Any]) -> bool:
+    if texts is None:
+        return True
+    try:
+        before, after = (part(text) if text is not None else None for text in texts(change))
+    except (ValueError, RecursionError, AttributeError):  # what we cannot read may be read otherwise by those who obey it
+        return True
+    return bool(before != after)
+
+
+def _scripts(text: bytes) -> Mapping[str, object] | None:
+    read = json.loads(text)
+    hooks = ("scripts", "husky", "lint-staged", "simple-git-hooks", "pre-commit", "gypfile", "packageManager")
+    return {name: read[name] for name in hooks if name in read} or None
+
+
+def _our_policy(text: bytes) -> object:
+    return tomllib.loads(text.decode()).get("tool", {}).get("agent-sandbox")

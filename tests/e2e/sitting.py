@@ -1,0 +1,80 @@
+"""A person at a terminal, played by a pseudo-terminal of our own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.e2e.program import PROGRAM, Shell
+
+PATIENCE_SECONDS = 20.0
+
+
+@dataclass
+class Sitting:
+    """Somebody typing at a terminal in which the program runs."""
+
+    pid: int
+    master: int
+    seen: bytes = b""
+    status: int | None = None
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def expect(self, text: bytes) -> None:
+        """Read until the text has been seen."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while text not in self.seen:
+            assert select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))[0], f"no {text!r} in {self.seen!r}"
+            try:
+                self.seen += os.read(self.master, 65536)
+            except OSError:  # the last program on it has ended
+                break
+        assert text in self.seen, self.seen
+        self.seen = self.seen.partition(text)[2]
+
+    def end(self) -> int:
+        """Read what is left and return the exit code."""
+        while True:
+            try:
+                if not select.select([self.master], [], [], PATIENCE_SECONDS)[0] or not (more := os.read(self.master, 65536)):
+                    break
+                self.seen += more
+            except OSError:
+                break
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, however often it is asked for."""
+        if self.status is None:
+            self.status = os.waitpid(self.pid, 0)[1]
+        return os.waitstatus_to_exitcode(self.status)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+@contextmanager
+def sitting(shell: Shell, *line: str, after: str = "") -> Iterator[Sitting]:
+    """The program on a terminal of 30 by 100; `after` is what the shell does once it has ended."""
+    pid, master = pty.fork()
+    if pid == 0:
+        os.chdir(shell.cwd)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        command = ["/bin/sh", "-c", f'"$@"; {after or "exit $?"}', "sh", *PROGRAM, *line]
+        os.execve("/bin/sh", command, {**shell.environment, "TERM": "xterm"})
+    person = Sitting(pid, master)
+    try:
+        yield person
+    finally:
+        os.close(master)  # which hangs up: whatever still runs there ends
+        person.wait()

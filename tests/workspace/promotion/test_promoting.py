@@ -1,0 +1,130 @@
+"""A promotion makes the tree what the plan says, or leaves it as it was; an undo makes it what it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
+from agent_sandbox.workspace.promotion.promoting import promote
+from agent_sandbox.workspace.promotion.recovery import lock
+from agent_sandbox.workspace.promotion.steps import Plan, Refusal
+from tests.workspace.promotion.trees import ME, Edited, expected_after, shown
+
+
+def test_everything_that_changed_is_there_afterwards_and_nothing_else(mixed: Edited) -> None:
+    wanted = expected_after(mixed)
+    done = mixed.promote()
+    assert shown(mixed.project) == wanted
+    assert mixed.staging() == []
+    assert done.counts == {"added": 9, "replaced": 7, "removed": 7, "adjusted": 2}
+
+
+def test_an_undo_brings_back_exactly_what_was_there(mixed: Edited) -> None:
+    before = shown(mixed.project)
+    mixed.promote()
+    undone = mixed.undo()
+    assert shown(mixed.project) == before
+    assert undone.undoes == 1
+    with pytest.raises(WorkspaceError, match="no promotion to take back"):
+        mixed.undo()
+
+
+def test_what_is_put_is_never_the_guests_inode(mixed: Edited) -> None:
+    os.link(mixed.after / "src/added", mixed.after.parent / "second-name")
+    mixed.promote()
+    put = os.stat(mixed.project / "src/added")
+    assert put.st_nlink == 1 and put.st_ino != os.stat(mixed.after / "src/added").st_ino
+
+
+@pytest.mark.parametrize(
+    ("name", "disturb"),
+    [
+        ("src/app.py", lambda path: path.write_text("saved by somebody\n")),
+        ("src/added", lambda path: path.write_text("made by somebody\n")),
+        ("src/delete-me", lambda path: path.unlink()),
+        ("gone/deep/appeared", lambda path: path.write_text("made by somebody\n")),
+        ("gone/deep/two", lambda path: path.write_text("saved by somebody\n")),
+        ("to-file/inner", lambda path: path.unlink()),
+        ("link", lambda path: path.unlink()),
+        ("kept", lambda path: path.chmod(0o711)),
+        ("script", lambda path: path.chmod(0o600)),
+    ],
+)
+def test_what_is_not_as_expected_is_named_and_nothing_is_changed(mixed: Edited, name: str, disturb: Callable[[Path], object]) -> None:
+    made = mixed.plan()
+    disturb(mixed.project / name)
+    before = shown(mixed.project)
+    with pytest.raises(Drift) as drift:
+        mixed.promote(made)
+    assert shown(mixed.project) == before
+    assert mixed.staging() == []
+    assert drift.value.paths[0] in f"{mixed.project}/{name}"
+
+
+def test_a_file_that_somebody_has_open_for_writing_is_drift(mixed: Edited) -> None:
+    before = shown(mixed.project)
+    with open(mixed.project / "src/app.py", "ab"), pytest.raises(Drift, match="open for writing"):
+        mixed.promote()
+    assert shown(mixed.project) == before
+
+
+def test_an_undo_is_refused_when_what_was_promoted_has_changed_since(mixed: Edited) -> None:
+    mixed.promote()
+    (mixed.project / "new/tree/1").write_text("edited by somebody\n")
+    (mixed.project / "src/app.py").write_text("and this\n")
+    before = shown(mixed.project)
+    with pytest.raises(Drift) as drift:
+        mixed.undo()
+    assert set(drift.value.paths) == {f"{mixed.project}/src/app.py", f"{mixed.project}/new/tree/1"}
+    assert shown(mixed.project) == before
+
+
+def test_a_plan_with_something_refused_is_not_carried_out(mixed: Edited) -> None:
+    made = mixed.plan()
+    with pytest.raises(PolicyError, match="a device"):
+        mixed.promote(Plan(made.root, made.steps, (Refusal("/x", "a device is never promoted"),)))
+
+
+def test_two_promotions_do_not_run_at_once_and_the_second_says_who_has_it(mixed: Edited) -> None:
+    made = mixed.plan()
+    with lock(str(mixed.promotions), ME, wait=False), pytest.raises(Busy, match=str(os.getpid())):
+        mixed.promote(made)
+    mixed.promote(made)
+
+
+def test_not_even_with_another_state_directory(mixed: Edited, tmp_path: Path) -> None:
+    made = mixed.plan()
+    other = os.open(mixed.project, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(Busy, match="somebody else"):
+        mixed.promote(made)
+    os.close(other)
+    (mixed.project / ".agent-sandbox-promotion-0123").mkdir()
+    with pytest.raises(Unfinished, match="does not know"):
+        promote(made, mixed, str(tmp_path / "other"), holder=ME)
+    (mixed.project / ".agent-sandbox-promotion-0123").rmdir()
+    mixed.promote(made)
+
+
+def test_what_a_guest_changed_after_it_was_looked_at_is_not_promoted(mixed: Edited) -> None:
+    made, before = mixed.plan(), shown(mixed.project)
+    with open(mixed.after / "new/tree/2", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(Drift, match="in the sandbox has changed"):
+        mixed.promote(made)
+    assert shown(mixed.project) == before and mixed.staging() == []
+
+
+def test_a_tree_that_vanished_is_a_clear_error(mixed: Edited) -> None:
+    made = mixed.plan()
+    mixed.project.rename(mixed.project.with_name("moved"))
+    with pytest.raises(WorkspaceError, match="cannot open the directory"):
+        mixed.promote(made)
+    os.symlink("moved", mixed.project)
+    with pytest.raises(WorkspaceError, match="cannot open the directory"):
+        mixed.promote(made)
