@@ -125,7 +125,7 @@ def test_every_command_line_in_the_documents_is_one_that_the_program_reads() -> 
 
 def test_a_command_line_that_cannot_be_read_would_be_found() -> None:
     with pytest.raises(UsageError):
-        parse(["promote"])
+        parse(["timeline"])
 
 
 def test_every_verb_is_in_the_readme_and_every_verb_that_a_document_names_is_there() -> None:
