@@ -233,12 +233,13 @@ class Session:
 def changes_in(layers: int, policy: Policy) -> ChangeSet:
     """The change set of the layers below a descriptor, which a guest of ours has written."""
     from agent_sandbox.workspace.readback import read_stack  # only when changes are asked for
+    from agent_sandbox.workspace.renames import find_renames
     from agent_sandbox.workspace.stack import Stack
 
     root = os.geteuid() == 0
     masks = [mask.path for mask in policy.files.masks]
     with Stack.of([layers], userxattr=not root, owner_shift=FIRST_ID if root else 0) as stack:
-        return read_stack(stack, masks=masks)
+        return find_renames(read_stack(stack, masks=masks), stack)
 
 
 def action_of(work: Work) -> Action:
