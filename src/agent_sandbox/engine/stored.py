@@ -308,8 +308,9 @@ def stack_in(layers: int) -> Stack:
 def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
     from agent_sandbox.workspace.readback import read_stack
+    from agent_sandbox.workspace.renames import find_renames
 
-    return read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {})
+    return find_renames(read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {}), stack)
 
 
 def _userxattr() -> bool:
