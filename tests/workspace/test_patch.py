@@ -119,14 +119,17 @@ class Sandbox:
         edit(self.base, self.layer, lambda merged: perform(os.fsencode(merged), steps))
 
     def changes(self) -> ChangeSet:
-        with Stack.of([self.layers], userxattr=userxattr()) as stack:
+        with self.stack() as stack:
             return read_stack(stack, machine_root=str(self.place / "machine"))
+
+    def stack(self) -> Stack:
+        return Stack.of([self.layers], userxattr=userxattr())
 
     def patch(self, changes: ChangeSet) -> tuple[bytes, tuple[LeftOut, ...]]:
         machine = Machine(str(self.place / "machine"))
         written: list[bytes] = []
         one_by_one = [each for change in changes for each in machine.one_by_one(change, 10_000)]
-        with Stack.of([self.layers], userxattr=userxattr()) as stack:
+        with self.stack() as stack:
             left = write_patch(one_by_one, stack, machine, project="/project", write=written.append)
         return b"".join(written), left
 
@@ -154,7 +157,7 @@ def with_renames(sandbox: Sandbox, changes: ChangeSet) -> ChangeSet:
     def told(change: Change) -> Change:
         if change.kind is not Kind.ADDED or not change.after or change.after.type is not EntryType.FILE:
             return change
-        with Stack.of([sandbox.layers], userxattr=userxattr()) as stack, open(stack.open_file(change), "rb") as file:
+        with sandbox.stack() as stack, open(stack.open_file(change), "rb") as file:
             return replace(change, renamed_from=gone.get(file.read(), ""))
 
     return ChangeSet(tuple(map(told, changes)))

@@ -66,6 +66,25 @@ def only(changes: ChangeSet) -> Change:
     return change
 
 
+def test_what_was_below_a_directory_that_was_made_anew_inside_another_made_anew_is_gone(machine: Machine) -> None:
+    """Only the outer one is marked opaque by the kernel: in the inner one nothing real shows through either."""
+    (machine.data / "outer/inner/deepest").mkdir(parents=True)
+    (machine.data / "outer/inner/old").write_text("x")
+    (machine.data / "outer/inner/deepest/old").write_text("x")
+
+    def edits(view: Path) -> None:
+        shutil.rmtree(view / "outer")
+        (view / "outer/inner/deepest").mkdir(parents=True)
+        (view / "outer/inner/new").write_text("x")
+
+    machine.edit(edits)
+    assert machine.kinds() == {
+        "/data/outer/inner/deepest/old": "deleted",
+        "/data/outer/inner/new": "added",
+        "/data/outer/inner/old": "deleted",
+    }
+
+
 def test_added_changed_and_deleted_files_are_found(machine: Machine) -> None:
     (machine.data / "changed").write_text("old")
     (machine.data / "gone").write_text("x")

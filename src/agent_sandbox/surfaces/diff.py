@@ -11,7 +11,7 @@ from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import current, policy_of
-from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.painting import Painter
 from agent_sandbox.surfaces.performing import COULD_NOT_START, code_of, perform, say_how_it_ended
 from agent_sandbox.surfaces.preview.forms import rows
@@ -42,11 +42,12 @@ def diff(request: Request) -> int:
         changes = stored.changes_in(layers, policy_of(request, found.project))
         former = Formerly(bases=stored.bases(), open_base=stored.open_base)
         material = gather(request, found.project.path, changes, layers, former)
+        code = 0  # also when the reader has seen enough before the end
         with pager.output(paged=_paged(request)) as write:
             _begin(request, write, found.project, found.state.id)
             code = show(request, material, write)
             _end(request, write, {})
-            return code
+        return code
 
 
 def diff_of(request: Request, session: Session, work: Work, project: Project) -> int:
@@ -106,7 +107,8 @@ def _end(request: Request, write: Write, after: dict[str, object]) -> None:
 
 
 def _run(outcome: Outcome, code: int) -> dict[str, object]:
-    return {"exit": code, "reason": outcome.exit.reason.value, "limits_hit": list(outcome.exit.limits_hit)}
+    notes = [shown(note) for note in outcome.notes]
+    return {"exit": code, "reason": outcome.exit.reason.value, "limits_hit": list(outcome.exit.limits_hit), "notes": notes}
 
 
 def _aside(name: str, data: bytes) -> None:

@@ -94,6 +94,9 @@ class _Layout:
         if line is None:
             return ()
         text = line.text
+        if text.isascii() and text.isprintable():  # the common case: a column for each character
+            starts = range(0, len(text) or 1, self._text)
+            return [(start, min(start + self._text, len(text)), min(self._text, len(text) - start)) for start in starts]
         pieces: list[tuple[int, int, int]] = []
         start = taken = 0
         for at, (character, escape) in enumerate(zip(text, escapes(text), strict=True)):
