@@ -99,7 +99,7 @@ def check(story: Story) -> None:
 
 @pytest.mark.needs_root  # for a user the overlay does not note which directories it looked into: see `keeping`
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(stories())
 def test_a_base_is_what_was_real_when_a_path_was_first_covered_or_it_is_unknown(
     story: Story,
