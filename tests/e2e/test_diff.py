@@ -153,6 +153,11 @@ def test_what_a_command_would_change_is_shown_and_nothing_is_kept(shell: Shell, 
     assert shell("diff").stdout == b""
 
 
+def test_what_code_would_change_is_shown_too(shell: Shell) -> None:
+    done = shell("code", "--diff", "-", "--language", "python", stdin=b"open('made', 'w').write('by code')")
+    assert b"+by code\n" in done.stdout and shell("diff").stdout == b""
+
+
 def test_a_command_that_fails_is_shown_and_its_code_passed_on(shell: Shell) -> None:
     done = shell("diff", "--stat", "echo x > new.txt; exit 7")
     assert done.returncode == 7 and b"new.txt" in done.stdout
