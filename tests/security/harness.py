@@ -240,7 +240,8 @@ def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
         for name in (*names, *files):
             path = Path(directory, name)
             status = path.lstat()
-            content: Any = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            small = path.is_file() and status.st_size < 1 << 30  # the image of a sandbox is sparse, and not small
+            content: Any = os.readlink(path) if path.is_symlink() else path.read_bytes() if small else None
             attributes = tuple(sorted(os.listxattr(path, follow_symlinks=False)))
             found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino, status.st_nlink, attributes, content)
     return found

@@ -349,7 +349,8 @@ def test_a_cgroup_is_told_from_that_of_another_process_with_the_same_number(numb
 @case(151, prio="P1")
 @pytest.mark.parametrize("damage", ["format", "meta.json", "history.json", pytest.param("target", marks=pytest.mark.needs_user)])
 def test_half_written_state_is_repaired_or_refused_and_no_change_is_lost(number: int, damage: str, shell: Shell, tell: Tell) -> None:
-    assert shell("run", "--", "sh", "-c", "echo precious > file").returncode == 0
+    first = shell("run", "--", "sh", "-c", "echo precious > file")
+    assert first.returncode == 0
     state = Path(shell.environment["AGENT_SANDBOX_STATE"])
     (damaged, *_) = [path for path in state.rglob(damage) if path.is_file()]
     whole = damaged.read_bytes()
@@ -359,7 +360,7 @@ def test_half_written_state_is_repaired_or_refused_and_no_change_is_lost(number:
         done = shell("run", "--", "cat", "file")
         refused = done.returncode == 125 and damage in ("format", "history.json") and damage.split(".")[0] in words(done)
         assert (done.returncode, done.stdout) == (0, b"precious\n") or refused, done
-        assert {path: path.stat().st_ino for path in layers} == layers != {}
+        assert {path: path.stat().st_ino for path in layers} == layers != {}, words(first)
     damaged.write_bytes(whole)
     assert shell("run", "--", "cat", "file").stdout == b"precious\n"
     tell("repaired, or refused with the reason; the layers stay", control="made whole again, all is there")
@@ -392,6 +393,11 @@ def test_a_disk_that_is_full_at_the_start_is_said_and_loses_nothing(number: int,
     tell("refused with the reason; the change set is there afterwards", control="with room it runs")
 
 
+def _without_images(state: Path) -> dict[str, object]:
+    """What is there, but for the image that a live run writes to."""
+    return {path: found for path, found in snapshot(state).items() if os.path.basename(path) != "image"}
+
+
 @case(154, prio="P1")
 @pytest.mark.parametrize(
     "format", ["agent-sandbox store 1\n", "agent-sandbox store 3\n", "something else\n"], ids=["old", "new", "foreign"]
@@ -403,11 +409,11 @@ def test_another_state_format_is_refused_while_a_live_run_finishes(number: int, 
         assert live.stdout.readline() == b"up\n"
         ours = (state / "format").read_text()
         (state / "format").write_text(format)  # as another version would
-        before = snapshot(state)
+        before = _without_images(state)
         for verb in (("run", "--", "true"), ("diff",), ("status",), ("reset",)):
             refused = shell(*verb)
             assert refused.returncode == 125 and "format" in words(refused), (verb, refused)
-        assert snapshot(state) == before
+        assert _without_images(state) == before
         live.stdin.write(b"go\n")
         live.stdin.close()
         assert live.stdout.read() == b"done\n" and live.wait(20) == 0

@@ -6,6 +6,7 @@ while one goes on; what only reads does not.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -19,7 +20,7 @@ from agent_sandbox.workspace.bases.runs import begin, end, has_run
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
-from agent_sandbox.workspace.image import Growth, attach, opened
+from agent_sandbox.workspace.image import TRASH, Growth, attach, opened
 from agent_sandbox.workspace.layers import layer_targets, quote_target
 from agent_sandbox.workspace.store import SandboxState
 
@@ -87,7 +88,7 @@ class Stored:
 
     def open_base(self, base: Base) -> int:
         """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
-        from agent_sandbox.workspace.bases.files import open_content
+        from agent_sandbox.workspace.bases.contents import open_content
 
         return open_content(self.state.bases, base)
 
@@ -143,17 +144,13 @@ class Stored:
 
     def forget(self, which: str | int) -> Snapshot:
         """Forget a snapshot, and free what only it needed. What it is now does not change. Raises `PolicyError` as `rollback` does."""
-        from agent_sandbox.workspace.bases.files import forget
-        from agent_sandbox.workspace.generations import tidy
-
         with self.state.lock(command="forget"):
             before = self.state.history()
             target = history.find(before, which)
             after = history.forget(before, target)
-            chronicle.save(self.state.path, after)
+            self._save(after)
             with self._top() as top:
-                tidy(top, after)
-            forget(self.state.bases, history.referenced(after))
+                self._tidy(top, after)
             return target
 
     def drop(self, paths: Collection[str], label: str, masks: Collection[str] = ()) -> Snapshot | None:
@@ -216,16 +213,23 @@ class Stored:
                     os.close(upper)
         else:
             end(self.state.bases, generation, run.since_ns)
-        self._tidy(top, run.present)
+        self._tidy_for_a_moment(top, run.present)
 
-    def _tidy(self, top: int, present: Present) -> None:
-        """Remove what nothing refers to, for a short while. Mostly there is nothing, and nothing is loaded."""
+    def _tidy_for_a_moment(self, top: int, present: Present) -> None:
+        """Mostly there is nothing to remove, and nothing is loaded."""
         known = {str(number) for number in (present.active, *present.chain, *present.others)}
         names = os.listdir(top)
-        if ("trash" in names and os.listdir(f"/proc/self/fd/{top}/trash")) or any(name.isdecimal() and name not in known for name in names):
-            from agent_sandbox.workspace.generations import tidy
+        waiting = os.listdir(f"/proc/self/fd/{top}/{TRASH}") if TRASH in names else []
+        if waiting or any(name.isdecimal() and name not in known for name in names):
+            self._tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
 
-            tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
+    def _tidy(self, top: int, after: History, *, until: float = math.inf) -> None:
+        """Remove what nothing refers to."""
+        from agent_sandbox.workspace.bases.files import forget
+        from agent_sandbox.workspace.generations import tidy
+
+        forget(self.state.bases, history.referenced(after))
+        tidy(top, after, until=until)
 
     @contextmanager
     def _top(self) -> Iterator[int]:
@@ -261,6 +265,7 @@ class Stored:
         return self._save(after)
 
     def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
+        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases."""
         from agent_sandbox.workspace.bases.files import carry
         from agent_sandbox.workspace.generations import made, stacked
         from agent_sandbox.workspace.squash import squash

@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.history import History, garbage
+from agent_sandbox.workspace.image import TRASH
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.stack import Stack
 
-TRASH = "trash"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -34,13 +35,13 @@ def stacked(top: int, numbers: Iterable[int], *, userxattr: bool, owner_shift: i
 
 @contextmanager
 def made(top: int, number: int) -> Iterator[int]:
-    """A new, empty generation. What an abandoned attempt left under its number is moved aside."""
+    """A new, empty generation to fill, on the disk at the end of the block. What an abandoned attempt left at its number is moved aside."""
     _move_aside(top, str(number))
     os.mkdir(str(number), 0o700, dir_fd=top)
     generation = os.open(str(number), _DIRECTORY, dir_fd=top)
     try:
         yield generation
-        os.fsync(generation)
+        syscalls.syncfs(generation)
     finally:
         os.close(generation)
 

@@ -25,7 +25,7 @@ from agent_sandbox.kernel import loop
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained, sync_directory
 
-ROOM = 1 << 30  # what a sandbox has free at first, and is given more of when half is gone
+ROOM = 256 << 20  # what a sandbox has free at first, and is given at a time; half of it is to be free always
 LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # what an image may grow to, at least; and what one without a limit
 LEAVE_THE_DISK = 256 << 20  # so much stays free on the disk that images lie on
 TRASH = "trash"
@@ -254,24 +254,29 @@ class Growth:
     def __init__(self, image: Image, limit_bytes: int | None) -> None:
         self._image = image
         self._limit = limit_bytes
+        self._free_before: int | None = None
         self.refused = ""  # why it could not be given more, in words for a person
 
     def __call__(self, top: int) -> None:
-        """Look, and give."""
+        """Look, and give. Who writes fast gets more at a time: it is to last for four more looks."""
         space = os.fstatvfs(top)
         free = space.f_bavail * space.f_frsize
-        if free >= ROOM // 2 or self.refused:
+        taken = max(0, (self._free_before or free) - free)
+        self._free_before = free
+        if free >= max(ROOM // 2, 4 * taken) or self.refused:
             return
         from agent_sandbox.kernel import ballast
 
-        room = ROOM if self._limit is None else min(ROOM, self._limit - ballast.used_bytes(top) - free)
+        room = max(ROOM, 8 * taken)
+        if self._limit is not None:
+            room = min(room, self._limit - ballast.used_bytes(top) - free)
         if room <= 0:
             return
         disk = os.fstatvfs(self._image.file)
         try:
             if disk.f_bavail * disk.f_frsize - room < LEAVE_THE_DISK:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ballast.give(top, self._image.file, room)
+            self._free_before += ballast.give(top, self._image.file, room)
         except OSError as error:
             self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
 

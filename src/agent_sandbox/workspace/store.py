@@ -4,6 +4,7 @@
     <state>/sandboxes/<id>/meta.json        what it belongs to
     <state>/sandboxes/<id>/history.json     which layers make it up, and its snapshots: see `history`
     <state>/sandboxes/<id>/image            what it changed, as root: see `image`
+    <state>/sandboxes/<id>/bases/           what was real when a layer first covered a path: see `bases`
     <state>/sandboxes/<id>/layers/          the same in a directory, rootless, and where no image can be had: see `layers`
     <state>/locks/<id>                      who is using it; apart, because a reset moves the sandbox away under the lock
     <state>/trash/                          what is being removed; what a crash leaves here is swept at the next start

@@ -13,12 +13,14 @@ import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.bases import files, keeping, runs
+from agent_sandbox.workspace.bases import contents, files, keeping, runs
 from agent_sandbox.workspace.bases.keeping import Budget, Kept
+from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.seen import Base
 from tests.workspace.overlays import edit, in_namespace, make_layer, userxattr
+from tests.workspace.racing import deep_tree
 
 
 class Machine:
@@ -74,7 +76,7 @@ class Machine:
         return files.recall(self.directory, [1])[path]
 
     def content(self, path: str) -> bytes:
-        with open(files.open_content(self.directory, self.base(path)), "rb") as file:
+        with open(contents.open_content(self.directory, self.base(path)), "rb") as file:
             return file.read()
 
 
@@ -252,7 +254,28 @@ def test_content_is_kept_up_to_a_bound_and_its_digest_beyond_that(machine: Machi
     assert small.kept and not large.kept and not huge.kept
     assert large.seen is not None and large.seen.digest and huge.seen is not None and not huge.seen.digest
     with pytest.raises(WorkspaceError, match="not kept"):
-        files.open_content(machine.directory, large)
+        contents.open_content(machine.directory, large)
+
+
+def test_what_all_runs_together_keep_of_content_is_bounded(machine: Machine) -> None:
+    for name in ("first", "second", "third"):
+        (machine.data / name).write_text("x" * 10)
+    for name in ("first", "second", "third"):
+        machine.begin()
+        machine.edit(lambda merged, name=name: (merged / name).write_text("new"))  # type: ignore[misc]
+        machine.keep(budget=Budget(kept=25))
+    assert [bool(machine.base(f"/data/{name}").kept) for name in ("first", "second", "third")] == [True, True, False]
+    third = machine.base("/data/third").seen
+    assert third is not None and third.digest, "what it was can still be told"
+
+
+def test_a_guest_that_nests_without_end_fills_no_disk_with_paths(machine: Machine) -> None:
+    machine.begin()
+    machine.edit(lambda merged: deep_tree(os.open(merged, os.O_RDONLY), 2_000))
+    with pytest.raises(TooMany):
+        machine.keep(budget=Budget(characters=1_000_000))
+    assert Path(machine.directory, "1.jsonl").stat().st_size < 4_000_000
+    assert runs.begin(machine.directory, [1], now_ns=machine.since + 10**12) == machine.since
 
 
 def test_what_is_hidden_from_the_guest_is_not_copied_into_the_store(machine: Machine) -> None:

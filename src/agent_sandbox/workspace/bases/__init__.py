@@ -3,6 +3,7 @@
 lines.py      how it is written
 runs.py       that a run begins and ends
 files.py      recall, carry over, forget
+contents.py   what files held
 keeping.py    the look at reality at the end of a run
 
 The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` when nothing was covered. A run that is

@@ -22,7 +22,8 @@ from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.bases import lines
-from agent_sandbox.workspace.bases.files import Recalled, contents_of
+from agent_sandbox.workspace.bases.contents import ContentWriter
+from agent_sandbox.workspace.bases.files import Recalled
 from agent_sandbox.workspace.bases.runs import append, spell_done
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import covers
@@ -40,10 +41,11 @@ class Budget:
     """How much of reality is read at the end of one run. Beyond it a base is kept without content, or a directory without a list."""
 
     kept_file: int = 8 << 20
-    kept: int = 512 << 20
+    kept: int = 512 << 20  # bytes, of all runs of a sandbox together
     read_file: int = 64 << 20
     read: int = 1 << 30
     listed: int = 200_000
+    characters: int = 64 << 20  # of all paths: 10,000 nested directories would fill the disk with theirs
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def keep(
     mask is noted without its content: it was hidden for a reason. Raises WorkspaceError; what is not kept then is taken as unknown by the
     next run.
     """
-    keeper = _Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget or Budget(), now_ns)
+    budget = budget or Budget()
+    contents = ContentWriter(directory, generation, budget.kept)
+    keeper = _Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
@@ -81,7 +85,7 @@ def keep(
                     keeper.cover(target, upper, reality)
             keeper.write(spell_done(since_ns))
     finally:
-        keeper.close()
+        contents.close()
     return Kept(keeper.count, keeper.unknown)
 
 
@@ -104,12 +108,12 @@ class _Keeper:
     masks: frozenset[str]
     budget: Budget
     now_ns: Callable[[], int]
+    contents: ContentWriter
     unknown: int = 0
     _kept: set[str] = field(default_factory=set)
     _text: list[str] = field(default_factory=list)
     _size: int = 0
     _nothing: dict[str, list[str]] = field(default_factory=dict)
-    _contents: int = -1
 
     @property
     def count(self) -> int:
@@ -156,7 +160,7 @@ class _Keeper:
         if status is None or real is None:
             if place.steady and self._unmoved(place.status):
                 self._nothing.setdefault(path.rpartition("/")[0] or "/", []).append(name)
-                self._kept.add(path)
+                self._count(path)
             else:
                 self._add(Base(path, None, known=False))
             return
@@ -182,33 +186,16 @@ class _Keeper:
             return seen, ""
         self.budget.read -= size
         try:
-            if size > min(self.budget.kept_file, self.budget.kept):
+            if size > self.budget.kept_file:
                 return replace(seen, digest=digest_of(real, name)), ""
-            self.budget.kept -= size
             fd = beneath.open_file(real, name, one_filesystem=False)
         except PermissionError:
             return seen, ""  # what we may not read the guest could not either
-        with open(fd, "rb") as file:
-            content = file.read(self.budget.kept_file + 1)
-            if len(content) != size:
-                raise OSError(errno.EAGAIN, "it is being written", name)
-            return replace(seen, digest=sha256(content).hexdigest()), self._store(content)
-
-    def _store(self, content: bytes) -> str:
-        """Add to what is kept, and say where it is."""
-        with explained(f"keep content in {self.directory!r}"):  # a full disk of ours is no reason to call a base unknown: there is none
-            if self._contents < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._contents = os.open(contents_of(self.directory, self.generation), flags, 0o600)
-            place = f"{self.generation}:{os.fstat(self._contents).st_size}"
-            while content:
-                content = content[os.write(self._contents, content) :]
-            return place
-
-    def close(self) -> None:
-        """Let go of the file of contents."""
-        if self._contents >= 0:
-            os.close(self._contents)
+        with open(fd, "rb", buffering=0) as file:
+            content = file.read(size + 1) or b""
+        if len(content) != size:
+            raise OSError(errno.EAGAIN, "it is being written", name)
+        return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
 
     def _hides(self, entry: Entry) -> bool:
         """Whether nothing of a real directory shows through this entry of the layer."""
@@ -243,9 +230,15 @@ class _Keeper:
         self._append(lines.spell_below(path))
 
     def _add(self, base: Base) -> None:
-        self._kept.add(base.path)
+        self._count(base.path)
         self.unknown += not base.known
         self._append(lines.spell_base(base))
+
+    def _count(self, path: str) -> None:
+        self._kept.add(path)
+        self.budget.characters -= len(path)
+        if self.budget.characters < 0:
+            raise TooMany("this sandbox covers more than can be kept track of", hint="agent-sandbox reset drops it")
 
     def _append(self, line: str) -> None:
         self._text.append(line)
