@@ -98,9 +98,7 @@ def _end(journal: Journal, give_up: bool) -> None:
         journal.drop()
 
 
-def roll_back(
-    journal: Journal, intent: Intent, prepared: Prepared, anchor: Anchor, staging: int | None, *, give_up: bool = False
-) -> None:
+def roll_back(journal: Journal, intent: Intent, prepared: Prepared, anchor: Anchor, staging: int | None, *, give_up: bool = False) -> None:
     """Take back every move. Afterwards the tree is as it was, but for what somebody else has changed meanwhile, and that is said.
 
     Raises `Unfinished` when something cannot be brought back; everything else is.
