@@ -8,7 +8,8 @@ where work runs: a guest forked from a warm process into namespaces of its own. 
 changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
 record. `surfaces` is the command line.
 
-Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `config` (every setting, explained), `work`,
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `persistent` (`Workspace`, whose changes wait
+until they are promoted), `config` (every setting, explained), `work`,
 `result`, `aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that
 fails in a sandbox is not an error but a result.
 
@@ -24,15 +25,20 @@ if TYPE_CHECKING:
     from agent_sandbox.audit import AuditLevel
     from agent_sandbox.config import SandboxConfig
     from agent_sandbox.errors import (
+        Busy,
+        Conflicted,
         Denied,
+        Drift,
         LaunchFailed,
         LedgerBroken,
         LedgerUnavailable,
         PolicyError,
         RuntimeUnavailable,
         SandboxError,
+        WorkspaceError,
     )
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.persistent import Workspace
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox
     from agent_sandbox.work import shell
@@ -40,7 +46,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncSandbox",
     "AuditLevel",
+    "Busy",
+    "Conflicted",
     "Denied",
+    "Drift",
     "IsolationBackend",
     "IsolationConfig",
     "LaunchFailed",
@@ -54,6 +63,8 @@ __all__ = [
     "SandboxError",
     "SandboxResult",
     "SandboxStatus",
+    "Workspace",
+    "WorkspaceError",
     "create_sandbox",
     "shell",
 ]
@@ -62,8 +73,12 @@ _HOMES = {
     "aio": ("AsyncSandbox",),
     "audit": ("AuditLevel",),
     "config": ("SandboxConfig",),
-    "errors": ("Denied", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError", "RuntimeUnavailable", "SandboxError"),
+    "errors": (
+        *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
+        *("RuntimeUnavailable", "SandboxError", "WorkspaceError"),
+    ),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "persistent": ("Workspace",),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox"),
     "work": ("shell",),

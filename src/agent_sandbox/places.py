@@ -10,6 +10,7 @@ import pwd
 import time
 
 from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.secrets import Mask, default_masks
 
 LEDGER = "ledger.jsonl"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
@@ -37,6 +38,12 @@ def state_dir() -> str:
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time)
+
+
+def masks_for(project: str) -> tuple[Mask, ...]:
+    """What is hidden by default in the sandboxes of a project."""
+    state = os.path.realpath(state_dir())
+    return default_masks(homes=own_homes(), homes_of_others=homes_of_others(), projects=(project,), state_dir=state)
 
 
 def own_homes() -> tuple[str, ...]:

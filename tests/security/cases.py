@@ -24,8 +24,8 @@ class Surface(Enum):
     SUPPLY = "Supply chain"
 
 
-# The surfaces of which every case is tried, or has a reason why not. Of the others some are tried already, and the rest is not listed yet.
-COMPLETE = frozenset(Surface) - {Surface.PROMOTION}
+# The surfaces of which every case is tried, or has a reason why not. Of another one some would be tried, and the rest not listed yet.
+COMPLETE = frozenset(Surface)
 
 
 class Case(NamedTuple):
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 _PROCESS, _HOST, _BOTH = ("process",), ("host",), ("process", "host")
 _FILES, _KERNEL, _EXHAUSTION = Surface.FILES, Surface.KERNEL, Surface.EXHAUSTION
-_CRASH, _SUPPLY = Surface.CRASH, Surface.SUPPLY
+_CRASH, _SUPPLY, _PROMOTION = Surface.CRASH, Surface.SUPPLY, Surface.PROMOTION
 
 _ALL = (
     Case(1, _FILES, "P0", _PROCESS, "secrets by their names"),
@@ -79,7 +79,18 @@ _ALL = (
     Case(47, _KERNEL, "P0", _PROCESS, "capabilities left over"),
     Case(49, _KERNEL, "P1", _PROCESS, "what inspection tools find inside"),
     Case(55, _KERNEL, "P0", _HOST, "tricks inside the interpreter"),
-    Case(133, Surface.PROMOTION, "P0", _HOST, "links and mounts left for whoever clears away"),
+    Case(117, _PROMOTION, "P0", _HOST, "change sets with paths that lead out of the tree"),
+    Case(118, _PROMOTION, "P0", _HOST, "links that lead out of the tree, alone or in chains"),
+    Case(120, _PROMOTION, "P0", _HOST, "changes of type and removals that take real files along"),
+    Case(121, _PROMOTION, "P0", _HOST, "devices, pipes and sockets in a change set"),
+    Case(123, _PROMOTION, "P0", _HOST, "files of the guest with another name elsewhere"),
+    Case(124, _PROMOTION, "P0", _HOST, "files that are run without being asked for"),
+    Case(126, _PROMOTION, "P0", _HOST, "names that are .git on another machine"),
+    Case(127, _PROMOTION, "P0", _BOTH, "going on to write after the diff was shown"),
+    Case(129, _PROMOTION, "P0", _HOST, "the disk refusing in the middle"),
+    Case(130, _PROMOTION, "P0", _HOST, "two promotions at once, and one that died"),
+    Case(132, _PROMOTION, "P1", _HOST, "change sets of absurd size"),
+    Case(133, _PROMOTION, "P0", _HOST, "links and mounts left for whoever clears away"),
     Case(135, _EXHAUSTION, "P0", _PROCESS, "bombs of processes and threads"),
     Case(136, _EXHAUSTION, "P0", _PROCESS, "bombs of memory of every kind"),
     Case(138, _EXHAUSTION, "P0", _PROCESS, "endless output to a slow reader"),
@@ -88,7 +99,7 @@ _ALL = (
     Case(142, _EXHAUSTION, "P1", _PROCESS, "orphans and zombies"),
     Case(144, _EXHAUSTION, "P2", _PROCESS, "enormous command lines"),
     Case(145, _CRASH, "P0", _HOST, "a supervisor killed at any moment"),
-    Case(146, _CRASH, "P0", _HOST, "a crash at any step of a promotion", untried="nothing is promoted to the real tree yet"),
+    Case(146, _CRASH, "P0", _HOST, "a crash at any step of a promotion"),
     Case(148, _CRASH, "P0", _HOST, "the n-th call of ours failing, for every n"),
     Case(149, _CRASH, "P0", _HOST, "our parts killed one by one"),
     Case(151, _CRASH, "P1", _HOST, "stale locks, half-written state, a full disk"),

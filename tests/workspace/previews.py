@@ -7,13 +7,15 @@ import os
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.preview.compare import DEFAULT, Effort, Limits, Preview, compare
-from agent_sandbox.workspace.preview.sources import Machine, OneLayer
+from agent_sandbox.workspace.preview.sources import Machine
 from agent_sandbox.workspace.preview.unified import unified
+from agent_sandbox.workspace.stack import Stack
 
 
 def lines_of_diff(change: Change, layers: int, *, machine_root: str = "/", limits: Limits = DEFAULT) -> list[str]:
     """The lines that are printed of one change."""
-    preview = compare(change, OneLayer(layers), Machine(machine_root), limits=limits)
+    with Stack.of([layers], userxattr=os.geteuid() != 0) as stack:
+        preview = compare(change, stack, Machine(machine_root), limits=limits)
     return [row.plain for row in unified(preview, limits=limits)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from mmap import mmap
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,12 @@ class Swapper:
 
     def __init__(self, one: Path, other: Path) -> None:
         self.names = os.fsencode(one), os.fsencode(other)
+        self._counted = mmap(-1, 8)
+
+    @property
+    def swaps(self) -> int:
+        """How often it has tried so far."""
+        return int.from_bytes(self._counted[:8], "little")
 
     def __enter__(self) -> Swapper:
         under_way, tell = os.pipe()
@@ -27,8 +34,11 @@ class Swapper:
                 for _ in range(10):
                     syscalls.check(syscalls.libc.renameat2(here, self.names[0], here, self.names[1], RENAME_EXCHANGE), "renameat2")
                 os.write(tell, b"x")
+                swaps = 10
                 while True:
                     syscalls.libc.renameat2(here, self.names[0], here, self.names[1], RENAME_EXCHANGE)
+                    swaps += 1
+                    self._counted[:8] = swaps.to_bytes(8, "little")
             finally:
                 os._exit(0)
         os.close(tell)

@@ -19,7 +19,7 @@ from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.preview.gitform import is_gits
 from agent_sandbox.workspace.preview.patch import LeftOut, write_patch
-from agent_sandbox.workspace.preview.sources import Machine, OneLayer
+from agent_sandbox.workspace.preview.sources import Machine
 from agent_sandbox.workspace.readback import read_stack
 from agent_sandbox.workspace.stack import Stack
 from tests.workspace.overlays import edit, make_layer, userxattr
@@ -119,14 +119,18 @@ class Sandbox:
         edit(self.base, self.layer, lambda merged: perform(os.fsencode(merged), steps))
 
     def changes(self) -> ChangeSet:
-        with Stack.of([self.layers], userxattr=userxattr()) as stack:
+        with self.stack() as stack:
             return read_stack(stack, machine_root=str(self.place / "machine"))
+
+    def stack(self) -> Stack:
+        return Stack.of([self.layers], userxattr=userxattr())
 
     def patch(self, changes: ChangeSet) -> tuple[bytes, tuple[LeftOut, ...]]:
         machine = Machine(str(self.place / "machine"))
         written: list[bytes] = []
         one_by_one = [each for change in changes for each in machine.one_by_one(change, 10_000)]
-        left = write_patch(one_by_one, OneLayer(self.layers), machine, project="/project", write=written.append)
+        with self.stack() as stack:
+            left = write_patch(one_by_one, stack, machine, project="/project", write=written.append)
         return b"".join(written), left
 
     def applied(self, patch: bytes) -> Path:
@@ -153,7 +157,7 @@ def with_renames(sandbox: Sandbox, changes: ChangeSet) -> ChangeSet:
     def told(change: Change) -> Change:
         if change.kind is not Kind.ADDED or not change.after or change.after.type is not EntryType.FILE:
             return change
-        with open(OneLayer(sandbox.layers).open_file(change), "rb") as file:
+        with sandbox.stack() as stack, open(stack.open_file(change), "rb") as file:
             return replace(change, renamed_from=gone.get(file.read(), ""))
 
     return ChangeSet(tuple(map(told, changes)))
@@ -240,6 +244,15 @@ def test_what_a_patch_cannot_carry_is_told(sandbox: Sandbox) -> None:
         (".git/config", own, True),
         (".GIT", own, True),
     }
+
+
+def test_a_directory_with_something_hidden_in_it_is_left_out_whole_and_not_half_removed(sandbox: Sandbox) -> None:
+    (sandbox.base / "d").mkdir()
+    (sandbox.base / "d/.env").write_text("SECRET\n")
+    sandbox.work([("write", b"d", b"a file now\n")])
+    changes = ChangeSet(tuple(replace(change, masks_real=True) for change in sandbox.changes()))
+    patch, left = sandbox.patch(changes)
+    assert patch == b"" and [(each.path, each.content) for each in left] == [("/project/d", True)]
 
 
 @pytest.mark.parametrize("name", [".git", ".GIT", ".git ", ".git.", "git~1", ".g\u200cit", ".git::$INDEX_ALLOCATION"])

@@ -33,6 +33,7 @@ LINES = st.lists(
     | st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=30),
     max_size=20,
 ).map(lambda lines: "\n".join(lines).encode())
+TERABYTE = 1 << 40
 LIMITS = st.builds(Limits, added=st.integers(0, 5), columns=st.integers(1, 8))
 
 
@@ -191,6 +192,28 @@ def test_a_file_that_changes_while_it_is_read_is_said_to(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(compare_module, "read_window", read_and_meddle)
     assert any("changed while it was being read" in row.plain for row in unified(preview_of(b"a\n", b"b\n")))
+
+
+class Sparse:
+    """Files of a terabyte, of which almost nothing is there; the new one has a byte in its midst."""
+
+    def open_old(self, change: Change) -> int:
+        fd = os.memfd_create("sparse", os.MFD_CLOEXEC)
+        os.truncate(fd, TERABYTE)
+        return fd
+
+    def open_file(self, change: Change) -> int:
+        fd = self.open_old(change)
+        os.pwrite(fd, b"x", 5_000_000)
+        return fd
+
+
+def test_a_file_of_a_terabyte_is_told_by_its_size_and_where_it_differs() -> None:
+    node = Node(EntryType.FILE, 0o644, 0, 0, TERABYTE)
+    grown = compare_module.compare(Change("/f", Kind.ADDED, None, node), Sparse(), Sparse())
+    assert grown.binary == compare_module.Binary(None, TERABYTE, "", "data") and grown.new == ()
+    changed = compare_module.compare(Change("/f", Kind.MODIFIED, node, node), Sparse(), Sparse())
+    assert changed.binary == compare_module.Binary(TERABYTE, TERABYTE, "data", "data", 5_000_000)
 
 
 def test_an_old_side_that_is_too_large_is_said_to_go_and_not_shown_in_part() -> None:

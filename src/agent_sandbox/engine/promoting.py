@@ -149,7 +149,7 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
     if not promotion.number:
         return CarriedOver(promotion)
     label = f"before promotion {promotion.number}"
-    return CarriedOver(promotion, stored.drop(_droppable(proposal), label))
+    return CarriedOver(promotion, stored.drop(_droppable(proposal), label, [mask.path for mask in gate.policy.files.masks]))
 
 
 def _droppable(proposal: Proposal) -> list[str]:
@@ -192,7 +192,7 @@ def _refuse_moved(proposal: Proposal) -> None:
     if proposal.moved and proposal.wanted.drift == "refuse":
         paths = tuple(proposal.moved)
         raise Drift(
-            f"{len(paths)} of these files have changed in reality since the sandbox first touched them; the first: {paths[0]!r}",
+            f"{len(paths):,} of these paths moved on in reality since the sandbox first touched them; the first: {paths[0]!r}",
             paths=paths,
             hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
         )

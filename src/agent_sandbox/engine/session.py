@@ -54,7 +54,8 @@ class Work:
     """One thing to do, with all it is given.
 
     `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
-    run changed, while the contents can still be read; it is not called when that cannot be told.
+    run changed, while the contents can still be read; it is not called when that cannot be told. With `watch_reads` the files of the
+    project that it opens are kept with the sandbox.
     """
 
     what: Code | Command
@@ -67,6 +68,7 @@ class Work:
     on_start: Callable[[ProcessGuest], None] | None = None
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
+    watch_reads: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,19 @@ class Session:
         state: SandboxState | None = None,
         look: Callable[[], Host] = Host.look,
         on_busy: Callable[[Busy], None] | None = None,
+        beside: Callable[[Callable[[], None]], None] = lambda do: do(),
     ) -> None:
-        """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`."""
+        """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`.
+
+        `beside` does what takes a while and nobody waits for, beside the run.
+        """
         self._gate = gate
         self._runtime = runtime
         self._project = project
         self._state = state
         self._look = look
         self._on_busy = on_busy
+        self._beside = beside
         self._known: _Known | None = None  # replaced whole, so threads may share it
 
     @property
@@ -175,6 +182,12 @@ class Session:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
             program, executables, plan = self._plan(work, kept.layers if kept else ThrowAway(self._disk_bytes))
             launch = self._launch(work, program, executables, plan)
+            if work.watch_reads:
+                from agent_sandbox.engine.reading import Reading  # and with it threads: few runs are watched
+
+                reading = Reading(self._state, kept.since_ns if kept else 0)
+                stack.callback(reading.end)
+                launch = replace(launch, on_ready=reading.begin)
             guest = self._runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
             stack.callback(guest.close)
             if work.on_start is not None:
@@ -197,7 +210,12 @@ class Session:
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
         self._hold(state, work, stack)
-        return Stored(state).for_run(self.policy.limits.disk_bytes, stack)
+        stored = Stored(state)
+        ready = stored.for_run(self.policy.limits.disk_bytes, stack)
+        if not stored.names_are_known:
+            masks = [mask.path for mask in self.policy.files.masks]
+            self._beside(lambda: stored.remember_names(masks))
+        return ready
 
     def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
+    from agent_sandbox.workspace.drift import Drift
     from agent_sandbox.workspace.seen import Base, Bases
     from agent_sandbox.workspace.stack import Stack
 
@@ -87,9 +88,34 @@ class Stored:
 
     def open_base(self, base: Base) -> int:
         """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
-        from agent_sandbox.workspace.bases.files import open_content
+        from agent_sandbox.workspace.bases.contents import open_content
 
         return open_content(self.state.bases, base)
+
+    def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> Drift:
+        """What has moved on in its project since the clone was made. `changes` are its own. Raises OSError when the project has gone."""
+        from agent_sandbox.workspace import names, reads
+        from agent_sandbox.workspace.drift import judge, look_for_drift, with_judged
+        from agent_sandbox.workspace.promotion.expecting import look_at
+
+        known = names.recall(self.state.names)
+        cloned_ns = known.began_ns if isinstance(known, names.Names) else int((self.state.created() or self._now()) * 1e9)
+        read, bases, inside = reads.recall(self.state.reads), self.bases(), changes.within(self.state.project)
+        found = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
+        # A promotion makes a new clone; what stayed in the sandbox was covered, and reality may have moved on there, before it.
+        return with_judged(found, judge(inside, bases, look_at(self.state.project, inside)))
+
+    def remember_names(self, masks: Collection[str]) -> None:
+        """Note what is in its project, unless that has been done since the clone was made. Takes a second for a million entries."""
+        from agent_sandbox.workspace.names import remember
+
+        with suppress(OSError):  # then what has gone cannot be told later, and that is said
+            remember(self.state.project, self.state.names, skip=masks)
+
+    @property
+    def names_are_known(self) -> bool:
+        """Whether it has been noted what was in the project."""
+        return os.path.exists(self.state.names)
 
     def snapshots(self) -> History:
         """Its snapshots, and what it is now."""
@@ -127,7 +153,7 @@ class Stored:
                 self._tidy(top, after)
             return target
 
-    def drop(self, paths: Collection[str], label: str) -> Snapshot | None:
+    def drop(self, paths: Collection[str], label: str, masks: Collection[str] = ()) -> Snapshot | None:
         """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned.
 
         To be called with the lock held.
@@ -137,6 +163,7 @@ class Stored:
         with self._top() as top:
             self._squash(top, before.layers, made, without=paths)
         self._save(move.history)
+        self.remember_names(masks)  # from here on it is a clone of what is real now
         return move.snapshot
 
     def restore(self, label: str) -> Snapshot | None:
@@ -285,8 +312,9 @@ def stack_in(layers: int) -> Stack:
 def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
     from agent_sandbox.workspace.readback import read_stack
+    from agent_sandbox.workspace.renames import find_renames
 
-    return read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {})
+    return find_renames(read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {}), stack)
 
 
 def _userxattr() -> bool:

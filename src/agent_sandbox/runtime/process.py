@@ -94,6 +94,8 @@ class ProcessRuntime:
         if guest is None:
             guest = self._make(launch)
         try:
+            if launch.on_ready is not None:
+                launch.on_ready(guest.init)
             guest.begin(launch)
         except BaseException:
             guest.close()

@@ -194,6 +194,11 @@ class ProcessGuest:
                 self.refused = why or "it could not be started"
 
     @property
+    def init(self) -> int:
+        """The pid of its init, for whoever has to look into its namespaces while it runs."""
+        return self._init
+
+    @property
     def terminal(self) -> int | None:
         """The master side of the guest's terminal, to resize it."""
         return self._terminal

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent_sandbox.errors import Denied, LaunchFailed, PolicyError, SandboxError
+from agent_sandbox.errors import Conflicted, Denied, Drift, LaunchFailed, PolicyError, SandboxError
 from agent_sandbox.surfaces.arguments import Request, UsageError, parse
 from agent_sandbox.surfaces.messages import complain
 from agent_sandbox.values import TYPE_CHECKING
@@ -17,7 +17,7 @@ from agent_sandbox.values import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import NoReturn
 
-USAGE, APPROVAL, COULD_NOT_START, DENIED = 2, 3, 125, 126
+REALITY_MOVED_ON, USAGE, APPROVAL, COULD_NOT_START, DENIED = 1, 2, 3, 125, 126
 
 
 def program() -> NoReturn:
@@ -104,6 +104,8 @@ def _code_of(error: SandboxError) -> int:
     match error:
         case UsageError() | PolicyError():
             return USAGE
+        case Drift() | Conflicted():
+            return REALITY_MOVED_ON
         case Denied(verdict=verdict):
             return APPROVAL if verdict.because.rule in ("approval", "protected") else DENIED
         case _:

@@ -14,10 +14,11 @@ from agent_sandbox.kernel import mountinfo
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
 from agent_sandbox.policy.paths import PathPattern, parse
-from agent_sandbox.policy.secrets import Mask, default_masks, reveal
+from agent_sandbox.policy.secrets import reveal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
+from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.store import SandboxState, Store
@@ -56,19 +57,9 @@ def current(request: Request) -> Current:
     return Current(project, store.sandbox_for(project.path), store.leftovers)
 
 
-def masks_of(project: Project) -> tuple[Mask, ...]:
-    """What is hidden by default in this project's sandboxes."""
-    return default_masks(
-        homes=places.own_homes(),
-        homes_of_others=places.homes_of_others(),
-        projects=(project.path,),
-        state_dir=os.path.realpath(places.state_dir()),
-    )
-
-
 def policy_of(request: Request, project: Project) -> Policy:
     """The command line's preset, with what the options of the request change of it. Raises `PolicyError`."""
-    masks = masks_of(project)
+    masks = places.masks_for(project.path)
     for path in request.values("--reveal"):
         masks = reveal(masks, os.path.abspath(path))
     return cloned(
@@ -108,5 +99,6 @@ def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Bu
         project=project.path,
         state=found.state if found else None,
         on_busy=None if request.has("--no-wait") else on_busy,
+        beside=in_a_child,
     )
     return session, found, project

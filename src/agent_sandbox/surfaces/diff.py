@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Callable
 
 from agent_sandbox.engine.session import Command, Outcome, Session, Work
-from agent_sandbox.engine.stored import Stored, changes_of
+from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import current, policy_of
-from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.painting import Painter
 from agent_sandbox.surfaces.performing import COULD_NOT_START, code_of, perform, say_how_it_ended
 from agent_sandbox.surfaces.preview.forms import rows
@@ -20,6 +20,7 @@ from agent_sandbox.surfaces.preview.patching import patch, refuse_on_a_terminal
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.preview.sources import Formerly
 from agent_sandbox.workspace.project import Project
 
 _COLUMNS = 120  # where there is no terminal to ask
@@ -36,14 +37,17 @@ def diff(request: Request) -> int:
         without_trace = {**request.given, "--throw-away": ("",), "--diff": ("",)}
         return perform(replace(request, given=without_trace), Command(words), stdin=0)
     found = current(request)
-    with Stored(found.state).opened() as layers:
-        changes = changes_of(layers, policy_of(request, found.project))
-        material = gather(request, found.project.path, changes, layers)
+    stored = Stored(found.state)
+    with stored.opened() as layers:
+        changes = stored.changes_in(layers, policy_of(request, found.project))
+        former = Formerly(bases=stored.bases(), open_base=stored.open_base)
+        material = gather(request, found.project.path, changes, layers, former)
+        code = 0  # also when the reader has seen enough before the end
         with pager.output(paged=_paged(request)) as write:
             _begin(request, write, found.project, found.state.id)
             code = show(request, material, write)
             _end(request, write, {})
-            return code
+        return code
 
 
 def diff_of(request: Request, session: Session, work: Work, project: Project) -> int:
@@ -80,7 +84,7 @@ def show(request: Request, material: Material, write: Write) -> int:
         document.changes(write, material)
         return 0
     if request.has("--patch"):
-        return patch(material, write)
+        return patch(material, write, quiet=request.has("--quiet"))
     painter = Painter(Style.of_stdout().colours)
     for row in rows(request, material, columns=_columns(), words=painter.colours):
         write(f"{painter.line(row)}\n".encode())
@@ -103,7 +107,8 @@ def _end(request: Request, write: Write, after: dict[str, object]) -> None:
 
 
 def _run(outcome: Outcome, code: int) -> dict[str, object]:
-    return {"exit": code, "reason": outcome.exit.reason.value, "limits_hit": list(outcome.exit.limits_hit)}
+    notes = [shown(note) for note in outcome.notes]
+    return {"exit": code, "reason": outcome.exit.reason.value, "limits_hit": list(outcome.exit.limits_hit), "notes": notes}
 
 
 def _aside(name: str, data: bytes) -> None:

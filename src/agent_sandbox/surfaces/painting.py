@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from agent_sandbox.surfaces.highlight import language_of, roles
 from agent_sandbox.values import dataclass, field
-from agent_sandbox.workspace.preview.rows import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, Cell, Row
-from agent_sandbox.workspace.visible import escapes
+from agent_sandbox.workspace.preview.rows import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
+from agent_sandbox.workspace.visible import escapes, visible
 
-_OF_KIND = {TITLE: "1", HEADING: "1", HUNK: "36", NOTE: "2", FACT: "", SAME: "", ADDED: "32", REMOVED: "31"}
+_OF_KIND = {TITLE: "1", HEADING: "1", HUNK: "36", NOTE: "2", WARNING: "1;33", FACT: "", SAME: "", ADDED: "32", REMOVED: "31"}
 # Red and green say what happens to a line; inside one that changes, words differ in weight only.
 _IN_CONTEXT = {"keyword": "35", "string": "33", "comment": "2", "number": "36"}
 _IN_CHANGE = {"keyword": "1", "comment": "2"}
 _ESCAPE, _DIFFERS = "1;35", "7"
+_LONGEST = 10_000  # characters of a line that are looked at one by one
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Painter:
 
     def _cell(self, cell: Cell, language: str) -> str:
         base = _OF_KIND[cell.kind]
+        if len(cell.text) > _LONGEST:
+            return _painted(base, cell.lead + visible(cell.text))
         words = roles(cell.text, language) if language else []
         if not words and not cell.marks and cell.text.isascii() and cell.text.isprintable():
             return _painted(base, cell.lead + cell.text)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 
-from agent_sandbox.errors import Busy
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import accounting
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, current, policy_of
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.pending import Pending, sort, stored
 from agent_sandbox.surfaces.quantities import counted, human_size
+from agent_sandbox.workspace.drift import Drift
+
+_LISTED = 10  # of what has moved on; what the sandbox changed too comes first
 
 
 def status(request: Request) -> int:
     """The verb `status`."""
     found = current(request)
-    pending = stored(found, policy_of(request, found.project))
+    policy = policy_of(request, found.project)
+    pending = stored(found, policy)
     files = sort(pending.changes, found.project.path)
     size, holder, created = _size(found), _holder(found), found.state.created()
+    drift = _drift(found, pending, [mask.path for mask in policy.files.masks])
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import path_fields, print_document
 
@@ -35,6 +42,7 @@ def status(request: Request) -> int:
                 "problem": pending.problem or None,
                 "layers_bytes": size,
                 "in_use_by": holder or None,
+                "drift": _drift_document(drift),
                 "state_dir": found.state.store.path,
             },
         )
@@ -44,6 +52,10 @@ def status(request: Request) -> int:
     if created is not None:
         print(f"since     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(created))}")
     print(f"changes   {_changes(pending, found)}")
+    if drift is not None:
+        print(f"drift     {drift.sentence()}")
+        for line in _moved(drift, found.project.path, everything=request.has("--all")):
+            print(f"          {line}")
     amount = human_size(size) if size < accounting.UNCOUNTABLE else "more than can be counted"
     print(f"size      {amount} in {shown(found.state.store.path)}")
     print(f"in use    {shown(holder) if holder else 'no'}")
@@ -56,6 +68,40 @@ def _changes(pending: Pending, found: Current) -> str:
     files = sort(pending.changes, found.project.path)
     parts = [f"{len(files.project):,} in the project", f"{len(files.elsewhere):,} elsewhere"]
     return ", ".join([*parts, f"{len(files.noise):,} in caches"] if files.noise else parts)
+
+
+def _drift(found: Current, pending: Pending, masks: list[str]) -> Drift | None:
+    """What has moved on in reality since the clone was made; None when there is none, or it cannot be told."""
+    if not found.state.exists:
+        return None
+    try:
+        return Stored(found.state).drift(pending.changes, masks)
+    except (OSError, SandboxError) as error:
+        remark(f"what has moved on in the project cannot be told: {error}")
+        return None
+
+
+def _moved(drift: Drift, project: str, *, everything: bool) -> Iterator[str]:
+    entries = sorted(drift.entries, key=lambda entry: not entry.yours)
+    for entry in entries if everything else entries[:_LISTED]:
+        more = f" ({counted(entry.files, 'file')})" if entry.files > 1 else ""
+        yours = ", and the sandbox changed it" if entry.yours else ", and a run read it" if entry.read else ""
+        yield f"{entry.kind.value:9}{shown(entry.path.removeprefix(project.rstrip('/') + '/'))}{more}{yours}"
+    if len(entries) > _LISTED and not everything:
+        yield f"and {counted(len(entries) - _LISTED, 'more', 'more')}, shown with --all"
+    yield from map(shown, drift.untold)
+
+
+def _drift_document(drift: Drift | None) -> dict[str, object] | None:
+    from agent_sandbox.surfaces.documents import path_fields
+
+    if drift is None:
+        return None
+    entries = [
+        {**path_fields("path", each.path), "kind": each.kind.value, "yours": each.yours, "read": each.read, "files": each.files}
+        for each in drift.entries
+    ]
+    return {"age_seconds": round(drift.age_seconds, 3), "sentence": drift.sentence(), "moved": entries, "untold": list(drift.untold)}
 
 
 def _size(found: Current) -> int:

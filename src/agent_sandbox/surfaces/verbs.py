@@ -52,6 +52,7 @@ _OPTIONS = (
     Option("--deny", "PATH", "hide this path, or what matches this pattern"),
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
     Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
+    Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
     Option("--explain", help="print what the program would see, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
@@ -84,7 +85,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--explain", "--wait", "--no-wait", "--runtime"),
+    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
@@ -134,7 +135,11 @@ Characters that cannot be seen are shown escaped, and lines that go away are nev
 With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
 error, the diff to standard output, and it exits as the command does.""",
     ),
-    "status": Verb("status", "say what the current sandbox is, and what waits in it"),
+    "status": Verb(
+        "status [--all]",
+        "say what the current sandbox is, what waits in it, and what has moved on in reality since",
+        ("--all",),
+    ),
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
         "carry what the sandbox changed over to the project, all of it or nothing (also: apply)",
@@ -147,8 +152,8 @@ a look (git hooks, CI workflows, shell start-up files, …) need a yes of their 
   agent-sandbox promote --merge --resolve markers
   agent-sandbox promote --approve git-history,ci
 
-It is done at once or not at all: after a crash, the next command takes it back or finishes it. It exits with 3 when
-nobody said yes.""",
+It is done as a whole or not at all: after a crash, the next promote or undo takes it back or finishes it. It exits
+with 1 when reality has moved on or a conflict is open, with 3 when nobody said yes; nothing was changed then.""",
     ),
     "undo": Verb(
         "undo [--yes]",

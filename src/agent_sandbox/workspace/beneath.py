@@ -25,6 +25,7 @@ _NO_LINKS = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _ONE_FILESYSTEM = syscalls.RESOLVE_NO_XDEV
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NO_NAMES = ("", ".", "..")
 _LONGEST_PATH = 4000  # bytes for one call; PATH_MAX is 4096
 SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)  # it was a directory a moment ago
 
@@ -100,6 +101,22 @@ def open_file(directory: int, path: str, *, one_filesystem: bool = True, unlock:
         os.close(handle)
 
 
+def open_seen_file(directory: int, name: str) -> tuple[int, os.stat_result]:
+    """A descriptor to read a single name that was a regular file a moment ago, and its status: one call instead of three.
+
+    Should it have become a FIFO in that moment, it is opened without waiting and closed again. Links are not followed even then, and
+    devices are nothing that a guest can make. Raises OSError for anything but a regular file.
+    """
+    if "/" in name or name in _NO_NAMES:
+        raise OSError(errno.EINVAL, "not the name of an entry", name)
+    fd = os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=directory)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", name)
+    return fd, status
+
+
 def open_directory(directory: int, path: str, *, one_filesystem: bool = True) -> int:
     """A descriptor to list a directory and to start from."""
     return open_beneath(directory, path, _DIRECTORY, one_filesystem=one_filesystem)
@@ -107,23 +124,30 @@ def open_directory(directory: int, path: str, *, one_filesystem: bool = True) ->
 
 def xattrs(directory: int, name: str) -> dict[str, bytes]:
     """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
-    if "/" in name or name in ("", ".", ".."):
+    if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
-    return xattrs_of(f"/proc/self/fd/{directory}/{name}")  # a single name after the descriptor, itself not followed: it leads nowhere else
-
-
-def xattrs_of(place: int | str) -> dict[str, bytes]:
-    """The same of an open file or directory."""
-    follow = isinstance(place, int)
+    here = f"/proc/self/fd/{directory}/{name}"  # a single name after the descriptor, itself not followed: it leads nowhere else
     try:
-        return {attribute: _attribute(place, attribute, follow) for attribute in os.listxattr(place, follow_symlinks=follow)}
+        found = os.listxattr(here, follow_symlinks=False)
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return {}
         raise
+    return {attribute: _attribute(here, attribute, follow=False) for attribute in found} if found else {}
 
 
-def _attribute(place: int | str, name: str, follow: bool) -> bytes:
+def xattrs_of(fd: int) -> dict[str, bytes]:
+    """The same of an open file or directory."""
+    try:
+        found = os.listxattr(fd)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return {}
+        raise
+    return {attribute: _attribute(fd, attribute, follow=True) for attribute in found} if found else {}
+
+
+def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
     try:
         return os.getxattr(place, name, follow_symlinks=follow)
     except OSError as error:
@@ -217,14 +241,20 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
                 os.close(current)
 
 
-def names(directory: int, *, limit: int) -> list[str]:
-    """What is in a directory, in no order. Raises `TooMany` beyond `limit`."""
-    found: list[str] = []
+def names(directory: int, *, limit: int) -> dict[str, int]:
+    """What is in a directory, in no order, with the type of each as the listing tells it: S_IFDIR, S_IFREG, or 0 for anything else.
+
+    Raises `TooMany` beyond `limit`.
+    """
+    found: dict[str, int] = {}
     with os.scandir(directory) as listing:
         for item in listing:
             if len(found) >= limit:
                 raise TooMany("there are more files and directories here than will be looked at", hint="agent-sandbox reset drops them")
-            found.append(item.name)
+            if item.is_file(follow_symlinks=False):
+                found[item.name] = stat.S_IFREG
+            else:
+                found[item.name] = stat.S_IFDIR if item.is_dir(follow_symlinks=False) else 0
     return found
 
 
@@ -240,15 +270,29 @@ def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, 
     Returns a descriptor, the status as found, and a mode to put back if it was changed.
     """
     resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | _ONE_FILESYSTEM
+    try:
+        own = syscalls.openat2(directory, name, _DIRECTORY, resolve=resolve)
+    except PermissionError:
+        return _unlock(directory, name, wanted)
+    status = os.fstat(own)
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & wanted == wanted or not os.geteuid() == status.st_uid != 0:  # root passes modes as it is
+        return own, status, None
+    os.fchmod(own, mode | wanted)
+    return own, status, mode
+
+
+def _unlock(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, int | None]:
+    resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | _ONE_FILESYSTEM
     handle = syscalls.openat2(directory, name, os.O_PATH | os.O_DIRECTORY, resolve=resolve)
     try:
         here = f"/proc/self/fd/{handle}"
         status = os.fstat(handle)
         mode = stat.S_IMODE(status.st_mode)
-        locked = mode & wanted != wanted and os.geteuid() == status.st_uid != 0  # root passes modes as it is
-        if locked:
-            os.chmod(here, mode | wanted)  # the handle, whatever its name now leads to
-        return os.open(here, _DIRECTORY | os.O_CLOEXEC), status, mode if locked else None
+        if mode & wanted == wanted or os.geteuid() != status.st_uid:
+            raise PermissionError(errno.EACCES, "not ours to open", name)
+        os.chmod(here, mode | wanted)  # the handle, whatever its name now leads to
+        return os.open(here, _DIRECTORY | os.O_CLOEXEC), status, mode
     finally:
         os.close(handle)
 

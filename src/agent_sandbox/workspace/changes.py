@@ -39,6 +39,26 @@ class Change:
     renamed_from: str = ""  # of an added entry: the deleted path whose content it has
     link_of: str = ""  # of a file: the first path in the change set that is the same inode, if that is another
 
+    # Written out because there may be a hundred thousand, and the shared one takes three times as long.
+    def __init__(
+        self,
+        path: str,
+        kind: Kind,
+        before: Node | None,
+        after: Node | None,
+        target: str = "/",
+        xattrs: tuple[str, ...] = (),
+        inside: int = 0,
+        masks_real: bool = False,
+        unread: bool = False,
+        renamed_from: str = "",
+        link_of: str = "",
+    ) -> None:
+        values = self.__dict__
+        values["path"], values["kind"], values["before"], values["after"] = path, kind, before, after
+        values["target"], values["xattrs"], values["inside"], values["masks_real"] = target, xattrs, inside, masks_real
+        values["unread"], values["renamed_from"], values["link_of"] = unread, renamed_from, link_of
+
 
 class Contents(Protocol):
     """Whatever holds the new content of changed files: the layers of a sandbox, or what an undo has kept."""

@@ -12,29 +12,24 @@ import os
 import stat
 from collections.abc import Mapping
 
-from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.nodes import next_extent
 
 _FICLONE = 0x40049409
 _CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-def copy_file(source: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Copy a regular file between two directories, under the same name. Raises OSError."""
-    old = beneath.open_file(source, name, unlock=True)
+def copy_file(old: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
+    """Make a new file of that name with the content of an open one. Raises OSError."""
+    new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=into)
     try:
-        new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=into)
-        try:
-            _copy_content(old, new, status.st_size)
-            dress(new, status, attributes)
-        finally:
-            os.close(new)
+        _copy_content(old, new, status.st_size)
+        dress(new, status, attributes)
     finally:
-        os.close(old)
+        os.close(new)
 
 
 def copy_special(source: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """The same of a link, a FIFO, a socket or a device: made anew, nothing is opened."""
+    """Make a link, a FIFO, a socket or a device like that of the same name in `source`. Nothing is opened."""
     if stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
     else:

@@ -5,8 +5,8 @@ of the same name become one, from the top down, until a whiteout, something that
 Marks are believed only under the prefix of this mount, because a guest can set all others.
 
 What `beneath` says of a single tree holds here for each layer: one descriptor goes down and up again, and going up is believed only if it
-arrives where it came from. A layer that does not have a directory waits at the last one it has, so however deep the tree is, there is
-one descriptor for each layer.
+arrives where it came from. A layer that does not have a directory waits at the last one it has. However deep the tree is, there is one
+descriptor for each layer, and some more that spare the way up in trees of a common depth.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import SWAPPED, enter, identity, parent
+
+_KEPT = 64  # descriptors of outer directories, of all layers together
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class Merged:
     directory: int
     attributes: dict[str, bytes]  # with the overlay's own
     whiteout: bool = False
-    own: int | None = None  # of a directory: itself in that layer; None when it cannot be entered
+    own: int | None = None  # of a directory or a regular file: itself in that layer; None when it may not be opened
     opaque: bool = False  # of a directory: nothing below the layers shows through
     names: Sequence[str] = ()  # of a directory: what is in it, whiteouts too
 
@@ -45,15 +47,17 @@ class _Part:
 
     layer: int
     identity: tuple[int, int]
-    above: tuple[int, int] | None = None  # of the directory it was entered from
+    outer: int = -1  # descriptor of the directory it was entered from, unless that had to be given up
+    above: tuple[int, int] | None = None  # what that is; None at the top
     mode: int | None = None  # to be put back
     whiteouts_by_attribute: bool = False
+    types: dict[str, int] = field(default_factory=dict)  # what is in it, as `beneath.names` tells it
 
 
 @dataclass(slots=True)
 class _Level:
     parts: list[_Part]
-    names: list[str] = field(default_factory=list)
+    names: list[str]
     holders: dict[str, list[_Part]] | None = None  # which layers have a name; None when there is only one part
 
 
@@ -87,6 +91,7 @@ class _Walker:
     here: list[int]  # a descriptor for each layer, as deep as that layer has what we are in
     left: int
     levels: list[_Level] = field(default_factory=list)
+    kept: int = 0  # descriptors of outer directories
 
     def walk(self) -> Generator[Merged, None, None]:
         levels, here = self.levels, self.here
@@ -97,37 +102,52 @@ class _Walker:
             if not level.names:
                 self._leave()
                 continue
-            name = level.names.pop()
-            holders = level.parts if level.holders is None else level.holders[name]
-            for part in holders:
-                directory = here[part.layer]
+            entry, opened = self._take(level, level.names.pop())
+            if entry is not None:
                 try:
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    attributes = beneath.xattrs(directory, name)
-                    break
-                except FileNotFoundError:
-                    continue  # gone meanwhile: the next layer decides
-            else:
-                continue
-            entry = Merged(name, len(levels) - 1, status, directory, attributes)
-            if not stat.S_ISDIR(status.st_mode):
-                entry.whiteout = self._is_whiteout(part, status, attributes)
-                yield entry
-                continue
+                    yield entry
+                finally:
+                    for fd in opened:
+                        os.close(fd)
+
+    def _take(self, level: _Level, name: str) -> tuple[Merged | None, Sequence[int]]:
+        """What a name is, and descriptors to close after that. None when it has gone, or is to be looked at again."""
+        holders = level.parts if level.holders is None else level.holders[name]
+        part, closed = holders[0], False
+        kind = part.types[name]
+        if kind:
             try:
-                outer = self._enter(entry, holders[holders.index(part) :])
+                return self._open(part, name) if kind == stat.S_IFREG else self._enter(name, holders)
             except OSError as error:
-                if error.errno in SWAPPED and self.left > 0:
-                    level.names.append(name)
-                    self.left -= 1
-                    continue
-                yield entry
-                continue
-            try:
-                yield entry
-            finally:
-                for fd in outer:
-                    os.close(fd)
+                closed = error.errno not in (*SWAPPED, errno.EINVAL)
+        directory = self.here[part.layer]
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+            attributes = {} if whiteout else beneath.xattrs(directory, name)
+        except FileNotFoundError:
+            if level.holders is not None and len(holders) > 1:  # the next layer decides
+                level.holders[name] = holders[1:]
+                level.names.append(name)
+            return None, ()
+        kind = stat.S_IFMT(status.st_mode)
+        if kind in (stat.S_IFREG, stat.S_IFDIR) and not closed and self.left > 0:  # it is being swapped
+            part.types[name] = kind
+            level.names.append(name)
+            self.left -= 1
+            return None, ()
+        return Merged(name, len(self.levels) - 1, status, directory, attributes, whiteout), ()
+
+    def _open(self, part: _Part, name: str) -> tuple[Merged, Sequence[int]]:
+        directory = self.here[part.layer]
+        own, status = beneath.open_seen_file(directory, name)
+        try:
+            attributes = beneath.xattrs_of(own)
+        except BaseException:
+            os.close(own)
+            raise
+        whiteout = part.whiteouts_by_attribute and status.st_size == 0 and self.prefix + "whiteout" in attributes
+        return Merged(name, len(self.levels) - 1, status, directory, attributes, whiteout, own), (own,)
 
     def close(self) -> None:
         """Go up to the top, putting modes back. Afterwards no descriptor is left."""
@@ -139,81 +159,88 @@ class _Walker:
                 if fd >= 0:
                     os.close(fd)
 
-    def _enter(self, entry: Merged, holders: list[_Part]) -> list[int]:
-        """Go down into a directory in each layer that has a part in it. Returns the descriptors of where we were, still open."""
+    def _enter(self, name: str, holders: list[_Part]) -> tuple[Merged, Sequence[int]]:
+        """Go down into a directory in each layer that has a part in it. Returns what it is, and descriptors to close after that."""
         parts: list[_Part] = []
+        looks: list[tuple[os.stat_result, dict[str, bytes]]] = []
         opened: list[int] = []
+        opaque = False
         try:
             for holder in holders:
+                outer = self.here[holder.layer]
                 try:
-                    own, status, mode = enter(self.here[holder.layer], entry.name, 0o500)
+                    own, status, mode = enter(outer, name, 0o500)
                 except OSError as error:
                     if not parts or error.errno not in SWAPPED:
                         raise
                     if error.errno == errno.ENOENT:
                         continue
-                    entry.opaque = True  # a whiteout, or something else that is no directory
+                    opaque = True  # a whiteout, or something else that is no directory
                     break
                 opened.append(own)
-                if not parts:
-                    entry.own, entry.status = own, status
-                marked = mark(own, self.prefix)
-                parts.append(_Part(holder.layer, (status.st_dev, status.st_ino), holder.identity, mode, marked == b"x"))
+                parts.append(_Part(holder.layer, (status.st_dev, status.st_ino), outer, holder.identity, mode))
+                looks.append((status, beneath.xattrs_of(own)))
+                marked = looks[-1][1].get(self.prefix + "opaque")
+                parts[-1].whiteouts_by_attribute = marked == b"x"
                 if marked == b"y":
-                    entry.opaque = True
+                    opaque = True
                     break
-            outer = [self.here[part.layer] for part in parts]
             for part, own in zip(parts, opened, strict=True):
                 self.here[part.layer] = own
-            try:
-                level = self._list(parts)
-            except BaseException:
-                for part, fd in zip(parts, outer, strict=True):
-                    self.here[part.layer] = fd
-                raise
+            level = self._list(parts)
         except BaseException:
             for part, own in zip(parts, opened, strict=True):
+                self.here[part.layer] = part.outer
                 _close(own, part.mode)
             raise
+        status, attributes = looks[0]
+        entry = Merged(name, len(self.levels) - 1, status, parts[0].outer, attributes, False, opened[0], opaque, level.names)
         self.levels.append(level)
-        entry.names = level.names
+        return entry, self._keep(parts)
+
+    def _keep(self, parts: list[_Part]) -> list[int]:
+        """Keep the descriptors of where we came from, or, when that are many already, give them back to be closed."""
+        if self.kept + len(parts) <= _KEPT:
+            self.kept += len(parts)
+            return []
+        outer = [part.outer for part in parts]
+        for part in parts:
+            part.outer = -1
         return outer
 
     def _leave(self) -> None:
         """Go up from the innermost directory in every layer that has a part in it."""
         level = self.levels.pop()
+        waiting = list(level.parts)
         try:
-            for part in level.parts:
-                current = self.here[part.layer]
-                self.here[part.layer] = -1
+            while waiting:
+                part = waiting.pop()
+                current, self.here[part.layer] = self.here[part.layer], part.outer
                 try:
-                    if part.above is not None:
+                    if part.outer >= 0:
+                        self.kept -= 1
+                    elif part.above is not None:
                         self.here[part.layer] = parent(current, part.above)
                 finally:
                     _close(current, part.mode)
         except BaseException:
+            # The way up is lost. `close` closes what is current; here, what was kept of the layers not yet reached and further up.
+            for lost in (*waiting, *(each for above in self.levels for each in above.parts)):
+                if lost.outer >= 0:
+                    os.close(lost.outer)
             self.levels.clear()
             raise
 
     def _list(self, parts: list[_Part]) -> _Level:
-        if len(parts) == 1:
-            return _Level(parts, sorted(self._names(parts[0]), reverse=True))
         holders: dict[str, list[_Part]] = {}
         for part in parts:
-            for name in self._names(part):
+            part.types = beneath.names(self.here[part.layer], limit=self.left)
+            self.left -= len(part.types)
+            if len(parts) == 1:
+                return _Level(parts, sorted(part.types, reverse=True))
+            for name in part.types:
                 holders.setdefault(name, []).append(part)
         return _Level(parts, sorted(holders, reverse=True), holders)
-
-    def _names(self, part: _Part) -> list[str]:
-        names = beneath.names(self.here[part.layer], limit=self.left)
-        self.left -= len(names)
-        return names
-
-    def _is_whiteout(self, part: _Part, status: os.stat_result, attributes: dict[str, bytes]) -> bool:
-        if stat.S_ISCHR(status.st_mode):
-            return status.st_rdev == 0
-        empty_file = stat.S_ISREG(status.st_mode) and status.st_size == 0
-        return empty_file and part.whiteouts_by_attribute and self.prefix + "whiteout" in attributes
 
 
 def _close(directory: int, mode: int | None) -> None:

@@ -56,26 +56,39 @@ class Node:
     device: int = 0  # of a device
     xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
 
+    # Written out because a list of changes has two for each of them, and the shared one takes three times as long.
+    def __init__(
+        self,
+        type: EntryType,
+        mode: int,
+        uid: int,
+        gid: int,
+        size: int = 0,
+        target: str = "",
+        device: int = 0,
+        xattrs: Mapping[str, bytes] | None = None,
+    ) -> None:
+        values = self.__dict__
+        values["type"], values["mode"], values["uid"], values["gid"] = type, mode, uid, gid
+        values["size"], values["target"], values["device"] = size, target, device
+        values["xattrs"] = {} if xattrs is None else xattrs
+
 
 def describe(
     directory: int, name: str, status: os.stat_result, attributes: Mapping[str, bytes], *, own_prefix: str, owner_shift: int = 0
 ) -> Node:
     """The node at `name`, of known status and attributes. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
-    kind = EntryType.of(status.st_mode)
-    return Node(
-        type=kind,
-        mode=stat.S_IMODE(status.st_mode),
-        uid=_unshifted(status.st_uid, owner_shift),
-        gid=_unshifted(status.st_gid, owner_shift),
-        size=status.st_size if kind is EntryType.FILE else 0,
-        target=os.readlink(name, dir_fd=directory) if kind is EntryType.SYMLINK else "",
-        device=status.st_rdev if kind is EntryType.DEVICE else 0,
-        xattrs={key: value for key, value in attributes.items() if key not in _LABELS and not key.startswith(own_prefix)},
-    )
-
-
-def _unshifted(identity: int, shift: int) -> int:
-    return identity - shift if shift and identity >= shift else identity
+    mode, uid, gid = status.st_mode, status.st_uid, status.st_gid
+    kind = EntryType.of(mode)
+    if owner_shift:
+        uid, gid = (identity - owner_shift if identity >= owner_shift else identity for identity in (uid, gid))
+    if attributes:
+        attributes = {key: value for key, value in attributes.items() if key not in _LABELS and not key.startswith(own_prefix)}
+    if kind is EntryType.FILE:
+        return Node(kind, stat.S_IMODE(mode), uid, gid, status.st_size, "", 0, attributes)
+    target = os.readlink(name, dir_fd=directory) if kind is EntryType.SYMLINK else ""
+    device = status.st_rdev if kind is EntryType.DEVICE else 0
+    return Node(kind, stat.S_IMODE(mode), uid, gid, 0, target, device, attributes)
 
 
 def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | None, int]:

@@ -13,6 +13,8 @@ from types import TracebackType
 
 from agent_sandbox.workspace import beneath
 
+_KEPT = 16  # opened directories
+
 
 class Reality:
     """The real directory at `root`, which need not exist. Paths are relative to it, "" being itself. A context manager."""
@@ -21,31 +23,40 @@ class Reality:
         self._root = -1
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._open_path: str | None = None  # the directory used last: entries come directory by directory
-        self._open = -1
+        self._way: list[tuple[str, int]] = []  # opened directories, each below the one before: entries come directory by directory
 
     def __enter__(self) -> Reality:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for fd in (self._open, self._root):
+        for fd in (*(fd for _, fd in self._way), self._root):
             if fd >= 0:
                 os.close(fd)
-        self._open = self._root = -1
+        self._way, self._root = [], -1
 
     def directory(self, path: str) -> int | None:
         """A descriptor of a real directory, good until the next call; None if there is none that can be entered."""
-        if self._open_path != path:
-            if self._open >= 0:
-                os.close(self._open)
-            self._open, self._open_path = -1, path
-            with suppress(OSError):
-                flags = os.O_PATH | os.O_DIRECTORY
-                if path and self._root >= 0:
-                    self._open = beneath.open_beneath(self._root, path, flags, one_filesystem=False)
-                elif self._root >= 0:
-                    self._open = os.dup(self._root)
-        return self._open if self._open >= 0 else None
+        if not path:
+            return self._root if self._root >= 0 else None
+        way = self._way
+        while way and way[-1][0] != path and not path.startswith(way[-1][0] + "/"):
+            os.close(way.pop()[1])
+        if not way or way[-1][0] != path:
+            above, start = way[-1] if way else ("", self._root)
+            if start < 0:
+                return None
+            below = path[len(above) + 1 :] if above else path
+            try:
+                if "/" in below or below in ("", ".", ".."):
+                    opened = beneath.open_beneath(start, below, os.O_PATH | os.O_DIRECTORY, one_filesystem=False)
+                else:  # for one name the plain call says the same, faster
+                    opened = os.open(below, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
+            except OSError:
+                return None
+            way.append((path, opened))
+            if len(way) > _KEPT:
+                os.close(way.pop(0)[1])
+        return way[-1][1]
 
     def names(self, path: str) -> list[str]:
         """What is in a real directory; nothing if it cannot be listed."""

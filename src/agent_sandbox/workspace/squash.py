@@ -204,7 +204,12 @@ class _Writer:
             first = self.first_links.setdefault((entry.status.st_dev, entry.status.st_ino), path)
             if first != path and self._link_to(first, entry.name):
                 return
-        copy_file(entry.directory, entry.name, self.here, entry.status, attributes)
+        old = entry.own if entry.own is not None else beneath.open_file(entry.directory, entry.name, unlock=True)
+        try:
+            copy_file(old, entry.name, self.here, entry.status, attributes)
+        finally:
+            if old != entry.own:
+                os.close(old)
 
     def _link_to(self, first: str, name: str) -> bool:
         try:

@@ -150,7 +150,7 @@ def _holds_anything(generation: int, key: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return bool(beneath.names(directory, limit=beneath.ENTRY_LIMIT))
+        return bool(os.listdir(directory))
     finally:
         os.close(directory)
 

@@ -130,6 +130,16 @@ class SandboxState:
         return os.path.join(self.path, "bases")
 
     @property
+    def names(self) -> str:
+        """The file with the names of the project's entries when the clone was made."""
+        return os.path.join(self.path, "names")
+
+    @property
+    def reads(self) -> str:
+        """The directory of what runs that were watched have read."""
+        return os.path.join(self.path, "reads")
+
+    @property
     def promotions(self) -> str:
         """The directory of the promotions to its project. Not in its own: they outlive a reset, so that they can be taken back."""
         return os.path.join(self.store.path, "promotions", self.id)

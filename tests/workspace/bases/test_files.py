@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.spelling import sha256
-from agent_sandbox.workspace.bases import files, lines, runs
+from agent_sandbox.workspace.bases import contents, files, lines, runs
 from agent_sandbox.workspace.bases.runs import append
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.seen import Base, Seen
@@ -95,12 +95,12 @@ def test_a_line_that_makes_no_sense_is_a_base_that_is_not_known(directory: Path)
 def test_content_that_was_damaged_or_lost_is_not_given_out(directory: Path) -> None:
     base = a_base("/a", b"content")
     with pytest.raises(WorkspaceError):
-        files.open_content(str(directory), base)
+        contents.open_content(str(directory), base)
     keep_content(directory, b"c0ntent")
     with pytest.raises(WorkspaceError, match="damaged"):
-        files.open_content(str(directory), base)
+        contents.open_content(str(directory), base)
     keep_content(directory, b"content")
-    with open(files.open_content(str(directory), base), "rb") as file:
+    with open(contents.open_content(str(directory), base), "rb") as file:
         assert file.read() == b"content"
 
 

@@ -5,87 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.bases import files, keeping, runs
+from agent_sandbox.workspace.bases import contents, files, runs
 from agent_sandbox.workspace.bases.keeping import Budget, Kept
+from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.seen import Base
-from tests.workspace.overlays import edit, in_namespace, make_layer, userxattr
-
-
-class Machine:
-    """A directory that stands for the machine, with /data in it, and one sandbox on it. Files in it look as if they were old."""
-
-    def __init__(self, place: Path) -> None:
-        self.root, self.place = place / "machine", place
-        self.data = self.root / "data"
-        self.data.mkdir(parents=True)
-        (place / "layers").mkdir()
-        self.layers = os.open(place / "layers", os.O_RDONLY | os.O_DIRECTORY)
-        self.layer = place / "layers" / make_layer(self.layers, "/data")
-        self.directory = str(place / "bases")
-        self.since = 0
-
-    def begin(self, generations: tuple[int, ...] = (1,)) -> int:
-        """A run begins, and the clock has ticked since anything was changed."""
-        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * keeping.TICK_NS
-        while time.time_ns() < now + keeping.TICK_NS:
-            pass
-        self.since = runs.begin(self.directory, generations, now_ns=now)
-        return self.since
-
-    def edit(self, body: Callable[[Path], object]) -> None:
-        def edited(merged: Path) -> None:
-            body(merged)
-
-        edit(self.data, self.layer, edited)
-
-    def keep(self, generations: tuple[int, ...] = (1,), *, masks: Collection[str] = (), budget: Budget | None = None) -> Kept:
-        upper = os.open(self.layer / "upper", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            return keeping.keep(
-                self.directory,
-                generations[-1],
-                [("/data", upper)],
-                since_ns=self.since,
-                already=files.recall(self.directory, generations),
-                prefix="user.overlay." if userxattr() else "trusted.overlay.",
-                masks=masks,
-                machine_root=str(self.root),
-                budget=budget,
-            )
-        finally:
-            os.close(upper)
-
-    def run(self, body: Callable[[Path], object]) -> Kept:
-        self.begin()
-        self.edit(body)
-        return self.keep()
-
-    def base(self, path: str) -> Base:
-        return files.recall(self.directory, [1])[path]
-
-    def content(self, path: str) -> bytes:
-        with open(files.open_content(self.directory, self.base(path)), "rb") as file:
-            return file.read()
+from tests.workspace.bases.machine import Machine
+from tests.workspace.overlays import in_namespace
+from tests.workspace.racing import deep_tree
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
-    os.close(machine.layers)
-    place = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    remove_tree(place, "layers")
-    os.close(place)
+    machine.remove()
 
 
 def test_the_base_of_a_changed_file_is_what_was_real_with_its_content(machine: Machine) -> None:
@@ -170,6 +111,25 @@ def test_what_is_below_a_directory_that_was_swapped_during_the_run_has_no_base(m
     assert not machine.base("/data/src/file").known
 
 
+@pytest.mark.needs_root
+def test_a_directory_that_was_swapped_is_noticed_even_when_names_changed_in_it_afterwards(machine: Machine) -> None:
+    for name in ("src", "other", "quiet"):
+        (machine.data / name).mkdir()
+        (machine.data / name / "file").write_text(name)
+
+    def body(merged: Path) -> None:
+        for name in ("src", "quiet"):
+            (merged / name / "file").write_text("of the sandbox")
+        (machine.data / "src").rename(machine.data / "away")
+        (machine.data / "other").rename(machine.data / "src")
+        (machine.data / "src/later").touch()
+        (machine.data / "quiet/later").touch()
+
+    machine.run(body)
+    assert not machine.base("/data/src/file").known
+    assert machine.base("/data/quiet/file").known, "a new name beside it is no reason to doubt"
+
+
 def test_the_first_base_of_a_path_stays_when_reality_moves_on(machine: Machine) -> None:
     (machine.data / "file").write_text("first")
     machine.run(lambda merged: merged.joinpath("file").write_text("1"))
@@ -252,7 +212,28 @@ def test_content_is_kept_up_to_a_bound_and_its_digest_beyond_that(machine: Machi
     assert small.kept and not large.kept and not huge.kept
     assert large.seen is not None and large.seen.digest and huge.seen is not None and not huge.seen.digest
     with pytest.raises(WorkspaceError, match="not kept"):
-        files.open_content(machine.directory, large)
+        contents.open_content(machine.directory, large)
+
+
+def test_what_all_runs_together_keep_of_content_is_bounded(machine: Machine) -> None:
+    for name in ("first", "second", "third"):
+        (machine.data / name).write_text("x" * 10)
+    for name in ("first", "second", "third"):
+        machine.begin()
+        machine.edit(lambda merged, name=name: (merged / name).write_text("new"))  # type: ignore[misc]
+        machine.keep(budget=Budget(kept=25))
+    assert [bool(machine.base(f"/data/{name}").kept) for name in ("first", "second", "third")] == [True, True, False]
+    third = machine.base("/data/third").seen
+    assert third is not None and third.digest, "what it was can still be told"
+
+
+def test_a_guest_that_nests_without_end_fills_no_disk_with_paths(machine: Machine) -> None:
+    machine.begin()
+    machine.edit(lambda merged: deep_tree(os.open(merged, os.O_RDONLY), 800))
+    with pytest.raises(TooMany):
+        machine.keep(budget=Budget(characters=200_000))
+    assert Path(machine.directory, "1.jsonl").stat().st_size < 800_000
+    assert runs.begin(machine.directory, [1], now_ns=machine.since + 10**12) == machine.since
 
 
 def test_what_is_hidden_from_the_guest_is_not_copied_into_the_store(machine: Machine) -> None:

@@ -1,9 +1,9 @@
 """The files in which bases are kept: of each generation `<generation>.jsonl` and, one after the other, what files held in `.content`.
 
-One file each for thousands of contents would cost many times what it costs to write them. Nothing is synced but the beginning of a run.
+Nothing is synced but the beginning of a run.
 After a crash lines may be missing, and content may be torn: a missing line is a base that is not known, and content is believed only if it
-has the digest that is noted. The beginning is synced because the run it stands for
-may have covered paths without any line: those must not later be given a base that is younger than the run.
+has the digest that is noted. The beginning is synced because the run it stands for may have covered paths without any line: those must not
+later be given a base that is younger than the run.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.spelling import sha256
 from agent_sandbox.workspace.bases import lines
+from agent_sandbox.workspace.bases.contents import contents_of
 from agent_sandbox.workspace.bases.runs import file_of, read_lines, spell_done, spell_run, unfinished
 from agent_sandbox.workspace.durable import explained, sync_directory
 from agent_sandbox.workspace.seen import Base
-
-
-def contents_of(directory: str, generation: int) -> str:
-    """The file with what files held when this generation first covered them."""
-    return os.path.join(directory, f"{generation}.content")
 
 
 class Recalled(Mapping[str, Base]):
@@ -73,22 +67,6 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
         for generation in generations:
             found.take(read_lines(directory, generation))
     return found
-
-
-def open_content(directory: str, base: Base) -> int:
-    """A descriptor of what a file held. Raises WorkspaceError when it was not kept or is damaged: then there is no base to merge with."""
-    place = lines.place_of(base.kept)
-    if base.seen is None or place is None:
-        raise WorkspaceError(f"what {base.path!r} held before was not kept", hint="choose one side")
-    with explained(f"open what {base.path!r} held before"):
-        with open(os.open(contents_of(directory, place[0]), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            content = os.pread(file.fileno(), base.seen.node.size, place[1])
-        if sha256(content).hexdigest() != base.seen.digest:
-            raise WorkspaceError(f"what {base.path!r} held before is damaged in the store", hint="choose one side")
-        with open(os.memfd_create("base", os.MFD_CLOEXEC), "wb") as memory:
-            memory.write(content)
-            memory.flush()
-            return os.open(f"/proc/self/fd/{memory.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def forget(directory: str, generations_in_use: Collection[int]) -> None:

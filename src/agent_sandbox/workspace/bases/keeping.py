@@ -1,10 +1,10 @@
 """At the end of a run, keep what is real at every path that its layer covers for the first time.
 
 What is there *now* was also there when the run began, if the inode has not changed since: the time of its last change cannot be set. For a
-name without anything it is the directory that must not have changed, and a directory that was moved takes what is below it along without
-a trace in it: so on the way down each directory that has changed without its entries having changed (it was renamed, or its mode was set)
-leaves all below it unknown. What this does not see: a directory that was moved here during the run, and in which then a name was added or
-removed.
+name without anything it is the directory that must not have changed. A directory that was moved takes what is below it along without a
+trace in it: so on the way down each must be old, or be known to be the one that an earlier run found or that the overlay looked into, which
+it notes. It notes nothing for a user who is not root, and over filesystems without handles; there a directory is believed whose last change
+was that of its entries, and one that was moved here during the run, and in which then a name came or went, goes unnoticed.
 
 The kernel stamps times with a clock that ticks every few milliseconds and is late by up to one tick; so a little is deducted from the
 beginning of the run. On a network filesystem the times are the server's, and worth what its clock is.
@@ -22,7 +22,9 @@ from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.bases import lines
-from agent_sandbox.workspace.bases.files import Recalled, contents_of
+from agent_sandbox.workspace.bases.contents import ContentWriter
+from agent_sandbox.workspace.bases.files import Recalled
+from agent_sandbox.workspace.bases.origin import attribute, looked_into
 from agent_sandbox.workspace.bases.runs import append, spell_done
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import covers
@@ -40,10 +42,11 @@ class Budget:
     """How much of reality is read at the end of one run. Beyond it a base is kept without content, or a directory without a list."""
 
     kept_file: int = 8 << 20
-    kept: int = 512 << 20
+    kept: int = 512 << 20  # bytes, of all runs of a sandbox together
     read_file: int = 64 << 20
     read: int = 1 << 30
     listed: int = 200_000
+    characters: int = 64 << 20  # of all paths: 10,000 nested directories would fill the disk with theirs
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,9 @@ def keep(
     mask is noted without its content: it was hidden for a reason. Raises WorkspaceError; what is not kept then is taken as unknown by the
     next run.
     """
-    keeper = _Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget or Budget(), now_ns)
+    budget = budget or Budget()
+    contents = ContentWriter(directory, generation, budget.kept)
+    keeper = _Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
@@ -81,7 +86,7 @@ def keep(
                     keeper.cover(target, upper, reality)
             keeper.write(spell_done(since_ns))
     finally:
-        keeper.close()
+        contents.close()
     return Kept(keeper.count, keeper.unknown)
 
 
@@ -104,12 +109,12 @@ class _Keeper:
     masks: frozenset[str]
     budget: Budget
     now_ns: Callable[[], int]
+    contents: ContentWriter
     unknown: int = 0
     _kept: set[str] = field(default_factory=set)
     _text: list[str] = field(default_factory=list)
     _size: int = 0
     _nothing: dict[str, list[str]] = field(default_factory=dict)
-    _contents: int = -1
 
     @property
     def count(self) -> int:
@@ -135,32 +140,41 @@ class _Keeper:
             masked = place.masked or path in self.masks
             if not covered:
                 self._keep(path, reality.directory(parent), entry.name, status, place, masked)
-            if is_directory:
-                around.append(self._below(status, place, masked))
-            real_directory = status is not None and stat.S_ISDIR(status.st_mode) and not masked
-            if real_directory and path not in self.already.listed and self._hides(entry):
-                hidden.append((path, relative, self._below(status, place, masked)))
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                if not masked and path not in self.already.listed and self._hides(entry):
+                    hidden.append((path, relative, _Place(status, place.steady and self._unmoved(status), False)))
+                if is_directory:
+                    same = self._unmoved(status) or self._is_same(path, entry, reality.directory(parent), status)
+                    around.append(_Place(status, place.steady and same, masked))
+            elif is_directory:
+                around.append(_Place(None, place.steady and self._unmoved(status or place.status), masked))
         self._flush_nothing()
         for path, relative, place in hidden:  # last: what the layer has below them itself has been kept with its content by now
             self._list(path, relative, reality, place)
 
-    def _below(self, status: os.stat_result | None, place: _Place, masked: bool) -> _Place:
-        if status is None or not stat.S_ISDIR(status.st_mode):
-            return _Place(None, place.steady and self._unmoved(status or place.status), masked)
-        return _Place(status, place.steady and (self._unmoved(status) or status.st_ctime_ns == status.st_mtime_ns), masked)
+    def _is_same(self, path: str, entry: Entry, real: int | None, status: os.stat_result) -> bool:
+        """Whether a real directory that changed during the run is the one that was there before."""
+        base = self.already.get(path)
+        if base is not None and base.known and base.seen is not None:
+            return (base.seen.device, base.seen.inode) == (status.st_dev, status.st_ino)
+        noted = looked_into(entry, self.prefix, real)
+        return status.st_ctime_ns == status.st_mtime_ns if noted is None else noted
 
     def _unmoved(self, status: os.stat_result | None) -> bool:
         return status is None or status.st_ctime_ns < self.before
 
     def _keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: _Place, masked: bool) -> None:
-        if status is None or real is None:
-            if place.steady and self._unmoved(place.status):
+        now = os.fstat(real) if real is not None else None
+        if now is not None and place.status is not None and (now.st_dev, now.st_ino) != (place.status.st_dev, place.status.st_ino):
+            self._add(Base(path, None, known=False))  # the directory was swapped just now
+        elif status is None or real is None:
+            if place.steady and self._unmoved(now):
                 self._nothing.setdefault(path.rpartition("/")[0] or "/", []).append(name)
-                self._kept.add(path)
+                self._count(path)
             else:
                 self._add(Base(path, None, known=False))
-            return
-        self._add(self._base(path, real, name, place, content=not masked))
+        else:
+            self._add(self._base(path, real, name, place, content=not masked))
 
     def _base(self, path: str, real: int, name: str, place: _Place, *, content: bool) -> Base:
         """What is there, and whether it was when the run began: judged by its times after it was read."""
@@ -182,42 +196,20 @@ class _Keeper:
             return seen, ""
         self.budget.read -= size
         try:
-            if size > min(self.budget.kept_file, self.budget.kept):
+            if size > self.budget.kept_file:
                 return replace(seen, digest=digest_of(real, name)), ""
-            self.budget.kept -= size
             fd = beneath.open_file(real, name, one_filesystem=False)
         except PermissionError:
             return seen, ""  # what we may not read the guest could not either
-        with open(fd, "rb") as file:
-            content = file.read(self.budget.kept_file + 1)
-            if len(content) != size:
-                raise OSError(errno.EAGAIN, "it is being written", name)
-            return replace(seen, digest=sha256(content).hexdigest()), self._store(content)
-
-    def _store(self, content: bytes) -> str:
-        """Add to what is kept, and say where it is."""
-        with explained(f"keep content in {self.directory!r}"):  # a full disk of ours is no reason to call a base unknown: there is none
-            if self._contents < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._contents = os.open(contents_of(self.directory, self.generation), flags, 0o600)
-            place = f"{self.generation}:{os.fstat(self._contents).st_size}"
-            while content:
-                content = content[os.write(self._contents, content) :]
-            return place
-
-    def close(self) -> None:
-        """Let go of the file of contents."""
-        if self._contents >= 0:
-            os.close(self._contents)
+        with open(fd, "rb", buffering=0) as file:
+            content = file.read(size + 1) or b""
+        if len(content) != size:
+            raise OSError(errno.EAGAIN, "it is being written", name)
+        return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
 
     def _hides(self, entry: Entry) -> bool:
         """Whether nothing of a real directory shows through this entry of the layer."""
-        if entry.own is None:
-            return True
-        try:
-            return os.getxattr(entry.own, self.prefix + "opaque") == b"y"
-        except OSError:
-            return False
+        return entry.own is None or attribute(entry, self.prefix + "opaque") == b"y"
 
     def _list(self, path: str, relative: str, reality: Reality, place: _Place) -> None:
         """Note all that is below a real directory. Content is read only where times will not tell later whether it changed."""
@@ -237,15 +229,21 @@ class _Keeper:
                 if stat.S_ISDIR(entry.status.st_mode):
                     if entry.own is None:
                         return  # another filesystem, or one that we may not enter: the list has a hole
-                    places.append(self._below(entry.status, places[-1], False))
+                    places.append(_Place(entry.status, places[-1].steady and self._unmoved(entry.status), False))
         except (OSError, TooMany, beneath.Moved):
             return
         self._append(lines.spell_below(path))
 
     def _add(self, base: Base) -> None:
-        self._kept.add(base.path)
+        self._count(base.path)
         self.unknown += not base.known
         self._append(lines.spell_base(base))
+
+    def _count(self, path: str) -> None:
+        self._kept.add(path)
+        self.budget.characters -= len(path)
+        if self.budget.characters < 0:
+            raise TooMany("this sandbox covers more than can be kept track of", hint="agent-sandbox reset drops it")
 
     def _append(self, line: str) -> None:
         self._text.append(line)

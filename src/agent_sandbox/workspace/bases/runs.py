@@ -46,7 +46,7 @@ def has_run(directory: str, generation: int) -> bool:
 
 
 def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
-    """Add  Raises OSError."""
+    """Add lines. Raises OSError."""
     path = file_of(directory, generation)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -89,6 +89,7 @@ def _first_open(found: list[bytes]) -> int | None:
 
 
 def read_lines(directory: str, generation: int) -> list[bytes]:
+    """All lines of a generation; none if it has no file."""
     try:
         with open(file_of(directory, generation), "rb") as file:
             return whole_lines(file.read())
@@ -102,7 +103,7 @@ def spell_run(since_ns: int) -> str:
 
 
 def spell_done(since_ns: int) -> str:
-    """That it has all its"""
+    """That it has all its lines."""
     return f'{{"done":{since_ns}}}\n'
 
 

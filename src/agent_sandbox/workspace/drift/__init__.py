@@ -7,8 +7,8 @@ judging.py    exactly, for the paths that a promotion is about to touch
 
 from __future__ import annotations
 
-from agent_sandbox.workspace.drift.judging import judge
+from agent_sandbox.workspace.drift.judging import judge, with_judged
 from agent_sandbox.workspace.drift.looking import LookBudget, look_for_drift
 from agent_sandbox.workspace.drift.values import Drift, Drifted, DriftKind, Moved, Unmoved, Verdict
 
-__all__ = ["Drift", "DriftKind", "Drifted", "LookBudget", "Moved", "Unmoved", "Verdict", "judge", "look_for_drift"]
+__all__ = ["Drift", "DriftKind", "Drifted", "LookBudget", "Moved", "Unmoved", "Verdict", "judge", "look_for_drift", "with_judged"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change, ChangeSet
-from agent_sandbox.workspace.drift.values import Moved, Unmoved, Verdict
+from agent_sandbox.workspace.drift.values import Drift, Drifted, DriftKind, Moved, Unmoved, Verdict
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.reality import Reality
 from agent_sandbox.workspace.seen import Base, Bases, Seen, alike, digest_of
@@ -26,6 +26,13 @@ def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Seen | None],
     with Reality(machine_root) as reality:
         judging = _Judging(bases, expected, reality)
         return {change.path: judging.of(change) for change in changes}
+
+
+def with_judged(drift: Drift, verdicts: Mapping[str, Verdict]) -> Drift:
+    """Drift with what a judgement has found beyond it: paths that the sandbox changed, and that moved on before this clone was made."""
+    known = {entry.path for entry in drift.entries}
+    moved = [path for path, verdict in verdicts.items() if isinstance(verdict, Moved) and path not in known]
+    return replace(drift, entries=(*drift.entries, *(Drifted(path, DriftKind.CHANGED, yours=True) for path in moved)))
 
 
 class _Judging:

@@ -50,8 +50,8 @@ def look_for_drift(
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Drift:
     """What changed, appeared or went in `project`, an absolute path, since `cloned_ns`. Raises OSError when there is no such directory."""
-    looking = _Looking(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, frozenset(masks), reads, budget or LookBudget(), now_ns)
-    looking.know(changes)
+    looking = _Looking(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, reads, budget or LookBudget(), now_ns)
+    looking.know(changes, masks)
     if isinstance(names, Unfinished):
         looking.untold.append(f"what has gone cannot be told: {names.why}")
     root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -78,18 +78,22 @@ class _Looking:
     before: int  # what changed before this has not changed since the clone
     names: Names | Unfinished
     bases: Bases
-    masks: frozenset[str]
     reads: Reads | None
     budget: LookBudget
     now_ns: Callable[[], int]
     found: list[Drifted] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
+    _hidden: dict[str, set[str]] = field(default_factory=dict)  # names by their directory
     _changed: set[str] = field(default_factory=set)
     _ended: set[str] = field(default_factory=set)
     _above: set[str] = field(default_factory=set)
 
-    def know(self, changes: ChangeSet) -> None:
-        """Remember what the sandbox changed, and which directories it removed with all that is in them."""
+    def know(self, changes: ChangeSet, masks: Collection[str]) -> None:
+        """Remember what the sandbox never saw, what it changed, and which directories it removed with all that is in them."""
+        for mask in masks:
+            if mask.startswith(f"{self.project}/"):
+                parent, _, name = mask[len(self.project) + 1 :].rpartition("/")
+                self._hidden.setdefault(parent, set()).add(name)
         for change in changes:
             self._changed.add(change.path)
             if _ended(change):
@@ -129,39 +133,43 @@ class _Looking:
     def _directory(self, directory: int, path: str, fold: _Fold | None) -> list[tuple[str, _Fold | None]]:
         """Look at what is in one directory; returns the directories in it, which come next."""
         deeper: list[tuple[str, _Fold | None]] = []
-        remembered = self.names.in_directory(path) if isinstance(self.names, Names) else None
+        prefix = f"{path}/" if path else ""
+        absolute = f"{self.project}/{prefix}"
+        hidden = self._hidden.get(path, set())
+        is_new, remembered = self._remembered(directory, path)
         there: set[str] = set()
         with os.scandir(directory) as entries:
             for entry in entries:
                 self.budget.entries -= 1
                 name = entry.name
-                there.add(name)
-                inner = f"{path}/{name}" if path else name
-                absolute = f"{self.project}/{inner}"
-                if name.startswith(OWN) or absolute in self.masks:
+                if remembered is not None:
+                    there.add(name)
+                    is_new = name not in remembered
+                if name in hidden or name.startswith(OWN):
                     continue
-                is_new = self._is_new(path, name, remembered)
                 if entry.is_dir(follow_symlinks=False):
-                    deeper.append((inner, fold or self._fold(absolute, name, is_new)))
+                    deeper.append((prefix + name, fold or self._fold(absolute + name, name, is_new)))
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                if status.st_ctime_ns >= self.before or is_new:
-                    self._candidate(directory, name, absolute, status, is_new, (remembered or {}).get(name), fold)
-        for name in (remembered or {}).keys() - there:
-            absolute = f"{self.project}/{path}/{name}" if path else f"{self.project}/{name}"
-            if absolute not in self.masks and not name.startswith(OWN):
-                self._add(absolute, DriftKind.GONE, fold)
+                if is_new or status.st_ctime_ns >= self.before:
+                    self._candidate(directory, name, absolute + name, status, is_new, (remembered or {}).get(name), fold)
+        for name in (remembered or {}).keys() - there - hidden:
+            if not name.startswith(OWN):
+                self._add(absolute + name, DriftKind.GONE, fold)
         return deeper
 
-    def _is_new(self, path: str, name: str, remembered: dict[str, str] | None) -> bool:
+    def _remembered(self, directory: int, path: str) -> tuple[bool, dict[str, str] | None]:
+        """Whether all in a directory is new, or the names that were in it; neither where no name has changed or nobody knows."""
         if isinstance(self.names, Unfinished):
-            return False
-        if remembered is None:  # the directory itself is new, or it could not be listed when the clone was made
-            return not any(path == unlisted or path.startswith(unlisted + "/") for unlisted in self.names.unlisted)
-        return name not in remembered
+            return False, None
+        if path not in self.names.records:  # it is new itself, or it could not be listed when the clone was made
+            return not any(path == unlisted or path.startswith(unlisted + "/") for unlisted in self.names.unlisted), None
+        if os.fstat(directory).st_ctime_ns < self.before:  # a name that comes or goes changes the directory
+            return False, None
+        return False, self.names.in_directory(path)
 
     def _fold(self, path: str, name: str, is_new: bool) -> _Fold | None:
         if name == ".git":

@@ -7,14 +7,15 @@ from base64 import b85encode
 from collections.abc import Iterator
 from hashlib import sha1
 
+from agent_sandbox.workspace.confusable import components
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+/=@,%^~")
 _SPELT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
-_IGNORED = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"  # by some filesystems
 
 
 def git_mode(node: Node) -> int:
+    """The mode that git keeps of an entry."""
     if node.type is EntryType.SYMLINK:
         return 0o120000
     return 0o040000 if node.type is EntryType.DIRECTORY else 0o100755 if node.mode & 0o100 else 0o100644
@@ -48,8 +49,4 @@ def quoted(name: bytes) -> bytes:
 
 def is_gits(path: str) -> bool:
     """Whether a part of a path is, to some filesystem, git's own directory: such a patch is refused as a whole."""
-    for part in path.split("/"):
-        folded = "".join(character for character in part if character not in _IGNORED).lower().partition(":")[0].rstrip(" .")
-        if folded in (".git", "git~1"):
-            return True
-    return False
+    return ".git" in components(path)

@@ -1,16 +1,21 @@
-"""Where the two sides of a change are read: the machine, and the layer of a sandbox. Also what a directory takes with it when it goes."""
+"""Where the old side of a change is read: on the machine, or from what was kept of it. Also what a directory takes with it when it goes.
+
+The new side is in the layers of a sandbox: see `stack`.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import dataclass, replace
+from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.nodes import EntryType, describe
+from agent_sandbox.workspace.seen import Base, Bases, Seen, digest_of_open
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,29 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class OneLayer:
-    """The new content of files, below a descriptor of layers of which there is one for each overlay."""
+class Formerly(Machine):
+    """The same as it was when a sandbox first changed it, where that was kept: the machine may have moved on since."""
 
-    layers: int
+    bases: Bases = field(default_factory=dict)
+    open_base: Callable[[Base], int] | None = None
 
-    def open_file(self, change: Change) -> int:
-        """As `Contents` says."""
-        inside = change.path[len(change.target.rstrip("/")) + 1 :]
-        return beneath.open_file(self.layers, f"{quote_target(change.target)}/upper/{inside}")
+    def open_old(self, change: Change) -> int:
+        """As `FormerContents` says. What was not kept is read on the machine, if it is still what it was."""
+        base = self.bases.get(change.path)
+        if base is None or not base.known or base.seen is None:
+            return super().open_old(change)
+        if base.kept and self.open_base is not None:
+            with suppress(WorkspaceError):
+                return self.open_base(base)
+        fd = super().open_old(change)
+        if not _is_still(base.seen, fd):
+            os.close(fd)
+            raise OSError(errno.ESTALE, "the real file has changed since, and what it held before was not kept", change.path)
+        return fd
+
+
+def _is_still(seen: Seen, fd: int) -> bool:
+    status = os.fstat(fd)
+    if (seen.device, seen.inode, seen.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns):
+        return True
+    return bool(seen.digest) and digest_of_open(fd) == seen.digest

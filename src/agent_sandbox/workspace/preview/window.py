@@ -12,7 +12,7 @@ from agent_sandbox.values import dataclass
 
 _CHUNK = 1 << 20
 _AROUND = 3  # lines kept on either side of what differs
-_COMPARED = 8 << 30  # bytes; beyond, the rest is taken as different
+_COMPARED = 1 << 30  # bytes from either end; what lies beyond is taken as different
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def read_window(old: int | None, new: int | None, most: int) -> Window:
     if old is not None and new is not None and max(old_size, new_size) > most:
         shorter = min(old_size, new_size)
         same, newlines = _same_beginning(old, new, min(shorter, _COMPARED))
-        start = _line_start(new, same)
+        start = _line_start(new, same, most)
         lines = newlines - _newlines(new, start, same)
-        ending = _line_after(new, new_size, _same_end(old, new, old_size, new_size, min(shorter - same, _COMPARED)))
+        ending = _line_after(new, new_size, _same_end(old, new, old_size, new_size, min(shorter - same, _COMPARED)), most)
     old_end, new_end = old_size - ending, new_size - ending
     before, after = _read(old, start, min(old_end, start + most)), _read(new, start, min(new_end, start + most))
     return Window(before, after, start, lines, max(0, old_end - start - most), max(0, new_end - start - most))
@@ -62,6 +62,8 @@ def _read(fd: int | None, start: int, stop: int) -> bytes:
 def _common(one: bytes, other: bytes) -> int:
     """The length of the common beginning, found by halves."""
     low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -90,17 +92,17 @@ def _same_end(old: int, new: int, old_size: int, new_size: int, most: int) -> in
         step = min(_CHUNK, most - same)
         one = _read(old, old_size - same - step, old_size - same)
         other = _read(new, new_size - same - step, new_size - same)
-        common = _common(one[::-1], other[::-1]) if len(one) == len(other) == step else 0
+        common = len(one) if one == other else _common(one[::-1], other[::-1]) if len(one) == len(other) else 0
         same += common
         if common < step:
             break
     return same
 
 
-def _line_start(fd: int, offset: int) -> int:
-    """The start of a line, some lines before an offset."""
-    wanted = _AROUND + 1
-    while offset:
+def _line_start(fd: int, offset: int, most: int) -> int:
+    """The start of a line, some lines before an offset; that of the file, if there is none within so many bytes."""
+    wanted, furthest = _AROUND + 1, offset - most
+    while offset > max(furthest, 0):
         start = max(0, offset - _CHUNK)
         piece = _read(fd, start, offset)
         at = len(piece)
@@ -112,10 +114,10 @@ def _line_start(fd: int, offset: int) -> int:
     return 0
 
 
-def _line_after(fd: int, size: int, ending: int) -> int:
-    """How much of the common end to pass over, so that some whole lines of it are kept."""
-    wanted = _AROUND + 1
-    while ending:
+def _line_after(fd: int, size: int, ending: int, most: int) -> int:
+    """How much of the common end to pass over, so that some whole lines of it are kept; nothing, if they are longer than that."""
+    wanted, least = _AROUND + 1, ending - most
+    while ending > max(least, 0):
         piece = _read(fd, size - ending, min(size, size - ending + _CHUNK))
         at = -1
         while wanted and (at := piece.find(b"\n", at + 1)) >= 0:

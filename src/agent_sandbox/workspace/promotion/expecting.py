@@ -71,3 +71,40 @@ def seen_at(directory: int, name: str, *, content: bool = False) -> Seen | None:
 def _below(directory: int, path: str, found: dict[str, Seen | None]) -> None:
     for entry in walk(directory, unlock=False):
         found[f"{path}/{entry.path}"] = seen_at(entry.directory, entry.name)
+
+
+class NewTree:
+    """The tree as it would be with the changes, as far as `protected` asks for it. A context manager."""
+
+    def __init__(self, root: str, changes: ChangeSet) -> None:
+        self._root = root
+        self._anchor = Anchor(root)
+        self._after = {change.path: change.after for change in changes}
+
+    def __enter__(self) -> NewTree:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._anchor.__exit__(None, None, None)
+
+    def link(self, path: str) -> str | None:
+        """The target of the link that would be at a path; None if there would be none. See `protected.Links`."""
+        if path in self._after:
+            node = self._after[path]
+            return node.target if node is not None and node.type is EntryType.SYMLINK else None
+        parent, name = os.path.split(path)
+        while len(parent) > len(self._root):
+            if parent in self._after and ((node := self._after[parent]) is None or node.type is not EntryType.DIRECTORY):
+                return None
+            parent = os.path.dirname(parent)
+        try:
+            return os.readlink(name, dir_fd=self._anchor.directory(relative(os.path.dirname(path), self._root)))
+        except (OSError, Surprise):
+            return None
+
+    def names(self, directory: str) -> list[str]:
+        """The names in a real directory. See `protected.Names`."""
+        try:
+            return os.listdir(self._anchor.directory(relative(directory, self._root)))
+        except (OSError, Surprise, ValueError):
+            return []

@@ -38,7 +38,7 @@ def _move(home: int, place: int, staging: str) -> None:
         try:
             os.rename(staging, "olds", src_dir_fd=place, dst_dir_fd=home)
             return
-        except FileNotFoundError:  # nothing was left to keep
+        except FileNotFoundError:  # somebody has taken it away, and with it the undo; the promotion stands
             os.mkdir("olds", 0o700, dir_fd=home)
             return
         except OSError as error:

@@ -195,9 +195,11 @@ class _Promoting:
 
     def _back(self, prepared: Prepared, error: BaseException) -> None:
         """Take back what was made. Raises `Unfinished` when that cannot be done now."""
-        os.close(self.staging)
-        self.journal.retract()
-        roll_back(self.journal, self.intent, prepared, self.anchor)
+        try:
+            self.journal.retract()
+            roll_back(self.journal, self.intent, prepared, self.anchor, self.staging)
+        finally:
+            os.close(self.staging)
         self._clear_away()
         if isinstance(error, Drift) and os.path.isdir(self.journal.kept):
             error.kept = self.journal.kept

@@ -88,28 +88,28 @@ def _end(journal: Journal, give_up: bool) -> None:
             keep_olds(journal, place, intent.staging)
             return
         if prepared is not None:
-            roll_back(journal, intent, prepared, anchor, give_up=give_up)
+            staging = _staging(anchor, intent, prepared)
+            try:
+                roll_back(journal, intent, prepared, anchor, staging, give_up=give_up)
+            finally:
+                if staging is not None:
+                    os.close(staging)
         remove_tree(place, intent.staging)
         journal.drop()
 
 
-def roll_back(journal: Journal, intent: Intent, prepared: Prepared, anchor: Anchor, *, give_up: bool = False) -> None:
+def roll_back(journal: Journal, intent: Intent, prepared: Prepared, anchor: Anchor, staging: int | None, *, give_up: bool = False) -> None:
     """Take back every move. Afterwards the tree is as it was, but for what somebody else has changed meanwhile, and that is said.
 
     Raises `Unfinished` when something cannot be brought back; everything else is.
     """
-    staging = _staging(anchor, intent, prepared)
     failures: list[str] = []
-    try:
-        keep = _keeper(journal, staging)
-        for move in reversed(prepared.moves):
-            try:
-                take_back(move, anchor, staging, keep)
-            except (Surprise, OSError) as error:
-                failures.append(str(error))
-    finally:
-        if staging is not None:
-            os.close(staging)
+    keep = _keeper(journal, staging)
+    for move in reversed(prepared.moves):
+        try:
+            take_back(move, anchor, staging, keep)
+        except (Surprise, OSError) as error:
+            failures.append(str(error))
     if failures and not give_up:
         path = os.path.join(intent.root, intent.place, intent.staging)
         raise Unfinished(

@@ -21,12 +21,12 @@ from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
 from agent_sandbox.workspace.promotion.copying import copy
 from agent_sandbox.workspace.promotion.looks import carried
 from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Put, Remove, Step, seen_from, split
-from agent_sandbox.workspace.seen import Seen, look
+from agent_sandbox.workspace.seen import Seen
 
 PREFIX = ".agent-sandbox-promotion-"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FORMATS = {EntryType.FIFO: stat.S_IFIFO, EntryType.SOCKET: stat.S_IFSOCK, EntryType.DEVICE: stat.S_IFCHR}
-_INHERITED = ("system.posix_acl_access", "security.selinux")  # of a file that is replaced
+_ACCESS_LIST = "system.posix_acl_access"
 
 
 def make(place: int, name: str) -> int:
@@ -72,7 +72,7 @@ def _fill(step: Put, slot: str, anchor: Anchor, staging: int, contents: Contents
     """Everything that is put, by paths relative to what is put; "" is that itself."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
-    filler = _Filler(contents, above, _inherited(parent, step))
+    filler = _Filler(contents, above, _inherited(step))
     made: dict[str, Seen] = {}
     first, *others = step.items
     if first.type is not EntryType.DIRECTORY:
@@ -102,13 +102,12 @@ def _fill(step: Put, slot: str, anchor: Anchor, staging: int, contents: Contents
     return made
 
 
-def _inherited(parent: int, step: Put) -> dict[str, bytes]:
-    """Access lists and labels of a file that is replaced: they are its owner's, and the guest may not even have seen them."""
+def _inherited(step: Put) -> dict[str, bytes]:
+    """The access list of a file that is replaced: it is its owner's, and the guest may not even have seen it."""
     expected, first = step.expected, step.items[0]
-    if expected is None or expected.node.type is not EntryType.FILE or first.type is not EntryType.FILE:
+    if expected is None or first.type is not EntryType.FILE or _ACCESS_LIST not in expected.node.xattrs:
         return {}
-    found = look(parent, split(step.path)[1], now_ns=0)
-    return {name: value for name, value in (found.node.xattrs if found else {}).items() if name in _INHERITED}
+    return {_ACCESS_LIST: expected.node.xattrs[_ACCESS_LIST]} if expected.node.type is EntryType.FILE else {}
 
 
 class _Filler:

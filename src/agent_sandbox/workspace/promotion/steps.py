@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field
+from agent_sandbox.values import TYPE_CHECKING
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.seen import Seen
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.changes import Change
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be a hundred thousand of these
 class Look:
     """How a new entry is to look. An owner that is None is that of the directory it is put in; a time that is None, that of the content."""
 
@@ -33,7 +34,7 @@ class Look:
     mtime_ns: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One new entry. `path` is relative to the root, `content` where a file's bytes come from, `digest`, if given, what they must be."""
 
@@ -47,7 +48,7 @@ class Item:
     digest: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Put:
     """Put the first of `items`, which holds the others, at `path`, in the place of `expected` and what is `inside` it."""
 
@@ -57,7 +58,7 @@ class Put:
     inside: Mapping[str, Seen] = field(default_factory=dict, hash=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Remove what is at `path` and all that is `inside` it."""
 
@@ -66,7 +67,7 @@ class Remove:
     inside: Mapping[str, Seen] = field(default_factory=dict, hash=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Adjust:
     """Give a directory that stays another mode and other attributes of its user."""
 
@@ -135,7 +136,7 @@ class Plan:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """A step that is staged: at `path` is `old`, and is to be `new`. `slot` is the name, in the staging directory, of the one that is not.
 

@@ -24,6 +24,7 @@ from agent_sandbox.workspace.promotion.planning import ordered
 from agent_sandbox.workspace.promotion.promoting import Promotion, promote
 from agent_sandbox.workspace.promotion.recovery import recover
 from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Plan, Put, Remove, Step, split
+from agent_sandbox.workspace.promotion.verifying import status_of
 from agent_sandbox.workspace.seen import Seen
 
 
@@ -52,8 +53,10 @@ def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable
 def plan_back(journal: Journal, olds: Olds) -> Plan:
     """The steps back from what a promotion has left. Raises `Drift`, with every path that is not as it was left."""
     intent, prepared = journal.intent(), journal.prepared()
-    if intent is None or prepared is None:
-        raise WorkspaceError(f"the record of promotion {journal.number} is incomplete, so it cannot be taken back")
+    if intent is None or prepared is None or not all(olds.has(move.slot) for move in prepared.moves if move.old and not move.in_place):
+        raise WorkspaceError(
+            f"what promotion {journal.number} replaced is not there any more, so it cannot be taken back", hint=f"see {journal.path!r}"
+        )
     steps: list[Step] = []
     drifted: list[str] = []
     with Anchor(intent.root) as anchor:
@@ -88,6 +91,10 @@ class Olds:
         """The change that puts something back; `place` is where it is kept."""
         self._places[path] = place
         return Change(path, Kind.ADDED, None, seen.node)
+
+    def has(self, slot: str) -> bool:
+        """Whether something is kept under this name."""
+        return status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
         """See `Contents`."""

@@ -1,0 +1,197 @@
+"""A sandbox that outlives a run: what its runs change waits in it until it is promoted, and can be gone back on until then.
+
+It is the same sandbox that the command line has for a project: what one has changed the other shows, and promotes. Runs see the whole
+machine but for masked secrets, and write to nothing of it.
+"""
+
+from __future__ import annotations
+
+import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from agent_sandbox import places, result, shared
+from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.engine import promoting
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted
+from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.stored import Rollback, Stored
+from agent_sandbox.errors import Denied, PolicyError
+from agent_sandbox.policy.model import Policy, cloned
+from agent_sandbox.policy.paths import matches, parse
+from agent_sandbox.result import SandboxResult
+from agent_sandbox.sandbox import ENVIRONMENT
+from agent_sandbox.values import replace
+from agent_sandbox.work import Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
+from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.drift import Drift
+from agent_sandbox.workspace.history import Snapshot
+from agent_sandbox.workspace.merging import Conflict
+from agent_sandbox.workspace.preview.compare import compare
+from agent_sandbox.workspace.preview.sources import Formerly
+from agent_sandbox.workspace.preview.unified import unified
+from agent_sandbox.workspace.project import find_project
+from agent_sandbox.workspace.store import Store
+
+Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
+
+
+class Workspace:
+    """The stored sandbox of a project directory. Runs in it come one after the other; a second one waits.
+
+    >>> work = Workspace.over("app")                         # doctest: +SKIP
+    >>> work.run(shell("sed -i s/a/b/ notes.txt"))           # doctest: +SKIP
+    >>> print(work.diff())                                   # doctest: +SKIP
+    >>> work.promote()                                       # doctest: +SKIP
+    """
+
+    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None) -> None:
+        """Usually made by `over`."""
+        self.project = stored.state.project
+        self.policy = policy
+        self._stored = stored
+        self._env = {**ENVIRONMENT, **environment(env_vars or {})}
+        self._gate = Gate(policy, places.ledger(), clock=time.time)
+        self._masks = [mask.path for mask in policy.files.masks]
+
+    @classmethod
+    def over(cls, project: PathLike, *, config: SandboxConfig | None = None, env_vars: Mapping[str, str] | None = None) -> Self:
+        """The one of this directory, which is taken as named. Nothing is made before the first run.
+
+        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits. Raises `PolicyError` for a directory that
+        is not there, and for a configuration that allows no writing.
+        """
+        found = find_project(os.fsdecode(project), home=places.home(), explicit=True)
+        policy = config.policy() if config is not None else cloned(masks=places.masks_for(found.path))
+        if not policy.files.write:
+            raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
+        given = {**(config.env_vars if config else {}), **(env_vars or {})}
+        return cls(Stored(Store.open(places.state_dir()).sandbox_for(found.path)), policy, env_vars=given)
+
+    def __repr__(self) -> str:
+        return f"Workspace(project={self.project!r})"
+
+    def execute(self, code: str, language: str = "python", **options: Any) -> SandboxResult:
+        """Run code as a script of its own. Options are those of `run`."""
+        return self._perform(code_of(code, language), **options)
+
+    def run(self, work: str | Sequence[str] | Shell, **options: Any) -> SandboxResult:
+        """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
+
+        It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`, and `cwd`.
+        """
+        return self._perform(work_of(work), **options)
+
+    def _perform(
+        self,
+        what: Code | Command,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+        on_output: OnOutput | None = None,
+        cwd: PathLike | None = None,
+    ) -> SandboxResult:
+        listener = Listener(on_output) if on_output is not None else None
+        work = Work(
+            with_arguments(what, args),
+            {**self._env, **environment(env_vars or {})},
+            cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
+            stdin=encoded(stdin),
+            on_output=listener,
+        )
+        language = what.language if isinstance(what, Code) else None
+        try:
+            outcome = self._session(timeout).run(work)
+        except Denied as error:
+            return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
+        if listener is not None:
+            listener.finish()
+        return result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+
+    def _session(self, timeout: float | None) -> Session:
+        policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
+        gate = self._gate if policy is self.policy else Gate(policy, places.ledger(), clock=time.time)
+        return Session(
+            gate, shared.runtime(), project=self.project, state=self._stored.state, on_busy=lambda busy: None, beside=_in_a_thread
+        )
+
+    def changes(self) -> ChangeSet:
+        """What would be different on the machine if everything were promoted."""
+        return self._stored.changes(self.policy)
+
+    def diff(self) -> str:
+        """The changes as a unified diff for people. What cannot be seen is escaped; see `agent-sandbox diff --patch` for machines."""
+        with self._stored.opened() as stack:
+            former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
+            changes = self._stored.changes_in(stack, self.policy)
+            rows = (row for change in changes for row in unified(compare(change, stack, former), relative_to=self.project))
+            return "".join(f"{row.plain}\n" for row in rows)
+
+    def drift(self) -> Drift:
+        """What has moved on in the real project since the clone was made, and what of it the sandbox changed too."""
+        return self._stored.drift(self.changes(), self._masks)
+
+    def snapshot(self, label: str = "") -> Snapshot:
+        """Keep what it is now, to go back to."""
+        return self._stored.snapshot(label)
+
+    def rollback(self, to: str | int | Snapshot | None = None) -> Rollback:
+        """Go back to a snapshot, by label or id; without one, to the last. What was since is kept in a snapshot of its own."""
+        return self._stored.rollback(to.id if isinstance(to, Snapshot) else to)
+
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """All snapshots, oldest first; `parent` makes them a tree."""
+        return self._stored.snapshots().snapshots
+
+    def forget(self, which: str | int | Snapshot) -> Snapshot:
+        """Forget a snapshot, and free what only it needed."""
+        return self._stored.forget(which.id if isinstance(which, Snapshot) else which)
+
+    def promote(
+        self,
+        only: Iterable[str] = (),
+        *,
+        system: bool = False,
+        drift: Literal["refuse", "merge", "force"] = "refuse",
+        resolve: Resolve | None = None,
+        approve: Iterable[str] = (),
+        review: Callable[[Proposal], bool] | None = None,
+    ) -> CarriedOver | None:
+        """Carry the changes over to the real project: all of them, or those whose paths `only` covers; all or nothing.
+
+        `approve` names the protected kinds of changes that are agreed to, `review` is shown the proposal first and may say no; then None is
+        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
+        reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
+        """
+        patterns = [parse(_below(self.project, text), home=places.home()) for text in only]
+
+        def chosen(change: Change) -> bool:
+            return not patterns or any(matches(pattern, change.path) for pattern in patterns)
+
+        promoting.recovered(self._stored)
+        with promoting.proposed(self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(approve))) as proposal:
+            if review is not None and not review(proposal):
+                return None
+            return promoting.carry_out(proposal, self._stored, self._gate)
+
+    def undo(self) -> CarriedOver:
+        """Take the last promotion back. Raises `Drift` when something it changed has changed since."""
+        return promoting.take_back(self._stored, self._gate)
+
+    def reset(self) -> None:
+        """Forget everything it changed, and its snapshots. What was promoted stays, and can still be taken back."""
+        self._stored.state.reset()
+
+
+def _below(project: str, text: str) -> str:
+    return text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}"
+
+
+def _in_a_thread(do: Callable[[], None]) -> None:
+    threading.Thread(target=do, name="agent-sandbox-names", daemon=True).start()

@@ -1,0 +1,131 @@
+"""`promote`, `undo`, `snapshot` and `rollback`, as people type them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.program import Shell, words
+from tests.e2e.sitting import sitting
+
+
+@pytest.fixture
+def changed(shell: Shell) -> Shell:
+    (shell.cwd / "keep.txt").write_text("one\ntwo\n")
+    assert shell("run", "echo three >> keep.txt; echo new > new.txt").returncode == 0
+    return shell
+
+
+def test_nothing_is_carried_over_unless_somebody_says_yes(changed: Shell) -> None:
+    asked = changed("promote")
+    assert asked.returncode == 3 and "nobody said yes" in words(asked)
+    assert b"keep.txt" in asked.stdout and not (changed.cwd / "new.txt").exists()
+    rehearsed = changed("promote", "--dry-run")
+    assert rehearsed.returncode == 0 and not (changed.cwd / "new.txt").exists()
+    done = changed("promote", "--yes")
+    assert done.returncode == 0 and "carried over 2 changes" in words(done)
+    assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\nthree\n" and (changed.cwd / "new.txt").read_text() == "new\n"
+    assert changed("promote", "--yes").returncode == 0
+    assert "nothing to promote" in words(changed("promote", "--yes"))
+    assert changed("undo").returncode == 0
+    assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\n" and not (changed.cwd / "new.txt").exists()
+    nothing = changed("undo")
+    assert nothing.returncode == 125 and "no promotion to take back" in words(nothing)
+
+
+def test_apply_is_the_same_verb(changed: Shell) -> None:
+    assert changed("apply", "--yes", "--only", "new.txt").returncode == 0
+    assert (changed.cwd / "new.txt").exists() and (changed.cwd / "keep.txt").read_text() == "one\ntwo\n"
+    assert changed.json("status")["changes"]["project"] == 1
+
+
+def test_a_person_is_asked_and_may_say_no(changed: Shell) -> None:
+    with sitting(changed, "promote") as person:
+        person.expect(b"Carry over 2 changes")
+        person.type(b"n\r")
+        assert person.end() == 3
+    assert not (changed.cwd / "new.txt").exists()
+    with sitting(changed, "promote") as person:
+        person.expect(b"Carry over 2 changes")
+        person.type(b"y\r")
+        assert person.end() == 0
+    assert (changed.cwd / "new.txt").exists()
+
+
+def test_yes_does_not_cover_what_is_protected(shell: Shell) -> None:
+    shell("run", "mkdir -p .github/workflows; echo 'on: push' > .github/workflows/ci.yml; echo x > x; ln -s /etc/passwd out")
+    refused = shell("promote", "--yes")
+    assert refused.returncode == 3
+    assert "--approve ci" in words(refused) and "--approve links-out" in words(refused)
+    assert not (shell.cwd / "x").exists()
+    document = shell.json("promote", "--dry-run")
+    assert sorted(document["protected"]) == ["ci", "links-out"] and document["carried_over"] is False
+    with sitting(shell, "promote", "--yes") as person:
+        person.expect(b"protected kind 'ci'?")
+        person.type(b"y\r")
+        person.expect(b"protected kind 'links-out'?")
+        person.type(b"n\r")
+        assert person.end() == 3
+    assert not (shell.cwd / "x").exists()
+    assert shell("promote", "--yes", "--approve", "ci,links-out").returncode == 0
+    assert os.readlink(shell.cwd / "out") == "/etc/passwd"
+    unknown = shell("promote", "--yes", "--approve", "everything")
+    assert unknown.returncode == 2 and "no protected class 'everything'" in words(unknown)
+
+
+def test_reality_that_moved_on_is_refused_and_merged(changed: Shell) -> None:
+    (changed.cwd / "keep.txt").write_text("zero\none\ntwo\n")
+    refused = changed("promote", "--yes")
+    assert refused.returncode == 1 and "moved on" in words(refused) and "--merge" in words(refused)
+    assert "moved on, which you changed" in changed("status").stdout.decode()
+    assert changed("promote", "--yes", "--merge").returncode == 0
+    assert (changed.cwd / "keep.txt").read_text() == "zero\none\ntwo\nthree\n"
+
+
+def test_conflicts_are_named_and_can_be_marked(changed: Shell) -> None:
+    (changed.cwd / "new.txt").write_text("theirs\n")
+    refused = changed("promote", "--yes", "--merge")
+    assert refused.returncode == 1 and "both added it" in words(refused)
+    assert changed("promote", "--yes", "--merge", "--resolve", "markers").returncode == 0
+    marked = (changed.cwd / "new.txt").read_text()
+    assert "<<<<<<<" in marked and "new\n" in marked and "theirs\n" in marked
+    wrong = changed("promote", "--resolve", "both")
+    assert wrong.returncode == 2 and "ours, theirs or markers" in words(wrong)
+
+
+def test_what_lies_elsewhere_stays_in_the_sandbox(shell: Shell, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shell("run", f"echo x > {elsewhere}/file; echo y > inside")
+    done = shell("promote", "--yes")
+    assert done.returncode == 0 and "1 change outside the project stays in the sandbox" in words(done)
+    assert (shell.cwd / "inside").exists() and not (elsewhere / "file").exists()
+    assert shell("promote", "--yes", "--system", "--only", str(elsewhere)).returncode == 0
+    assert (elsewhere / "file").read_text() == "x\n"
+
+
+def test_a_fifo_is_never_carried_over_and_the_rest_only_without_it(shell: Shell) -> None:
+    shell("run", "mkfifo pipe; echo x > file")
+    refused = shell("promote", "--yes")
+    assert refused.returncode == 2 and "a FIFO is never promoted" in words(refused)
+    assert not (shell.cwd / "file").exists()
+    assert shell("promote", "--yes", "--skip", "pipe").returncode == 0
+    assert (shell.cwd / "file").exists() and not (shell.cwd / "pipe").exists()
+
+
+def test_a_commit_made_inside_can_be_carried_over(shell: Shell) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for line in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *line], cwd=shell.cwd, check=True, capture_output=True)
+    made = shell("run", "echo more > more.txt; git add more.txt; git -c user.name=b -c user.email=b@example.org commit -q -m second")
+    assert made.returncode == 0, words(made)
+    refused = shell("promote", "--yes")
+    assert refused.returncode == 3 and "git-history" in words(refused)
+    assert shell("promote", "--yes", "--approve", "git-history").returncode == 0
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=shell.cwd, check=True, capture_output=True, text=True).stdout
+    assert log == "second\nfirst\n"
+    assert subprocess.run(["git", "status", "--porcelain"], cwd=shell.cwd, check=True, capture_output=True).stdout == b""
+    assert subprocess.run(["git", "fsck", "--strict"], cwd=shell.cwd, capture_output=True, check=False).returncode == 0
