@@ -193,7 +193,7 @@ def test_an_access_list_of_the_owner_stays_on_what_is_replaced(mixed: Edited) ->
 
 
 def test_only_so_many_promotions_are_remembered(tmp_path: Path) -> None:
-    edited = Edited(tmp_path, lambda tree: None, lambda tree: (tree / "x").write_text("x") and None)
+    edited = Edited(tmp_path, lambda tree: None, lambda tree: (tree / "x").mkdir())
     for _ in range(REMEMBERED):
         edited.promote()
         edited.undo()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import Unfinished, WorkspaceError
-from agent_sandbox.workspace.promotion import performing, promoting
+from agent_sandbox.workspace.promotion import keeping, performing
 from agent_sandbox.workspace.promotion.anchor import Anchor
 from agent_sandbox.workspace.promotion.recovery import Recovery, recover
 from agent_sandbox.workspace.promotion.steps import Move
@@ -30,7 +30,7 @@ def interrupt(edited: Edited, *, committed: bool = False) -> None:
             make(move, anchor, staging)
 
         if committed:
-            promoting.keep_olds = lambda *ignored: os._exit(9)
+            keeping.keep_olds = lambda *ignored: os._exit(9)
         else:
             performing.make = make_some
         edited.promote(made)

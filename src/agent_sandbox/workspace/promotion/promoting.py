@@ -22,10 +22,9 @@ from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.beneath import identity
 from agent_sandbox.workspace.changes import Contents
 from agent_sandbox.workspace.locking import Holder
-from agent_sandbox.workspace.promotion import performing, staging
+from agent_sandbox.workspace.promotion import keeping, performing, staging
 from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
 from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals, next_journal
-from agent_sandbox.workspace.promotion.keeping import keep_olds
 from agent_sandbox.workspace.promotion.recovery import lock, recover_locked, roll_back
 from agent_sandbox.workspace.promotion.steps import Move, Plan, split
 from agent_sandbox.workspace.removal import remove_tree
@@ -124,7 +123,7 @@ class _Promoting:
         except BaseException as error:
             self._back(prepared, error)
             raise
-        keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+        keeping.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
         self._forget_the_oldest()
         return done
 
