@@ -14,8 +14,9 @@ from contextlib import contextmanager
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.merging import Mixed, brought_together
+from agent_sandbox.engine.recovering import UnderWay, let_go, not_let_go
 from agent_sandbox.engine.stored import Stored
-from agent_sandbox.errors import Conflicted, Drift, PolicyError
+from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError
 from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
@@ -31,7 +32,6 @@ from agent_sandbox.workspace.promotion import undoing
 from agent_sandbox.workspace.promotion.expecting import look_at
 from agent_sandbox.workspace.promotion.planning import Expected, plan
 from agent_sandbox.workspace.promotion.promoting import Promotion, promote
-from agent_sandbox.workspace.promotion.recovery import Recovery, recover
 from agent_sandbox.workspace.promotion.steps import Plan, Refusal
 
 if TYPE_CHECKING:
@@ -106,11 +106,7 @@ class CarriedOver:
 
     promotion: Promotion
     snapshot: Snapshot | None = None
-
-
-def recovered(stored: Stored) -> Recovery:
-    """Bring to an end what was interrupted, an earlier promotion or undo. Cheap when nothing was."""
-    return recover(stored.state.promotions, _holder("recovery"))
+    note: str = ""  # what could not be done yet, in words
 
 
 @contextmanager
@@ -141,15 +137,36 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
     """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
     was changed."""
     _refuse_moved(proposal)
-    promotion = gate.perform(
+    return _done(
+        stored,
+        gate,
         proposal.action(),
-        lambda allow: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
-        describe=_facts,
+        lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
+        _droppable(proposal),
     )
-    if not promotion.number:
-        return CarriedOver(promotion)
-    label = f"before promotion {promotion.number}"
-    return CarriedOver(promotion, stored.drop(_droppable(proposal), label, [mask.path for mask in gate.policy.files.masks]))
+
+
+def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], paths: list[str]) -> CarriedOver:
+    """Do it through the gate, and then to the layers what follows from it. Wherever this is cut off, `recovering` goes on from there."""
+
+    def announced(intent: int) -> None:
+        UnderWay.begin(stored, intent, paths, undo=isinstance(action, Undo))
+
+    try:
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, announced=announced)
+    except BaseException:
+        note = UnderWay.recall(stored)
+        if note is not None and note.done(stored) is None:
+            UnderWay.finish(stored)
+        raise
+    snapshot = None
+    if promotion.number:
+        try:
+            snapshot = let_go(stored, gate, paths, promotion.number, promotion.undoes)
+        except (SandboxError, OSError) as error:
+            return CarriedOver(promotion, note=not_let_go(error))
+    UnderWay.finish(stored)
+    return CarriedOver(promotion, snapshot)
 
 
 def _droppable(proposal: Proposal) -> list[str]:
@@ -169,16 +186,11 @@ def take_back(stored: Stored, gate: Gate) -> CarriedOver:
 
     Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
     """
-    recovered(stored)
     with stored.state.lock(command="undo"):
         journal = undoing.last(stored.state.promotions)
         number = "" if journal is None else str(journal.number)
-        promotion = gate.perform(
-            Undo(_text(stored.state.project), number),
-            lambda allow: undoing.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time),
-            describe=_facts,
-        )
-        return CarriedOver(promotion, stored.restore(f"before promotion {promotion.undoes}"))
+        action = Undo(_text(stored.state.project), number)
+        return _done(stored, gate, action, lambda: undoing.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), paths=[])
 
 
 def _refuse_moved(proposal: Proposal) -> None:

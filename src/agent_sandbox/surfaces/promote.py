@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed, recovered, take_back
+from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, current, policy_of
@@ -17,6 +17,7 @@ from agent_sandbox.surfaces.diff import show
 from agent_sandbox.surfaces.messages import remark, say, shown
 from agent_sandbox.surfaces.preview.material import check, covering, gather
 from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.promotion.undoing import last
@@ -37,7 +38,8 @@ def promote(request: Request) -> int:
     found = current(request)
     wanted = _wanted(request, found.project.path)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    _recover(request, stored)
+    gate = Gate(policy, places.ledger(), clock=time.time)
+    recover(stored, gate)
     with proposed(stored, policy, wanted) as proposal:
         if not request.has("--json"):
             _show(request, proposal, found)
@@ -49,23 +51,27 @@ def promote(request: Request) -> int:
         if agreed is None:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
-        done = carry_out(agreed, stored, Gate(policy, places.ledger(), clock=time.time))
+        done = carry_out(agreed, stored, gate)
     what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root} · take it back: agent-sandbox undo"
-    return _end(request, agreed, done, what)
+    _end(request, agreed, done, what)
+    if done.note:
+        remark(done.note)
+    return 0
 
 
 def undo(request: Request) -> int:
     """The verb `undo`."""
     found = current(request)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    _recover(request, stored)
+    gate = Gate(policy, places.ledger(), clock=time.time)
+    recover(stored, gate)
     journal = last(found.state.promotions)
     if journal is not None and not request.has("--yes") and not request.has("--json") and _at_a_terminal():
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
         if not _says_yes(f"Take back promotion {journal.number} of {when}?"):
             remark("nothing was taken back")
             return NOBODY_AGREED
-    done = take_back(stored, Gate(policy, places.ledger(), clock=time.time))
+    done = take_back(stored, gate)
     again = "; the changes wait in the sandbox again" if done.snapshot else ""
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
@@ -73,6 +79,8 @@ def undo(request: Request) -> int:
         print_document("undo", _done(done))
     elif not request.has("--quiet"):
         remark(f"took back promotion {done.promotion.undoes} of {done.promotion.root}{again}")
+    if done.note:
+        remark(done.note)
     return 0
 
 
@@ -92,19 +100,6 @@ def _wanted(request: Request, project: str) -> Wanted:
 
     approved = frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
     return Wanted(chosen, request.has("--system"), drift, resolve, approved)
-
-
-def _recover(request: Request, stored: Stored) -> None:
-    """Bring to an end what was interrupted, and say so."""
-    end = recovered(stored)
-    for number in end.rolled_back:
-        remark(f"promotion {number} had been interrupted; it was taken back, and the tree is as it was before")
-    for number in end.finished:
-        remark(f"promotion {number} had been interrupted after it was done; it was finished")
-    for kept in end.kept:
-        remark(f"what somebody else saved meanwhile is kept in {kept}")
-    for problem in end.problems:
-        remark(problem)
 
 
 def _show(request: Request, proposal: Proposal, found: Current) -> None:
