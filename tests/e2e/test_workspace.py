@@ -204,3 +204,14 @@ def test_what_a_run_read_is_told_when_it_moves_on(work: Workspace, project: Path
 def test_without_root_reads_are_not_watched_and_that_is_said(work: Workspace) -> None:
     with pytest.raises(WorkspaceError, match="takes root"):
         work.run(shell("cat notes.txt"), watch_reads=True)
+
+
+def test_a_directory_that_was_made_anew_does_not_count_as_moved_on(work: Workspace, project: Path) -> None:
+    (project / "tree" / "inner").mkdir(parents=True)
+    (project / "tree" / "inner" / "file").write_text("x\n")
+    time.sleep(0.05)
+    work.run(shell("rm -rf tree; mkdir tree; echo new > tree/new"))
+    work.promote()
+    assert [path.name for path in (project / "tree").rglob("*")] == ["new"]
+    work.undo()
+    assert (project / "tree" / "inner" / "file").read_text() == "x\n"
