@@ -30,27 +30,35 @@ _NAME = "under-way"
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """What leaves the layers once it is carried over: `paths`; and `places`, directories that stay for what is left in them."""
+
+    paths: Collection[str] = ()
+    places: Collection[str] = ()
+
+
+@dataclass(frozen=True)
 class UnderWay:
     """A promotion, or an undo, that may not have come to its end. `after` is the number of the last one before it."""
 
     intent: int
     after: int
     undo: bool
-    paths: Collection[str]
+    leaving: Leaving
     layers: object
 
     @classmethod
-    def begin(cls, stored: Stored, intent: int, paths: Collection[str], *, undo: bool = False) -> UnderWay:
+    def begin(cls, stored: Stored, intent: int, leaving: Leaving, *, undo: bool = False) -> UnderWay:
         """Note it, before anything is done. To be called with the lock held."""
         from json import dumps
 
         from agent_sandbox.workspace.promotion.journal import journals
 
         after = max((journal.number for journal in journals(stored.state.promotions)), default=0)
-        note = cls(intent, after, undo, list(paths), _layers(stored))
+        note = cls(intent, after, undo, leaving, _layers(stored))
         with explained(f"note what is under way in {stored.state.promotions!r}"):
             os.makedirs(stored.state.promotions, mode=0o700, exist_ok=True)
-            write_atomically(_place(stored.state), dumps(vars(note)) + "\n")
+            write_atomically(_place(stored.state), dumps({**vars(note), "leaving": vars(leaving)}) + "\n")
         return note
 
     @classmethod
@@ -60,10 +68,11 @@ class UnderWay:
 
         try:
             with open(_place(stored.state), "rb") as file:
-                return cls(**loads(file.read()))
+                found = loads(file.read())
+            return cls(**{**found, "leaving": Leaving(**found["leaving"])})
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, KeyError):
             cls.finish(stored)
             return None
 
@@ -116,21 +125,23 @@ def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
         gate.conclude(note.intent, "done", {"promotion": journal.number, "recovered": True, **facts})
         if note.untouched(stored):
             try:
-                let_go(stored, gate, note.paths, journal.number, int(journal.facts().get("undoes", 0)))
+                let_go(stored, gate, note.leaving, journal.number, int(journal.facts().get("undoes", 0)))
             except (SandboxError, OSError) as error:
                 yield not_let_go(error)
                 return
     UnderWay.finish(stored)
 
 
-def let_go(stored: Stored, gate: Gate, paths: Collection[str], number: int, undoes: int) -> Snapshot | None:
+def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: int) -> Snapshot | None:
     """Make the layers what they are after a promotion or an undo: without what is real now, or with what is not real any more.
 
     Returns the snapshot that keeps what they were, or that is the present again.
     """
     if undoes:
         return stored.restore(f"before promotion {undoes}")
-    return stored.drop(paths, f"before promotion {number}", [mask.path for mask in gate.policy.files.masks])
+    masks = [mask.path for mask in gate.policy.files.masks]
+    label = f"before promotion {number}" if number else "before what was real already was dropped"
+    return stored.drop(leaving.paths, label, masks, places=leaving.places)
 
 
 def not_let_go(error: Exception) -> str:

@@ -43,7 +43,7 @@ def promote(request: Request) -> int:
     with proposed(stored, policy, wanted) as proposal:
         if not request.has("--json"):
             _show(request, proposal, found)
-        if not proposal.changes:
+        if not proposal.changes and not proposal.settled:
             return _end(request, proposal, None, "there is nothing to promote")
         if request.has("--dry-run"):
             return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
@@ -52,7 +52,8 @@ def promote(request: Request) -> int:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
         done = carry_out(agreed, stored, gate)
-    what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root} · take it back: agent-sandbox undo"
+    back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
+    what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
     _end(request, agreed, done, what)
     if done.note:
         remark(done.note)
@@ -115,7 +116,7 @@ def _show(request: Request, proposal: Proposal, found: Current) -> None:
         remark(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
     plan = proposal.plan()
     _list(
-        f"{len(plan.refused):,} can never be carried over; leave them out with --skip:",
+        f"{len(plan.refused):,} can never be carried over (--skip leaves out):",
         _told((r.path, r.why) for r in plan.refused),
         project,
     )
@@ -126,6 +127,7 @@ def _show(request: Request, proposal: Proposal, found: Current) -> None:
         )
     elif proposal.merged:
         _list(f"{len(proposal.merged):,} merged with what is real now:", proposal.merged, project)
+    _list(f"{len(proposal.settled):,} need nothing: reality is so already, or stays as it is:", proposal.settled, project)
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
         agreed = " [agreed to]" if name in proposal.wanted.approved else f" (--approve {name})"
@@ -189,6 +191,7 @@ def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: 
                 "changes": [change_document(change) for change in proposal.changes],
                 "moved": [{**path_fields("path", path), "why": moved.why()} for path, moved in proposal.moved.items()],
                 "merged": [path_fields("path", path) for path in proposal.merged],
+                "settled": [path_fields("path", path) for path in proposal.settled],
                 "conflicts": [{**path_fields("path", each.path), "why": each.kind.value} for each in proposal.conflicts],
                 "refused": [{**path_fields("path", each.path), "why": each.why} for each in proposal.plan().refused],
                 "protected": {name: [path_fields("path", path) for path in paths] for name, paths in proposal.protected().items()},

@@ -90,6 +90,18 @@ def keep(
     return Kept(keeper.count, keeper.unknown)
 
 
+def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
+    """Directories as they are at this moment, for whoever has just made them what they are. Raises OSError."""
+    found: list[Base] = []
+    with Reality(machine_root) as reality:
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            directory = reality.directory(parent.lstrip("/"))
+            seen = look(directory, name, now_ns=time.time_ns()) if directory is not None else None
+            found.append(Base(path, seen))
+    return found
+
+
 @dataclass(frozen=True)
 class _Place:
     """What is known of a real directory while the entries of the layer's directory are looked at. `status` is None where there is none."""
