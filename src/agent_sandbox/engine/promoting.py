@@ -189,7 +189,7 @@ def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[],
         except (SandboxError, OSError) as error:
             return CarriedOver(promotion, note=not_let_go(error))
     UnderWay.finish(stored)
-    return CarriedOver(promotion, snapshot)
+    return CarriedOver(promotion, snapshot, promotion.note)
 
 
 def _leaving(proposal: Proposal) -> Leaving:

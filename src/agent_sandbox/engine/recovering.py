@@ -137,9 +137,9 @@ def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: in
 
     Returns the snapshot that keeps what they were, or that is the present again.
     """
-    if undoes:
-        return stored.restore(f"before promotion {undoes}")
     masks = [mask.path for mask in gate.policy.files.masks]
+    if undoes:
+        return stored.restore(f"before promotion {undoes}", masks)
     label = f"before promotion {number}" if number else "before what was real already was dropped"
     return stored.drop(leaving.paths, label, masks, places=leaving.places)
 
