@@ -189,15 +189,15 @@ class _Level:
     mode: int | None = None  # to be put back
 
 
-def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Generator[Entry, None, None]:
-    """Everything below `directory`, each directory before what is in it, in the order of names.
+def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, directories_only: bool = False) -> Generator[Entry, None, None]:
+    """Everything below `directory`, or all directories, each before what is in it, in the order of names.
 
     With `unlock`, a directory that the caller owns but may not read is made readable while the walk is in it; leave it off for what is no
     guest's. Raises `TooMany` after `limit` entries, and `Moved` when a directory is moved away under us.
     """
     current = os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     levels = [_Level(identity(current))]
-    levels[0].names = sorted(names(current, limit=limit), reverse=True)
+    levels[0].names = _listed(current, limit, directories_only)
     left = limit - len(levels[0].names)
     try:
         while levels:
@@ -227,7 +227,7 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
             outer, current = current, own
             levels.append(below)
             try:
-                below.names = sorted(names(own, limit=left), reverse=True)
+                below.names = _listed(own, left, directories_only)
                 left -= len(below.names)
                 yield entry
             finally:
@@ -239,6 +239,11 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
         finally:
             if current >= 0:
                 os.close(current)
+
+
+def _listed(directory: int, limit: int, directories_only: bool) -> list[str]:
+    found = names(directory, limit=limit)
+    return sorted([name for name in found if found[name] == stat.S_IFDIR] if directories_only else found, reverse=True)
 
 
 def names(directory: int, *, limit: int) -> dict[str, int]:
