@@ -14,17 +14,20 @@ _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, f
 def looked_into(upper: int, path: str, prefix: str, real: int) -> bool | None:
     """Whether the directory at `path` of a layer was copied from the real one of the same name in `real`.
 
-    None where overlays do not note it: for a user who is not root, and over a filesystem that has no handles.
+    None where overlays do not note it: for a user who is not root, over a filesystem that has no handles, and on the way to what is hidden,
+    where the directory that was copied is one of ours that hides it, on a filesystem of another kind.
     """
     origin = attribute(upper, path, prefix + "origin")
     if origin is None:
         return False  # the guest made this one: nothing ties it to the real one
     if len(origin) <= _ORIGIN.size:
         return None
+    noted = _ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :]
     try:
-        return name_to_handle_at(real, path.rpartition("/")[2]) == (_ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :])
+        kind, handle = name_to_handle_at(real, path.rpartition("/")[2])
     except OSError:
         return False
+    return (kind, handle) == noted if (kind, len(handle)) == (noted[0], len(noted[1])) else None
 
 
 def attribute(directory: int, path: str, name: str) -> bytes | None:
