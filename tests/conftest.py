@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import left_since, traces
+from tests.leftovers import left_since, ours_alone, traces
 
 # Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
@@ -57,6 +57,7 @@ def evaluation_data() -> Path:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    ours_alone.add(session.config._tmp_path_factory.getbasetemp().resolve())  # type: ignore[attr-defined]  # the fixture is not there yet
     session.config.stash[TRACES_BEFORE] = traces()
 
 

@@ -34,6 +34,7 @@ class Process(NamedTuple):
     zombie: bool
 
 
+ours_alone: set[Path] = set()  # directories of this test session: what a loop device of ours is made of lies there
 _still_ours: set[int] = set()  # children that lived when `adopting` ended: orphans among them come to an end later
 
 
@@ -62,7 +63,7 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
     ours = descendants(os.getpid(), processes)
     if not adopted:
         ours |= {pid for pid, found in processes.items() if found.parent == 1 and _looks_like_ours(pid)}
-    return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
+    return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(watched), **_files(watched)}
 
 
 def left_since(before: dict[str, str], *watched: Path, patience_seconds: float, adopted: bool = False) -> list[str]:
@@ -127,9 +128,15 @@ def _namespaces(ours: set[int]) -> dict[str, str]:
     return {f"namespace {name}": f"namespace {name}" for name in held - mine - {""}}
 
 
-def _loop_devices() -> dict[str, str]:
-    files = LOOPS.glob("loop*/loop/backing_file")
-    return {f"loop {path.parts[3]}": f"loop device {path.parts[3]}" for path in files}
+def _loop_devices(watched: Collection[Path]) -> dict[str, str]:
+    """Those whose file lies below a directory that is ours."""
+    found = {}
+    for path in LOOPS.glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it ends just now
+            file = Path(path.read_text().strip().removesuffix(" (deleted)"))
+            if any(file.is_relative_to(directory) for directory in (*watched, *ours_alone)):
+                found[f"loop {path.parts[3]}"] = f"loop device {path.parts[3]} of {file}"
+    return found
 
 
 def _files(watched: tuple[Path, ...]) -> dict[str, str]:
