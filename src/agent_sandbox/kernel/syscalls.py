@@ -21,7 +21,7 @@ _OLD_NUMBERS = {
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount = 428, 429
-SYS_close_range, SYS_openat2, SYS_mount_setattr = 436, 437, 442
+SYS_close_range, SYS_openat2, SYS_mount_setattr, SYS_listxattrat = 436, 437, 442, 465
 SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self = 444, 445, 446
 
 # clone(2), unshare(2)
@@ -34,12 +34,15 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 # open_tree(2), move_mount(2), mount_setattr(2)
-AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x100, 0x1000, 0x8000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, os.O_CLOEXEC, 4, 0x10
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 
 # openat2(2)
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+# xattr(7)
+XATTR_LIST_MAX = 65536
 
 # prctl(2)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -79,6 +82,11 @@ class _OpenHow(ctypes.Structure):
     """struct open_how."""
 
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+# Called for every file of a listing: with the types told beforehand in half the time.
+_listxattrat = libc["syscall"]
+_listxattrat.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _CapHeader(ctypes.Structure):
@@ -150,6 +158,16 @@ def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: in
     """openat2(2)."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return check(libc.syscall(SYS_openat2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), f"openat2 {path}")
+
+
+def listxattrat(directory: int, path: str, flags: int) -> list[str]:
+    """listxattrat(2), since Linux 6.13."""
+    raw = os.fsencode(path)
+    if _listxattrat(SYS_listxattrat, directory, raw, flags, None, 0) == 0:  # nearly always
+        return []
+    names = ctypes.create_string_buffer(XATTR_LIST_MAX)
+    size = check(_listxattrat(SYS_listxattrat, directory, raw, flags, names, XATTR_LIST_MAX), f"listxattrat {path}")
+    return [os.fsdecode(name) for name in names.raw[:size].split(b"\0") if name]
 
 
 def close_range(first: int, last: int) -> None:

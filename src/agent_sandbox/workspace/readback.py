@@ -131,11 +131,24 @@ class _Reader:
         self.budget.spend(path)
         masked = around.masked or path in self.masks
         status = self._status(around, entry.name) if around.real or masked else None
+        if masked or status is None:
+            self._tell(changes, entry, path, status, masked, None)
+            return
+        files = stat.S_ISREG(entry.status.st_mode) and stat.S_ISREG(status.st_mode)
+        twin = self._twin(entry.name) if files and 0 < entry.status.st_size == status.st_size else None
+        try:
+            self._tell(changes, entry, path, status, masked, twin)
+        finally:
+            if twin is not None:
+                os.close(twin)
+
+    def _tell(self, changes: list[Change], entry: Merged, path: str, status: os.stat_result | None, masked: bool, twin: int | None) -> None:
+        around = self.around[-1]
         base = self._base(path) if self.bases and not masked else None
         if base is not None:
             before = base.seen.node if base.seen else None
         else:
-            before = self._node(entry.name, status) if status is not None and not masked else None
+            before = self._node(entry.name, status, twin) if status is not None and not masked else None
 
         if entry.whiteout:
             if before is not None:
@@ -150,7 +163,7 @@ class _Reader:
             merged = not entry.opaque and (before is None or covers_directory)
             if masked and merged and status is not None and stat.S_ISDIR(status.st_mode):
                 return  # the empty directory that covers the real one; what the guest put into it comes next
-        change = self._compare(path, before, after, entry, base, status)
+        change = self._compare(path, before, after, entry, base, status, twin)
         if change is not None:
             if change.kind is Kind.RETYPED and covers_directory:
                 change = replace(change, inside=self._count(around.below(entry.name)), masks_real=self._mask_below(path))
@@ -171,11 +184,19 @@ class _Reader:
         except OSError:
             return None
 
-    def _node(self, name: str, status: os.stat_result) -> Node | None:
+    def _twin(self, name: str) -> int | None:
+        """The real file, opened, when content will have to be compared: then its attributes are cheaper to have as well."""
+        try:
+            return beneath.open_seen_file(self.real, name)[0] if self.real is not None else None
+        except OSError:
+            return None
+
+    def _node(self, name: str, status: os.stat_result, twin: int | None = None) -> Node | None:
         if self.real is None:
             return None
         try:
-            return describe(self.real, name, status, beneath.xattrs(self.real, name), own_prefix=self.stack.prefix)
+            attributes = beneath.xattrs_of(twin) if twin is not None else beneath.xattrs(self.real, name)
+            return describe(self.real, name, status, attributes, own_prefix=self.stack.prefix)
         except FileNotFoundError:
             return None
 
@@ -208,7 +229,14 @@ class _Reader:
         return self.children.get(directory, [])
 
     def _compare(
-        self, path: str, before: Node | None, after: Node, entry: Merged, base: Base | None, status: os.stat_result | None
+        self,
+        path: str,
+        before: Node | None,
+        after: Node,
+        entry: Merged,
+        base: Base | None,
+        status: os.stat_result | None,
+        twin: int | None,
     ) -> Change | None:
         owners = not self.stack.userxattr  # rootless there is only one, who gets what is copied up of others, with another mode
         unread = False
@@ -219,7 +247,7 @@ class _Reader:
         else:
             same = (before.size, before.target, before.device) == (after.size, after.target, after.device)
             if same and after.size:
-                same, unread = self._same_file(entry, after.size, base, status)
+                same, unread = self._same_file(entry, after.size, base, status, twin)
             if not same:
                 kind = Kind.MODIFIED
             elif before.mode != after.mode and (owners or before.uid == after.uid):
@@ -239,17 +267,15 @@ class _Reader:
             link_of = first if first != path else ""
         return Change(path, kind, before, after, self.target, differing, unread=unread or hidden, link_of=link_of)
 
-    def _same_file(self, entry: Merged, size: int, base: Base | None, status: os.stat_result | None) -> tuple[bool, bool]:
+    def _same_file(self, entry: Merged, size: int, base: Base | None, status: os.stat_result | None, twin: int | None) -> tuple[bool, bool]:
         """Whether the content is the same, and whether that had to be guessed. What cannot be read is taken as different."""
         seen = base.seen if base else None
         own = entry.own
-        real = -1
         try:
             if own is None:
                 own = beneath.open_file(entry.directory, entry.name, unlock=True)
-            if self.real is not None and status is not None and (seen is None or seen.untouched(status)):
-                real = beneath.open_seen_file(self.real, entry.name)[0]
-                same, read = same_content(own, real, size, most=self.budget.compared)
+            if twin is not None and status is not None and (seen is None or seen.untouched(status)):
+                same, read = same_content(own, twin, size, most=self.budget.compared)
                 self.budget.compared -= read
                 return bool(same), same is None
             if seen is None or not seen.digest or size > self.budget.compared:
@@ -261,8 +287,6 @@ class _Reader:
         finally:
             if own is not None and own != entry.own:
                 os.close(own)
-            if real >= 0:
-                os.close(real)
 
     def _mask_below(self, path: str) -> bool:
         return any(covers(path, mask) for mask in self.masks_with_something)
