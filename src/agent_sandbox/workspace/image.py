@@ -279,7 +279,10 @@ class Growth:
         try:
             if disk.f_bavail * disk.f_frsize - room < LEAVE_THE_DISK:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._free_before += ballast.give(top, self._image.file, room)
+            given = ballast.give(top, self._image.file, room)
+            self._free_before += given
+            if not given:
+                self.refused = "this sandbox was made to hold no more; one with a larger limit is made after: agent-sandbox reset"
         except OSError as error:
             self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
 
