@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Call = Callable[[], None]  # one complete run; raises when it did not do what it should
@@ -30,6 +31,17 @@ PODMAN = (
     ("podman", "--cgroup-manager=cgroupfs", "--runtime=runc", *_PODMAN_RUN, *_PODMAN_LOW, "--rootfs", "/:O"),
 )
 LONGEST_RUN = 60.0
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A run before which something has to be done each time. That is not counted."""
+
+    before: Call
+    run: Call
+
+    def __call__(self) -> None:
+        self.run()
 
 
 class Missing(Exception):
@@ -56,16 +68,17 @@ def expect(wanted: str, got: str, more: str = "") -> None:
         raise Missing(f"it did not print {wanted.strip()!r}: {last}")
 
 
-def command(argv: Sequence[str], prints: str = "") -> Call:
-    """A program that is started for each run."""
+def command(argv: Sequence[str], prints: str | None = "", *, lines: int = 0, cwd: Path | None = None, **settings: str) -> Call:
+    """A program that is started for each run. It prints exactly this; or, where that is None, at least so many lines."""
     program = shutil.which(argv[0], path=ENVIRONMENT["PATH"])
     if program is None:
         raise Missing(f"{argv[0]} is not installed")
-    environment = {**ENVIRONMENT, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}}
+    environment = {**ENVIRONMENT, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}, **settings}
 
     def call() -> None:
         done = subprocess.run(
             [program, *argv[1:]],
+            cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -73,7 +86,10 @@ def command(argv: Sequence[str], prints: str = "") -> Call:
             check=False,
             timeout=LONGEST_RUN,
         )
-        expect(prints, done.stdout, done.stderr)
+        if prints is not None:
+            expect(prints, done.stdout, done.stderr)
+        elif done.stdout.count("\n") < lines:
+            raise Missing(f"it printed less than {lines} lines: {(done.stderr or done.stdout).strip()[-200:]}")
         if done.returncode != 0:
             raise Missing(f"it ended with {done.returncode}: {done.stderr.strip()[-200:]}")
 

@@ -18,8 +18,8 @@ from typing import Any
 from bench import machine, report, unprivileged
 from bench.measures import MEASURES, take
 from bench.samples import Summary
-from bench.subjects import HOME
 from bench.tables import Account, Row, Table
+from bench.trees import HOME
 
 NAMES = tuple(measure.key for measure in MEASURES)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from bench import ours, peers
+from bench import ours, peers, stored
 from bench.peers import PANDAS, PRINT, Call, Job
-
-HOME = Path(__file__).resolve().parent.parent / ".bench"
-FEW_FILES, MANY_FILES = 10, 200_000
+from bench.trees import FEW_FILES, MANY_FILES, tree
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,62 @@ def _python_code(job: Job) -> tuple[Subject, ...]:
     )
 
 
-def tree(files: int) -> Path:
-    """The project with this many files, which `bench.trees` makes."""
-    return HOME / "trees" / str(files)
-
-
 _PRINT = (
     *_python_code(PRINT),
     Subject("bubblewrap-bare", "bubblewrap + python -I -S", partial(peers.python, PRINT, *peers.BUBBLEWRAP, flags=("-I", "-S"))),
     Subject("python-bare", "python -I -S, no isolation", partial(peers.python, PRINT, flags=("-I", "-S"))),
 )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the trees and the changes of the measures of stored sandboxes are."""
+
+    tree: int
+    smaller_tree: int
+    changes: int  # in both trees
+    changed: int  # in a sandbox that is snapshotted; few of them is always ten
+    promoted: int
+
+
+# Rootless a snapshot is a copy, so its cost is known from fewer files.
+FULL = Scale(MANY_FILES, 20_000, 10_000, 100_000 if os.geteuid() == 0 else 2_000, 10_000)
+SMALL = Scale(20_000, 2_000, 1_000, 2_000, 1_000)
+
+
+def _snapshots(scale: Scale) -> tuple[Subject, ...]:
+    return (
+        Subject("snapshot-few", "snapshot, 10 changed files", partial(stored.snapshotting, 10)),
+        Subject("snapshot-many", f"snapshot, {scale.changed:,} changed files", partial(stored.snapshotting, scale.changed)),
+        Subject("rollback-few", "rollback, 10 changed files", partial(stored.rolling_back, 10)),
+        Subject("rollback-many", f"rollback, {scale.changed:,} changed files", partial(stored.rolling_back, scale.changed)),
+    )
+
+
+def _changes(scale: Scale) -> tuple[Subject, ...]:
+    there = (scale.tree, scale.changes)
+    return (
+        Subject("us", f"us, tree of {scale.tree:,} files", partial(stored.listing, *there)),
+        Subject("us-smaller", f"us, tree of {scale.smaller_tree:,} files", partial(stored.listing, scale.smaller_tree, scale.changes)),
+        Subject("git", "git status --porcelain", partial(stored.told_by_git, *there, "status", "--porcelain")),
+        Subject("status", "agent-sandbox status", partial(stored.told, *there, "status")),
+        Subject("stat", "agent-sandbox diff --stat", partial(stored.told, *there, "diff", "--stat")),
+        Subject("git-stat", "git diff --stat, which leaves new files out", partial(stored.told_by_git, *there, "diff", "--stat")),
+        Subject("diff", "agent-sandbox diff", partial(stored.told, *there, "diff")),
+        Subject("git-diff", "git diff, which leaves new files out", partial(stored.told_by_git, *there, "diff")),
+    )
+
+
+def _promotion(scale: Scale) -> tuple[Subject, ...]:
+    return (
+        Subject("new", "promote, new files", partial(stored.promoting, "new", scale.promoted)),
+        Subject("cp-new", "cp -a + sync, new files", partial(stored.copying, "new", scale.promoted)),
+        Subject("replaced", "promote, files replaced", partial(stored.promoting, "replaced", scale.promoted)),
+        Subject("cp-replaced", "cp -a + sync, files written over", partial(stored.copying, "replaced", scale.promoted)),
+        Subject("undo-new", "undo, new files", partial(stored.taking_back, "new", scale.promoted)),
+        Subject("undo-replaced", "undo, files replaced", partial(stored.taking_back, "replaced", scale.promoted)),
+    )
+
 
 SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "print": _PRINT,
@@ -65,4 +109,10 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     ),
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
     "waiting": (Subject("us", "us, waiting in the pool", partial(ours.locked, PRINT)),),
+    "snapshots": _snapshots(FULL),
+    "changes": _changes(FULL),
+    "promotion": _promotion(FULL),
+    "snapshots, fewer": _snapshots(SMALL),
+    "changes, fewer": _changes(SMALL),
+    "promotion, fewer": _promotion(SMALL),
 }

@@ -46,6 +46,14 @@ TARGETS = (
     Target("rate", "fresh sandboxes a second", "us", None, 150, True),
     Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False, ("root",)),
     Target("command", "agent-sandbox run -- true: times python -I -c pass", "us", "python", 4, False),
+    Target("snapshots", "snapshot, 10 changed files: ms", "snapshot-few", None, 5, False, ("root",)),
+    Target("snapshots", "snapshot, 100,000 changed files: ms", "snapshot-many", None, 5, False, ("root",)),
+    Target("snapshots", "rollback, 10 changed files: ms", "rollback-few", None, 5, False, ("root",)),
+    Target("snapshots", "rollback, 100,000 changed files: ms", "rollback-many", None, 5, False, ("root",)),
+    Target("changes", "10,000 changes in 200,000 files: times faster than git status", "git", "us", 3, True),
+    Target("changes", "10,000 changes in 200,000 files: times the cost in 20,000", "us", "us-smaller", 1.3, False),
+    Target("promotion", "10,000 new files: times cp -a + sync", "new", "cp-new", 3, False),
+    Target("promotion", "10,000 files replaced: times cp -a + sync", "replaced", "cp-replaced", 3, False),
 )
 
 

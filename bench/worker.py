@@ -13,7 +13,7 @@ import time
 from typing import Any, TextIO
 
 from bench import ours
-from bench.peers import Call, Missing
+from bench.peers import Call, Missing, Staged
 from bench.subjects import SUBJECTS
 
 WARM_UP_RUNS, WARM_UP_SECONDS = 3, 0.5  # the first fills caches and may start helpers; a slow one is as warm as it gets after one
@@ -30,6 +30,7 @@ def burst(call: Call, *, calls: int, seconds: float, gap: float, skip: int) -> l
     while len(taken) < calls + skip and (not taken or time.perf_counter() - began < seconds):
         if gap:
             time.sleep(gap)
+        _get_ready(call)
         start = time.perf_counter()
         call()
         taken.append((start - began, (time.perf_counter() - start) * 1000))
@@ -100,9 +101,15 @@ def _measured(call: Call, request: dict[str, Any]) -> list[float]:
 def _warm_up(call: Call) -> None:
     began = time.perf_counter()
     for _ in range(WARM_UP_RUNS):
+        _get_ready(call)
         call()
         if time.perf_counter() - began > WARM_UP_SECONDS:
             return
+
+
+def _get_ready(call: Call) -> None:
+    if isinstance(call, Staged):
+        call.before()
 
 
 def _reason(error: Exception) -> str:

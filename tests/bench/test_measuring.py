@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.measures import MEASURES
-from bench.peers import PRINT, Missing, command, expect, python
+from bench.peers import PRINT, Missing, Staged, command, expect, python
 from bench.subjects import SUBJECTS
 from bench.targets import TARGETS
 from bench.worker import burst, rate
@@ -26,6 +26,17 @@ def test_of_a_burst_back_to_back_the_first_half_is_not_counted() -> None:
 
 def test_a_slow_subject_is_asked_less_often_but_never_without_an_answer() -> None:
     assert len(burst(lambda: None, calls=1_000_000, seconds=0, gap=0.0001, skip=1)) == 1
+
+
+def test_what_has_to_be_done_before_each_run_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("bench.worker.time.perf_counter", lambda: clock[0])
+
+    def passes(seconds: float) -> None:
+        clock[0] += seconds
+
+    staged = Staged(before=lambda: passes(5.0), run=lambda: passes(0.25))
+    assert burst(staged, calls=2, seconds=60, gap=0.0001, skip=0) == [250.0, 250.0]
 
 
 def test_every_thread_counts_towards_a_rate() -> None:
@@ -56,6 +67,12 @@ def test_a_program_that_fails_after_printing_is_missing() -> None:
         command(("sh", "-c", "echo 1; exit 3"), "1\n")()
 
 
+def test_a_program_that_prints_less_than_it_should_is_missing() -> None:
+    command(("sh", "-c", "echo 1; echo 2"), None, lines=2)()
+    with pytest.raises(Missing, match="less than 2 lines: no more"):
+        command(("sh", "-c", "echo 1; echo no more >&2"), None, lines=2)()
+
+
 def test_the_job_is_done_by_a_plain_interpreter() -> None:
     python(PRINT)()
 
@@ -63,4 +80,5 @@ def test_the_job_is_done_by_a_plain_interpreter() -> None:
 def test_every_measure_and_every_target_names_subjects_that_exist() -> None:
     keys = {measure.key: {subject.key for subject in SUBJECTS[measure.subjects]} for measure in MEASURES}
     assert all(measure.reference in keys[measure.key] for measure in MEASURES)
+    assert all(measure.reference in {each.key for each in SUBJECTS[measure.when_quick]} for measure in MEASURES if measure.when_quick)
     assert all({target.over, target.under or target.over} <= keys[target.measure] for target in TARGETS)

@@ -17,7 +17,8 @@ from agent_sandbox.errors import Drift, PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.expecting import NewTree, look_at
+from agent_sandbox.workspace.promotion.expecting import look_at
+from agent_sandbox.workspace.promotion.foreseeing import protected_classes
 from agent_sandbox.workspace.promotion.planning import plan
 from agent_sandbox.workspace.promotion.promoting import promote
 from agent_sandbox.workspace.promotion.recovery import recover
@@ -100,8 +101,7 @@ def test_a_link_that_leads_out_needs_its_own_yes_and_is_never_followed(number: i
 
     edited = Edited(tmp_path, make, edit)
     root = str(edited.project)
-    with NewTree(root, edited.changes) as tree:
-        classes = classes_of_all(edited.changes, root, links=tree.link)
+    classes = protected_classes(edited.changes, look_at(root, edited.changes), edited, root=root)
     assert {os.path.relpath(path, root) for path, found in classes.items() if "links-out" in found} == out.keys()
     assert {held.path for held in edited.plan(classes=classes).held} == {f"{root}/{name}" for name in out}
     edited.promote(edited.plan(classes=classes, approved=frozenset({"links-out"})))

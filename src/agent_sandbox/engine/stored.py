@@ -164,6 +164,9 @@ class Stored:
             self._squash(top, before.layers, made, without=paths)
         self._save(move.history)
         self.remember_names(masks)  # from here on it is a clone of what is real now
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.state.reads):
+                os.unlink(os.path.join(self.state.reads, name))
         return move.snapshot
 
     def restore(self, label: str) -> Snapshot | None:

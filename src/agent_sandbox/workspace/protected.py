@@ -230,7 +230,7 @@ def _differ(change: Change, texts: Texts | None, part: Callable[[bytes], Any]) -
 def _scripts(text: bytes) -> Mapping[str, object] | None:
     read = json.loads(text)
     hooks = ("scripts", "husky", "lint-staged", "simple-git-hooks", "pre-commit", "gypfile", "packageManager")
-    return {name: read[name] for name in hooks if name in read} or None
+    return {name: value for name in hooks if (value := read.get(name)) is not None} or None
 
 
 def _our_policy(text: bytes) -> object:

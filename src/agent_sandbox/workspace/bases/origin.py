@@ -14,17 +14,20 @@ _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, f
 def looked_into(entry: Entry, prefix: str, real: int | None) -> bool | None:
     """Whether the real directory of the same name in `real` is the one that this directory of a layer was copied from.
 
-    None where overlays do not note it: for a user who is not root, and over a filesystem that has no handles.
+    None where overlays do not note it: for a user who is not root, over a filesystem that has no handles, and on the way to what is hidden,
+    where the directory that was copied is one of ours that hides it, on a filesystem of another kind.
     """
     origin = attribute(entry, prefix + "origin")
     if origin is None or real is None:
         return False  # the guest made this one: nothing ties it to the real one
     if len(origin) <= _ORIGIN.size:
         return None
+    noted = _ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :]
     try:
-        return name_to_handle_at(real, entry.name) == (_ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :])
+        kind, handle = name_to_handle_at(real, entry.name)
     except OSError:
         return False
+    return (kind, handle) == noted if (kind, len(handle)) == (noted[0], len(noted[1])) else None
 
 
 def attribute(entry: Entry, name: str) -> bytes | None:

@@ -104,6 +104,9 @@ class _Making:
         if change.after is not None and (why := _NEVER.get(change.after.type)):
             self.refused.append(Refusal(change.path, why))
             return
+        if change.masks_real:
+            self.refused.append(Refusal(change.path, "something is there that was hidden from the sandbox, so it cannot have meant that"))
+            return
         if needs := self.classes.get(change.path, frozenset()) - self.approved:
             self.held.append(Held(change.path, needs))
             return
