@@ -2,7 +2,8 @@
 
 Other sandboxes may be at work on the same machine at the same time, so only what can be laid at our door counts: processes that descend
 from us, mounts in our namespace, control groups whose keeper is dead or descends from us, namespaces that our processes or descriptors
-keep alive, files below directories that we alone use. Where `adopting` is in force descent is exact: no orphan gets away to pid 1.
+keep alive, files below directories that we alone use, and loop devices on such. Where `adopting` is in force descent is exact: no orphan
+gets away to pid 1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Process(NamedTuple):
     zombie: bool
 
 
-ours_alone: set[Path] = set()  # directories of this test session: what a loop device of ours is made of lies there
+_claimed: list[str] = []
 _still_ours: set[int] = set()  # children that lived when `adopting` ended: orphans among them come to an end later
 
 
@@ -63,7 +64,7 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
     ours = descendants(os.getpid(), processes)
     if not adopted:
         ours |= {pid for pid, found in processes.items() if found.parent == 1 and _looks_like_ours(pid)}
-    return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(watched), **_files(watched)}
+    return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
 
 
 def left_since(before: dict[str, str], *watched: Path, patience_seconds: float, adopted: bool = False) -> list[str]:
@@ -128,14 +129,18 @@ def _namespaces(ours: set[int]) -> dict[str, str]:
     return {f"namespace {name}": f"namespace {name}" for name in held - mine - {""}}
 
 
-def _loop_devices(watched: Collection[Path]) -> dict[str, str]:
-    """Those whose file lies below a directory that is ours."""
+def claim(directory: Path) -> None:
+    """Nobody else uses this directory: a loop device on a file in it is ours."""
+    _claimed.append(f"{directory}/")
+
+
+def _loop_devices() -> dict[str, str]:
     found = {}
     for path in LOOPS.glob("loop*/loop/backing_file"):
-        with suppress(OSError):  # it ends just now
-            file = Path(path.read_text().strip().removesuffix(" (deleted)"))
-            if any(file.is_relative_to(directory) for directory in (*watched, *ours_alone)):
-                found[f"loop {path.parts[3]}"] = f"loop device {path.parts[3]} of {file}"
+        with suppress(OSError):  # detached just now
+            file = path.read_text().strip()
+            if file.startswith(tuple(_claimed)):
+                found[f"loop {path.parts[3]} {file}"] = f"loop device {path.parts[3]} on {file}"
     return found
 
 
