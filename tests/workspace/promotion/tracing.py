@@ -118,7 +118,7 @@ def _telling() -> seccomp.Program:
         (0x06, 0, 0, _TRACE),
         (0x06, 0, 0, _ALLOW),
     ]
-    return seccomp.Program(syscalls.MACHINE, {}, b"".join(struct.pack("=HBBI", *line) for line in code))
+    return seccomp.Program(syscalls.MACHINE, (), b"".join(struct.pack("=HBBI", *line) for line in code))
 
 
 def killed_after(body: Callable[[], object], seconds: float) -> bool:
