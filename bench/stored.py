@@ -131,7 +131,7 @@ def taking_back(sort: Sort, files: int) -> Call:
 
 def copying(sort: Sort, files: int) -> Call:
     """`cp -a` of the same files to the same places, and on the disk."""
-    source, target = _made("source"), _made(sort)
+    source, target = _made("source"), _made("copy")
     edits.write(source, files, "new")
     copy = command(("sh", "-c", 'cp -a "$1/." "$2" && sync -f "$2"', "sh", str(source), str(target)))
     return Staged(lambda: _empty(target, sort, files), copy)
