@@ -82,7 +82,8 @@ class Workspace:
     def run(self, work: str | Sequence[str] | Shell, **options: Any) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
 
-        It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`, and `cwd`.
+        It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`; and
+        `watch_reads` (as root only), which notes what of the project it opens, for `drift` to tell what a decision may rest on.
         """
         return self._perform(work_of(work), **options)
 
@@ -96,6 +97,7 @@ class Workspace:
         args: Sequence[str] = (),
         on_output: OnOutput | None = None,
         cwd: PathLike | None = None,
+        watch_reads: bool = False,
     ) -> SandboxResult:
         listener = Listener(on_output) if on_output is not None else None
         work = Work(
@@ -104,6 +106,7 @@ class Workspace:
             cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
             stdin=encoded(stdin),
             on_output=listener,
+            watch_reads=watch_reads,
         )
         language = what.language if isinstance(what, Code) else None
         try:

@@ -110,7 +110,7 @@ def test_a_patch_carries_the_changes_over_to_the_real_tree(shell: Shell, project
         "echo more >> greeting.txt; printf '\\0\\1' > data.bin; ln -s greeting.txt link; rm src/app.py; echo x > ~/elsewhere-of-the-patch",
     )
     done = shell("diff", "--patch")
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0 and "1 change elsewhere on the machine" in words(done)
     environment = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(project.parent)}
     shutil.rmtree(project / ".git")  # a directory that only looks like a repository
     subprocess.run(["git", "apply"], cwd=project, input=done.stdout, env=environment, check=True)
@@ -122,9 +122,12 @@ def test_a_patch_carries_the_changes_over_to_the_real_tree(shell: Shell, project
 
 
 def test_what_is_not_in_a_patch_is_said_and_lost_content_fails(shell: Shell) -> None:
-    shell("run", "mkdir empty")
+    shell("run", "mkdir empty __pycache__; echo x > __pycache__/a.pyc")
     done = shell("diff", "--patch")
     assert (done.returncode, done.stdout) == (0, b"") and "an empty directory" in words(done)
+    assert "2 changes in caches of the project (--all adds them)" in words(done)
+    assert b"__pycache__/a.pyc" in shell("diff", "--patch", "--all").stdout
+    assert shell("diff", "--patch", "--quiet").stderr == b""
     shell("run", "mkfifo pipe")
     done = shell("diff", "--patch")
     assert done.returncode == 1 and "pipe: a fifo" in words(done)
@@ -151,6 +154,11 @@ def test_what_a_command_would_change_is_shown_and_nothing_is_kept(shell: Shell, 
     assert "said" in words(done)
     assert not (project / "file.txt").exists() and (project / "greeting.txt").exists()
     assert shell("diff").stdout == b""
+
+
+def test_what_code_would_change_is_shown_too(shell: Shell) -> None:
+    done = shell("code", "--diff", "-", "--language", "python", stdin=b"open('made', 'w').write('by code')")
+    assert b"+by code\n" in done.stdout and shell("diff").stdout == b""
 
 
 def test_a_command_that_fails_is_shown_and_its_code_passed_on(shell: Shell) -> None:

@@ -45,4 +45,4 @@ def test_the_completion_script_is_one_that_bash_accepts_and_knows_the_verbs(shel
     script = shell("completion", "bash").stdout
     done = shell("run", "bash -n /dev/stdin && echo fine", stdin=script)
     assert done.stdout == b"fine\n"
-    assert b"doctor" in script and b"--throw-away" in script and b"promote" not in script
+    assert b"doctor" in script and b"--throw-away" in script and b"promote" in script and b"timeline" not in script

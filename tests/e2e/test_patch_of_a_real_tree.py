@@ -13,20 +13,9 @@ import pytest
 from tests.e2e.program import Shell
 
 PACKAGES = (
-    "asyncio",
-    "collections",
-    "concurrent",
-    "ctypes",
-    "email",
-    "encodings",
-    "html",
-    "http",
-    "importlib",
-    "json",
-    "lib2to3",
-    "logging",
+    *("asyncio", "collections", "concurrent", "ctypes", "email", "encodings", "html", "http", "importlib", "json", "lib2to3", "logging"),
+    *("multiprocessing", "sqlite3", "unittest", "urllib", "xml"),
 )
-PACKAGES += ("multiprocessing", "sqlite3", "unittest", "urllib", "xml")
 CHANGE = r"""
 set -e
 find . -name '*.py' -print0 | xargs -0 sed -i -e 's/\bself\b/this/g' -e 's/[ \t]*$//'

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
-VERBS = ["sim", "promote", "apply", "undo", "snapshot", "rollback", "log", "approve", "try", "timeline", "rewind", "serve", "mcp"]
+VERBS = ["sim", "log", "approve", "try", "timeline", "rewind", "serve", "mcp"]
 OPTIONS = [["--simulate"], ["--allow", "git,curl"], ["--allow=git"], ["--network"], ["--deterministic"]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, shared, shell
+from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, WorkspaceError, shared, shell
 from agent_sandbox.engine.promoting import Proposal
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
@@ -190,3 +190,17 @@ def test_what_was_changed_and_is_the_same_again_is_no_change(work: Workspace, pr
     assert len(work.changes()) == 0
     (project / "notes.txt").write_text("other\n")
     assert len(work.changes()) == 0, "and what is real now is nothing that the sandbox would take back"
+
+
+@pytest.mark.needs_root
+def test_what_a_run_read_is_told_when_it_moves_on(work: Workspace, project: Path) -> None:
+    work.run(shell("grep -c o notes.txt > count.txt"), watch_reads=True)
+    for name in ("notes.txt", "old.txt"):
+        (project / name).write_text("something else\n")
+    assert {Path(each.path).name: each.read for each in work.drift().entries} == {"notes.txt": True, "old.txt": False}
+
+
+@pytest.mark.needs_user
+def test_without_root_reads_are_not_watched_and_that_is_said(work: Workspace) -> None:
+    with pytest.raises(WorkspaceError, match="takes root"):
+        work.run(shell("cat notes.txt"), watch_reads=True)

@@ -16,7 +16,7 @@ from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.promotion.recovery import recover
 from tests.leftovers import remove
 from tests.security.conftest import Tell
-from tests.security.harness import case
+from tests.security.harness import ROOT, case
 from tests.workspace.promotion.tracing import FINISHED, killed_after, killed_at_call
 from tests.workspace.promotion.trees import ME, Edited, Shown, edit_mixed, expected_after, make_mixed, shown
 
@@ -26,17 +26,14 @@ MEMORY = Path("/dev/shm")  # a filesystem that costs nothing to sync: what is tr
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where that has extended attributes; and one processor for us and what we trace, which is faster."""
-    processors = os.sched_getaffinity(0)
+    """A directory in memory, where that has extended attributes."""
     directory = Path(tempfile.mkdtemp(dir=MEMORY if os.access(MEMORY, os.W_OK) else tmp_path))
     try:
         os.setxattr(directory, "user.try", b"")
     except OSError:
         directory.rmdir()
         directory = tmp_path
-    os.sched_setaffinity(0, {random.Random(SEED).choice(sorted(processors))})
     yield directory
-    os.sched_setaffinity(0, processors)
     if directory != tmp_path:
         remove(directory)
 
@@ -49,10 +46,11 @@ class Trial:
         self.old, self.new = shown(self.edited.project), expected_after(self.edited)
         self.found: Counter[str] = Counter()
         self.chance = random.Random(SEED)
+        self.state = "old"
 
     def step(self) -> Callable[[], object]:
         """What is to be done next: promote, if the tree is old, or undo."""
-        if shown(self.edited.project) == self.old:
+        if self.state == "old":
             made = self.edited.plan()
             return lambda: self.edited.promote(made)
         return self.edited.undo
@@ -65,15 +63,16 @@ class Trial:
         assert recover(promotions, ME).problems == ()
         tree = shown(self.edited.project)
         assert self.edited.staging() == []
-        word = "old" if tree == self.old else "new" if tree == self.new else ""
-        assert word, difference(self.old, self.new, tree)
-        self.found[word] += 1
-        return word
+        self.state = "old" if tree == self.old else "new" if tree == self.new else "torn"
+        assert self.state != "torn", difference(self.old, self.new, tree)
+        self.found[self.state] += 1
+        return self.state
 
     def settle(self, wanted: str) -> None:
         """Bring the tree to one side, unharmed, with few promotions to remember."""
-        if self.look() != wanted:
+        if self.state != wanted:
             self.step()()
+            self.state = wanted
         if wanted == "old":
             shutil.rmtree(self.edited.promotions, ignore_errors=True)
 
@@ -94,9 +93,9 @@ def kill_at_calls(trial: Trial, start: str, stride: int) -> int:
     nth = trial.chance.randint(1, stride)
     while True:
         trial.settle("old")
-        if start == "new":
-            trial.step()()
+        trial.settle(start)
         if killed_at_call(trial.step(), nth) == FINISHED:
+            trial.look()
             return nth
         trial.look(killed_recovery=trial.chance.random() < 0.2)
         nth += stride
@@ -141,8 +140,9 @@ def torn_by_naive(scratch: Path) -> int:
 def test_killed_at_its_system_calls_in_turn_a_promotion_is_old_or_new(number: int, scratch: Path, tell: Tell) -> None:
     (scratch / "trial").mkdir()
     trial = Trial(scratch / "trial")
-    calls = kill_at_calls(trial, "old", 1)
-    back = kill_at_calls(trial, "new", 4)
+    stride = 1 if ROOT else 8  # for an ordinary user the same steps are taken: a sample shows that they may
+    calls = kill_at_calls(trial, "old", stride)
+    back = kill_at_calls(trial, "new", 4 * stride)
     torn = torn_by_naive(scratch)
     assert trial.found["old"] > 100 and trial.found["new"] > 20 and torn > 0
     tell(
@@ -176,12 +176,13 @@ def kill_at_moments(trial: Trial, times: int) -> int:
 
 @case(146)
 @pytest.mark.slow
-def test_killed_at_1000_random_moments_it_is_old_or_new(number: int, scratch: Path, tell: Tell) -> None:
+def test_killed_at_random_moments_it_is_old_or_new(number: int, scratch: Path, tell: Tell) -> None:
     print(f"seed {SEED}")
     trial = Trial(scratch)
-    interrupted = kill_at_moments(trial, 1000)
-    assert interrupted > 100 and trial.found["old"] and trial.found["new"]
-    tell(f"1,000 moments, {interrupted} in the middle: {dict(trial.found)}", control="see the calls")
+    times = 1000 if ROOT else 100
+    interrupted = kill_at_moments(trial, times)
+    assert interrupted > times // 10 and trial.found["old"] and trial.found["new"]
+    tell(f"{times} moments, {interrupted} in the middle: {dict(trial.found)}", control="see the calls")
 
 
 @case(146)

@@ -246,6 +246,15 @@ def test_what_a_patch_cannot_carry_is_told(sandbox: Sandbox) -> None:
     }
 
 
+def test_a_directory_with_something_hidden_in_it_is_left_out_whole_and_not_half_removed(sandbox: Sandbox) -> None:
+    (sandbox.base / "d").mkdir()
+    (sandbox.base / "d/.env").write_text("SECRET\n")
+    sandbox.work([("write", b"d", b"a file now\n")])
+    changes = ChangeSet(tuple(replace(change, masks_real=True) for change in sandbox.changes()))
+    patch, left = sandbox.patch(changes)
+    assert patch == b"" and [(each.path, each.content) for each in left] == [("/project/d", True)]
+
+
 @pytest.mark.parametrize("name", [".git", ".GIT", ".git ", ".git.", "git~1", ".g\u200cit", ".git::$INDEX_ALLOCATION"])
 def test_names_that_some_filesystem_takes_for_gits_own_are_known(name: str) -> None:
     assert is_gits(f"a/{name}/config")

@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.readback import read_stack
-from agent_sandbox.workspace.removal import remove_tree
-from agent_sandbox.workspace.stack import Stack
-from tests.workspace.overlays import edit, in_namespace, make_layer, userxattr
+from tests.workspace.machine import Machine
+from tests.workspace.overlays import in_namespace
 from tests.workspace.racing import deep_tree
-
-
-class Machine:
-    """A small machine in a directory, and one sandbox on it with an overlay over /data."""
-
-    def __init__(self, place: Path) -> None:
-        self.root = place / "machine"
-        self.data = self.root / "data"
-        self.data.mkdir(parents=True)
-        (place / "layers").mkdir()
-        self.layers = os.open(place / "layers", os.O_RDONLY | os.O_DIRECTORY)
-        self.layer = place / "layers" / make_layer(self.layers, "/data")
-
-    def remove(self) -> None:
-        """The layers are removed with our own means: pytest's give up on deep trees."""
-        os.close(self.layers)
-        place = os.open(self.root.parent, os.O_RDONLY | os.O_DIRECTORY)
-        remove_tree(place, "layers")
-        os.close(place)
-
-    def edit(self, body: Callable[[Path], None]) -> None:
-        edit(self.data, self.layer, body)
-
-    def changes(self, *, masks: Collection[str] = (), limit: int = 1000, owner_shift: int = 0) -> ChangeSet:
-        with Stack.of([self.layers], userxattr=userxattr(), owner_shift=owner_shift) as stack:
-            return read_stack(stack, machine_root=str(self.root), masks=masks, limit=limit)
-
-    def kinds(self, *, masks: Collection[str] = ()) -> dict[str, str]:
-        return {change.path: change.kind.value for change in self.changes(masks=masks)}
 
 
 @pytest.fixture
@@ -291,86 +256,3 @@ def test_what_is_in_a_directory_closed_by_the_guest_is_seen(machine: Machine) ->
 
     machine.edit(body)
     assert machine.kinds() == {"/data/closed": "added", "/data/closed/hidden": "added"}
-
-
-NAMES = st.sampled_from(["a", "b", "c"])
-PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
-STEPS = st.lists(st.tuples(st.sampled_from(["write", "mkdir", "link", "remove", "rename", "mode"]), PATHS, PATHS), max_size=8)
-
-
-def perform(root: Path, steps: list[tuple[str, str, str]]) -> None:
-    """What a program does to a tree; steps that cannot be done are left out."""
-    for verb, first, second in steps:
-        path = root / first
-        try:
-            match verb:
-                case "write":
-                    path.write_text(second)
-                case "mkdir":
-                    path.mkdir()
-                case "link":
-                    path.symlink_to(second)
-                case "remove":
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-                case "rename":
-                    path.rename(root / second)
-                case "mode":
-                    if not path.is_symlink():
-                        path.chmod(0o700)
-        except (OSError, shutil.SameFileError):
-            continue
-
-
-def picture(root: Path) -> dict[str, tuple[object, ...]]:
-    """A tree by content, so that two can be compared."""
-    found: dict[str, tuple[object, ...]] = {}
-    for where, directories, files in os.walk(root):
-        for name in (*directories, *files):
-            path = Path(where) / name
-            mode = path.lstat().st_mode
-            content = os.readlink(path) if path.is_symlink() else path.read_text() if path.is_file() else ""
-            found[str(path.relative_to(root))] = (mode, content)
-    return found
-
-
-def apply(changes: ChangeSet, onto: Path, upper: Path) -> None:
-    """A plain promotion, for the comparison only."""
-    for change in changes:
-        relative = change.path.removeprefix("/data/")
-        real, new = onto / relative, upper / relative
-        if change.kind in (Kind.DELETED, Kind.RETYPED, Kind.MODIFIED):
-            shutil.rmtree(real) if real.is_dir() and not real.is_symlink() else real.unlink()
-        if change.after is None:
-            continue
-        if change.after.type is EntryType.SYMLINK:
-            real.symlink_to(change.after.target)
-        elif change.after.type is EntryType.FILE:
-            shutil.copyfile(new, real)
-            real.chmod(change.after.mode)
-        else:
-            real.mkdir(exist_ok=True)
-            real.chmod(change.after.mode)
-
-
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
-@given(before=STEPS, after=STEPS)
-def test_applying_the_changes_to_the_machine_gives_what_the_guest_saw(
-    before: list[tuple[str, str, str]], after: list[tuple[str, str, str]]
-) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
-        machine = Machine(Path(place))
-        try:
-            perform(machine.data, before)
-            seen = Path(place) / "seen"
-
-            def work_and_look(view: Path) -> None:
-                # Looked at from inside: an overlay refuses some renames of directories that another filesystem permits.
-                perform(view, after)
-                seen.write_text(repr(picture(view)))
-
-            machine.edit(work_and_look)
-            apply(machine.changes(), machine.data, machine.layer / "upper")
-            assert picture(machine.data) == ast.literal_eval(seen.read_text())
-        finally:
-            machine.remove()

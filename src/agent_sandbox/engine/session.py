@@ -54,7 +54,8 @@ class Work:
     """One thing to do, with all it is given.
 
     `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
-    run changed, while the contents can still be read; it is not called when that cannot be told.
+    run changed, while the contents can still be read; it is not called when that cannot be told. With `watch_reads` the files of the
+    project that it opens are kept with the sandbox.
     """
 
     what: Code | Command
@@ -67,6 +68,7 @@ class Work:
     on_start: Callable[[ProcessGuest], None] | None = None
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
+    watch_reads: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,12 @@ class Session:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
             program, executables, plan = self._plan(work, kept.layers if kept else ThrowAway(self._disk_bytes))
             launch = self._launch(work, program, executables, plan)
+            if work.watch_reads:
+                from agent_sandbox.engine.reading import Reading  # and with it threads: few runs are watched
+
+                reading = Reading(self._state, kept.since_ns if kept else 0)
+                stack.callback(reading.end)
+                launch = replace(launch, on_ready=reading.begin)
             guest = self._runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
             stack.callback(guest.close)
             if work.on_start is not None:

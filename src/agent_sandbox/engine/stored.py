@@ -20,7 +20,7 @@ from agent_sandbox.workspace.bases.runs import begin, end, has_run
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
-from agent_sandbox.workspace.image import TRASH, Growth, attach, opened
+from agent_sandbox.workspace.image import TRASH, Growth, attach, opened, said
 from agent_sandbox.workspace.layers import layer_targets, quote_target
 from agent_sandbox.workspace.store import SandboxState
 
@@ -164,6 +164,9 @@ class Stored:
             self._squash(top, before.layers, made, without=paths)
         self._save(move.history)
         self.remember_names(masks)  # from here on it is a clone of what is real now
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.state.reads):
+                os.unlink(os.path.join(self.state.reads, name))
         return move.snapshot
 
     def restore(self, label: str) -> Snapshot | None:
@@ -192,7 +195,10 @@ class Stored:
         until_the_end.callback(image.close)
         frozen = tuple(map(str, present.chain))
         layers = InImage(self.state.image, image.loop.device, image.identity, str(present.active), frozen, limit_bytes)
-        notes = (*prepared.notes, LOST) if image.lost else prepared.notes
+        notes = prepared.notes
+        if image.lost:
+            notes += (LOST,)
+            said(image)
         return ForRun(layers, present, notes, Growth(image, limit_bytes), since)
 
     def after_run(self, top: int, run: ForRun, masks: Collection[str]) -> None:
@@ -272,7 +278,8 @@ class Stored:
 
         with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
-        carry(self.state.bases, numbers[::-1], into, without=without, removed=without)
+        if os.path.isdir(self.state.bases):  # not before the first run
+            carry(self.state.bases, numbers[::-1], into, without=without, removed=without)
 
     def _now(self) -> float:
         return self.state.store.clock()
@@ -308,8 +315,9 @@ def stack_in(layers: int) -> Stack:
 def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
     from agent_sandbox.workspace.readback import read_stack
+    from agent_sandbox.workspace.renames import find_renames
 
-    return read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {})
+    return find_renames(read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {}), stack)
 
 
 def _userxattr() -> bool:

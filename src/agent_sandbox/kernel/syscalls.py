@@ -53,6 +53,9 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 # ioctl_ficlone(2)
 FICLONE = 0x40049409
 
+# name_to_handle_at(2)
+MAX_HANDLE_SZ = 128
+
 # prctl(2)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS = 23, 24, 28, 38
@@ -91,6 +94,12 @@ class _OpenHow(ctypes.Structure):
     """struct open_how."""
 
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _FileHandle(ctypes.Structure):
+    """struct file_handle, with room for any."""
+
+    _fields_ = (("handle_bytes", ctypes.c_uint), ("handle_type", ctypes.c_int), ("f_handle", ctypes.c_ubyte * MAX_HANDLE_SZ))
 
 
 class _CapHeader(ctypes.Structure):
@@ -194,6 +203,15 @@ def renameat2(old_directory: int, old: str, new_directory: int, new: str, flags:
 def syncfs(fd: int) -> None:
     """syncfs(2): everything on the filesystem that the descriptor is on."""
     check(libc.syncfs(fd), "syncfs")
+
+
+def name_to_handle_at(directory: int, name: str) -> tuple[int, bytes]:
+    """name_to_handle_at(2): the kind and the bytes by which a filesystem knows an inode, of a link itself. No other one ever has them."""
+    handle = _FileHandle(MAX_HANDLE_SZ, 0)
+    mount = ctypes.c_int()
+    result = libc.name_to_handle_at(directory, os.fsencode(name), ctypes.byref(handle), ctypes.byref(mount), 0)
+    check(result, f"name_to_handle_at {name}")
+    return handle.handle_type, bytes(handle.f_handle[: handle.handle_bytes])
 
 
 def close_range(first: int, last: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from agent_sandbox.errors import LaunchFailed, PolicyError
+from agent_sandbox.errors import LaunchFailed, PolicyError, SandboxError
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import DONE, START, WATCH
 from agent_sandbox.values import TYPE_CHECKING, dataclass
@@ -67,6 +67,7 @@ class Zygote:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
+        self._failure: SandboxError | None = None  # why it never came up, for everybody who waits for it
         self.came_up = self._closing = False
 
     @cached_property
@@ -83,6 +84,8 @@ class Zygote:
         there are no descriptors left.
         """
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             if not self.came_up:
                 self._await_readiness()
             return self._order(streams)
@@ -131,9 +134,11 @@ class Zygote:
             answer = error.strerror or ""
         if answer != "ready":
             self._end()
+            self._failure = LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
             if answer.startswith("preload "):
-                raise PolicyError(f"cannot {answer}", hint="install the module for this interpreter, or leave it out of preload")
-            raise LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
+                hint = "install the module for this interpreter, or leave it out of preload"
+                self._failure = PolicyError(f"cannot {answer}", hint=hint)
+            raise self._failure
         self._link.settimeout(None)
         self.came_up = True
 

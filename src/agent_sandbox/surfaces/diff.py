@@ -84,7 +84,7 @@ def show(request: Request, material: Material, write: Write) -> int:
         document.changes(write, material)
         return 0
     if request.has("--patch"):
-        return patch(material, write)
+        return patch(material, write, quiet=request.has("--quiet"))
     painter = Painter(Style.of_stdout().colours)
     for row in rows(request, material, columns=_columns(), words=painter.colours):
         write(f"{painter.line(row)}\n".encode())

@@ -84,11 +84,22 @@ def examine(here: Situation) -> list[Row]:
     if here.root:
         tries.insert(5, ("idmapped mounts", probes.idmapped_root, "never the machine's root", idmapping_remedy(here)))
     rows = [_required(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in tries]
-    return [*rows, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES)]
+    images = [_images(here)] if here.root else []
+    return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES)]
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> Row:
     return Row(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
+
+
+def _images(here: Situation) -> Row:
+    trial = trials.image()
+    gives = "a hard disk limit for a kept sandbox, and snapshots at no cost"
+    if trial.worked:
+        return Row("images", "ok", gives, trial.said, "", False)
+    remedy = "kept sandboxes are directories: their limit is watched, snapshots are copies. "
+    remedy += "Loop devices are not to be had in this container" if here.container else "Install e2fsprogs, and: modprobe loop"
+    return Row("images", "weaker", gives, trial.said, remedy, False)
 
 
 def _landlock() -> Row:

@@ -38,6 +38,9 @@ def output(*, paged: bool = True) -> Iterator[Callable[[bytes], object]]:
         yield sink.write
     except _PagerGone:
         pass
+    except BaseException:
+        sink.forget()
+        raise
     finally:
         sink.close()
 
@@ -87,6 +90,10 @@ class _Sink:
         self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's now
         return self._pager.stdin.write
 
+    def forget(self) -> None:
+        """Let go of what was held back: half of it would be taken for all."""
+        self._held.clear()
+
     def close(self) -> None:
         """Print what was held back, or wait until the reader is done."""
         if self._write is None:
@@ -97,4 +104,4 @@ class _Sink:
             with suppress(BrokenPipeError):
                 self._pager.stdin.close()
             self._pager.wait()
-            signal.signal(signal.SIGINT, self._interrupt)
+            signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)

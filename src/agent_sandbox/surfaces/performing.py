@@ -32,7 +32,8 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         session, found, project = session_for(request, runtime, _say_who_has_it)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home())
-        work = Work(what, env, cwd=_directory(request, project), stdin=stdin, on_output=streams.pass_on, collect=False)
+        watch, cwd = request.has("--watch-reads"), _directory(request, project)
+        work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
         if request.has("--explain"):
             return _explain(session, work)
         if request.has("--diff"):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox import places
 from agent_sandbox.engine.languages import NATIVE, tools
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.kernel.mounts import OnDisk, ThrowAway
+from agent_sandbox.kernel.mounts import InImage, Layers, OnDisk, ThrowAway
 from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
@@ -21,6 +22,7 @@ from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces.quantities import human_size
 from agent_sandbox.workspace.draft import Host
+from agent_sandbox.workspace.image import attach, make
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view import plan_view
@@ -36,6 +38,26 @@ def throw_away() -> Trial:
 
 def kept() -> Trial:
     """The same, with layers on the disk of the state directory: not every filesystem can carry them."""
+    return _in_a_place_of_its_own(lambda place: _launch(OnDisk(place)))
+
+
+def image() -> Trial:
+    """The same, with layers in an image on that disk."""
+    return _in_a_place_of_its_own(_in_an_image)
+
+
+def _in_an_image(place: str) -> Trial:
+    path = os.path.join(place, "image")
+    make(path, 64 * MIB)
+    attached = attach(path)
+    try:
+        return _launch(InImage(path, attached.loop.device, attached.identity, "1", (), 64 * MIB))
+    finally:
+        attached.close()
+
+
+def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
+    """Try something in a directory that is there for it alone: in the trash, so that a crash leaves it to be swept."""
     try:
         store = Store.open(places.state_dir())
         name = f"probe.{os.getpid()}"
@@ -43,17 +65,17 @@ def kept() -> Trial:
     except (SandboxError, OSError) as error:
         return Trial(False, str(error))
     try:
-        os.mkdir(name, 0o700, dir_fd=trash)  # in the trash, so that a crash leaves it to be swept
-        return _launch(OnDisk(os.path.join(store.path, "trash", name)))
-    except OSError as error:
-        return Trial(False, str(error))
+        os.mkdir(name, 0o700, dir_fd=trash)
+        return attempt(os.path.join(store.path, "trash", name))
+    except (SandboxError, OSError) as error:
+        return Trial(False, error.message if isinstance(error, SandboxError) else str(error))
     finally:
         with suppress(SandboxError, OSError):
             remove_tree(trash, name)
         os.close(trash)
 
 
-def _launch(layers: ThrowAway | OnDisk) -> Trial:
+def _launch(layers: Layers) -> Trial:
     state = os.path.realpath(places.state_dir())
     policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state))
     runtime = ProcessRuntime(single_threaded=True)

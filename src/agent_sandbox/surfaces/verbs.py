@@ -52,6 +52,7 @@ _OPTIONS = (
     Option("--deny", "PATH", "hide this path, or what matches this pattern"),
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
     Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
+    Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
     Option("--explain", help="print what the program would see, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
@@ -84,7 +85,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--explain", "--wait", "--no-wait", "--runtime"),
+    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 

@@ -30,7 +30,7 @@ LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # what an image may grow t
 LEAVE_THE_DISK = 256 << 20  # so much stays free on the disk that images lie on
 TRASH = "trash"
 _LEAST_ROOM = 32 << 20
-_BYTES_PER_INODE = 32768
+_INODES = 1 << 18  # a quarter of a kilobyte each, which the disk has to give at once
 _STILL_WRITING_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.001
 _SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
@@ -39,6 +39,8 @@ _FEATURES = (
     "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,"
     "large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 )
+SOUND = ""
+_LOST = ".lost"  # beside the image, until somebody has been told
 _SUPERBLOCK, _MAGIC, _NEEDS_RECOVERY, _HAS_ERRORS = 1024, 0xEF53, 4, 2
 
 
@@ -48,7 +50,7 @@ class NoImage(WorkspaceError):
 
 @dataclass(frozen=True)
 class Image:
-    """An attached image. `lost` says that the machine stopped while it was in use: what was written last may be gone."""
+    """An attached image. `lost` says that the machine stopped while it was in use, and that nobody has been told (see `said`)."""
 
     path: str
     file: int
@@ -106,7 +108,7 @@ def _room_on_disk(path: str) -> int:
 def _formatting(capacity: int) -> tuple[str, ...]:
     # Nothing is discarded or zeroed: the file is new, and reads as zeros.
     extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=1,root_owner=0:0"
-    sizes = ("-b", "4096", "-I", "256", "-N", str(capacity // _BYTES_PER_INODE), "-m", "0", "-J", "size=16")
+    sizes = ("-b", "4096", "-I", "256", "-N", str(_INODES), "-m", "0", "-J", "size=16")
     return ("-F", "-q", "-O", _FEATURES, *sizes, "-E", extended)
 
 
@@ -150,15 +152,21 @@ def attach(path: str) -> Image:
     with explained(f"open the image {path!r}"):
         file = _open(path)
         try:
-            shared = _lock_or_share(file, path)
-            if shared is not None:
-                return Image(path, file, shared)
-            sound = _is_sound(file, path)
-            image = Image(path, file, _attach(file), lost=not sound)
+            attached = _lock_or_share(file, path)
+            if attached is None and (condition := _condition(file, path)) != SOUND:
+                # Remembered before it is put in order: whoever opens it first may be nobody who says so.
+                os.close(os.open(path + _LOST, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+                _put_in_order(file, path, condition)
+            return Image(path, file, attached or _attach(file), lost=os.path.exists(path + _LOST))
         except BaseException:
             os.close(file)
             raise
-    return image if sound else _recovered(image)
+
+
+def said(image: Image) -> None:
+    """Somebody has been told that what was written last may be lost."""
+    with explained(f"remember what was said of {image.path!r}"):
+        os.unlink(image.path + _LOST)
 
 
 def _open(path: str) -> int:
@@ -186,38 +194,33 @@ def _lock_or_share(file: int, path: str) -> loop.Loop | None:
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def _is_sound(file: int, path: str) -> bool:
-    """Whether it was unmounted by whoever used it last. The kernel does that for those who are killed, too."""
+def _condition(file: int, path: str) -> str:
+    """Whether it was unmounted by whoever used it last; the kernel does that for those who are killed, too. Else what is wrong."""
     block = os.pread(file, 1024, _SUPERBLOCK)
     if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
         raise _unusable(path, "it holds no filesystem")
-    (state,), (incompatible,) = struct.unpack_from("<H", block, 0x3A), struct.unpack_from("<I", block, 0x60)
-    return not state & _HAS_ERRORS and not incompatible & _NEEDS_RECOVERY
+    if struct.unpack_from("<H", block, 0x3A)[0] & _HAS_ERRORS:
+        return "the kernel found errors in it"
+    return "it was not unmounted" if struct.unpack_from("<I", block, 0x60)[0] & _NEEDS_RECOVERY else SOUND
 
 
-def _recovered(image: Image) -> Image:
+def _put_in_order(file: int, path: str, condition: str) -> None:
+    """Have the kernel replay the journal; where that does not help, `e2fsck -p` do what can be done without asking."""
+    attached = _attach(file)
     try:
-        os.close(loop.mount_detached(image.loop.device))
-        return image
+        os.close(loop.mount_detached(attached.device))
     except OSError as error:
-        image.close()
-        why = error.strerror or str(error)
-    checker = find_tool("e2fsck")
-    if checker is None:
-        raise _unusable(image.path, f"{why}, and there is no e2fsck on this machine")
-    with explained(f"open the image {image.path!r}"):
-        file = _open(image.path)
-        try:
-            if _lock_or_share(file, image.path) is not None:
-                raise Busy(f"{image.path!r} is being repaired by another process", hint="try again in a while")
-            try:
-                _run(checker, "-p", image.path, fine=(0, 1))
-            except OSError:
-                raise _unusable(image.path, why) from None
-            return Image(image.path, file, _attach(file), lost=True)
-        except BaseException:
-            os.close(file)
-            raise
+        condition = error.strerror or str(error)
+    finally:
+        os.close(attached.fd)
+    if _condition(file, path) == SOUND:
+        return
+    if (checker := find_tool("e2fsck")) is None:
+        raise _unusable(path, f"{condition}, and there is no e2fsck on this machine")
+    try:
+        _run(checker, "-p", path, fine=(0, 1))
+    except OSError:
+        raise _unusable(path, condition) from None
 
 
 def _unusable(path: str, why: str) -> WorkspaceError:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import SWAPPED, enter, identity, parent
 
+_NOT_OURS_TO_OPEN = (errno.EACCES, errno.EPERM, errno.EXDEV)  # a mount, too
 _KEPT = 64  # descriptors of outer directories, of all layers together
 
 
@@ -119,7 +120,9 @@ class _Walker:
             try:
                 return self._open(part, name) if kind == stat.S_IFREG else self._enter(name, holders)
             except OSError as error:
-                closed = error.errno not in (*SWAPPED, errno.EINVAL)
+                closed = error.errno in _NOT_OURS_TO_OPEN
+                if not closed and error.errno not in (*SWAPPED, errno.EINVAL):
+                    raise
         directory = self.here[part.layer]
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)

@@ -78,20 +78,17 @@ def describe(
     directory: int, name: str, status: os.stat_result, attributes: Mapping[str, bytes], *, own_prefix: str, owner_shift: int = 0
 ) -> Node:
     """The node at `name`, of known status and attributes. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
-    kind = EntryType.of(status.st_mode)
-    uid, gid = status.st_uid, status.st_gid
+    mode, uid, gid = status.st_mode, status.st_uid, status.st_gid
+    kind = EntryType.of(mode)
     if owner_shift:
         uid, gid = (identity - owner_shift if identity >= owner_shift else identity for identity in (uid, gid))
-    return Node(
-        kind,
-        stat.S_IMODE(status.st_mode),
-        uid,
-        gid,
-        status.st_size if kind is EntryType.FILE else 0,
-        os.readlink(name, dir_fd=directory) if kind is EntryType.SYMLINK else "",
-        status.st_rdev if kind is EntryType.DEVICE else 0,
-        {key: value for key, value in attributes.items() if key not in _LABELS and not key.startswith(own_prefix)} if attributes else {},
-    )
+    if attributes:
+        attributes = {key: value for key, value in attributes.items() if key not in _LABELS and not key.startswith(own_prefix)}
+    if kind is EntryType.FILE:
+        return Node(kind, stat.S_IMODE(mode), uid, gid, status.st_size, "", 0, attributes)
+    target = os.readlink(name, dir_fd=directory) if kind is EntryType.SYMLINK else ""
+    device = status.st_rdev if kind is EntryType.DEVICE else 0
+    return Node(kind, stat.S_IMODE(mode), uid, gid, 0, target, device, attributes)
 
 
 def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | None, int]:

@@ -64,6 +64,8 @@ def classes_of(change: Change, project: str, *, links: Links = no_links, texts: 
     if node is not None and node.type is EntryType.SYMLINK and leaves(change.path, node.target, project, links):
         found.add(LINKS)
     name = folded(posixpath.basename(change.path))
+    if name == ".git" and node is not None and node.type is EntryType.DIRECTORY:  # what is in it is judged by itself
+        found = (found - {GIT}) | {HISTORY}
     if name == "package.json" and _differ(change, texts, _scripts):
         found.add("package-scripts")
     if name == "pyproject.toml" and _differ(change, texts, _our_policy):
@@ -83,21 +85,17 @@ def classes_of_all(
 ) -> dict[str, frozenset[str]]:
     """The classes of each change that has any, by path; what the set as a whole is stands under the path of the project.
 
-    `gone` are the paths of real things in directories that would go: to remove a directory is to remove what is in it.
+    `gone` are the paths of real things, among them those in directories that would go: to remove a directory is to remove what is in it.
     """
     found: dict[str, frozenset[str]] = {}
-    removed = [
-        change.path
-        for change in changes
-        if change.before is not None and (change.after is None or change.after.type is not change.before.type)
-    ]
+    removed = {change.path for change in changes if _goes(change)}
     below: dict[str, set[str]] = {}
     lost = 0
-    tops = sorted(removed)
     for path in gone:
-        top = next((each for each in tops if covers(each, path)), "")
-        lost += path != top
-        below.setdefault(top, set()).update(classes_of_path(_below(path, project)))
+        top = _top(path, removed)
+        if top:
+            lost += 1
+            below.setdefault(top, set()).update(classes_of_path(_below(path, project)))
     collisions = _collisions(changes, names)
     bare = _bare_repositories(changes)
     for change in changes:
@@ -119,7 +117,7 @@ def classes_of_path(path: str) -> frozenset[str]:
     last = parts[-1]
     if ".git" in parts:
         inside = parts[parts.index(".git") + 1 :]
-        return frozenset({HISTORY if not inside or (inside[0] in GIT_HISTORY and "config" not in inside) else GIT})
+        return frozenset({HISTORY if inside and inside[0] in GIT_HISTORY and "config" not in inside else GIT})
     found = {NAMES[last]} if last in NAMES else set()
     found |= {kind for suffix, kind in SUFFIXES.items() if last.endswith(suffix)}
     found |= {kind for start, kind in STARTS.items() if last.startswith(start)}
@@ -178,6 +176,20 @@ def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
     return [part for part in reversed(target.split("/")) if part not in ("", ".")]
 
 
+def _goes(change: Change) -> bool:
+    """Whether a real directory, with all that is in it, makes way for something else or for nothing."""
+    before, after = change.before, change.after
+    return before is not None and before.type is EntryType.DIRECTORY and (after is None or after.type is not before.type)
+
+
+def _top(path: str, directories: set[str]) -> str:
+    """The one of the directories that a path lies in; "" if it lies in none."""
+    above = posixpath.dirname(path)
+    while above not in directories and above not in ("/", ""):
+        above = posixpath.dirname(above)
+    return above if above in directories else ""
+
+
 def _below(path: str, project: str) -> str:
     return path[len(project.rstrip("/")) :].lstrip("/") or path if covers(project, path) else path
 
@@ -218,7 +230,7 @@ def _differ(change: Change, texts: Texts | None, part: Callable[[bytes], Any]) -
 def _scripts(text: bytes) -> Mapping[str, object] | None:
     read = json.loads(text)
     hooks = ("scripts", "husky", "lint-staged", "simple-git-hooks", "pre-commit", "gypfile", "packageManager")
-    return {name: read[name] for name in hooks if name in read} or None
+    return {name: value for name in hooks if (value := read.get(name)) is not None} or None
 
 
 def _our_policy(text: bytes) -> object:

@@ -9,9 +9,11 @@ The top directory of a layer itself is not compared: its mode and owner are set 
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -50,7 +52,7 @@ def read_stack(
     there = frozenset(mask for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask))
     for target in stack.targets:
         try:
-            with Reality(machine_root.rstrip("/") + target) as reality:
+            with Reality(machine_root.rstrip("/") + target) as reality, _uncollected():
                 reader = _Reader(target, stack, reality, bases, frozenset(masks), there, budget)
                 for entry in stack.walk(target, limit=budget.entries):
                     reader.read(entry, changes)
@@ -60,6 +62,18 @@ def read_stack(
                 hint="wait until nothing runs in it; agent-sandbox reset drops it",
             ) from error
     return ChangeSet(tuple(changes))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: it would go through tens of thousands of new values again and again, and find no cycle in them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)

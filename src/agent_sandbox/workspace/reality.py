@@ -45,11 +45,15 @@ class Reality:
             above, start = way[-1] if way else ("", self._root)
             if start < 0:
                 return None
+            below = path[len(above) + 1 :] if above else path
             try:
-                below = path[len(above) + 1 :] if above else path
-                way.append((path, beneath.open_beneath(start, below, os.O_PATH | os.O_DIRECTORY, one_filesystem=False)))
+                if "/" in below or below in ("", ".", ".."):
+                    opened = beneath.open_beneath(start, below, os.O_PATH | os.O_DIRECTORY, one_filesystem=False)
+                else:  # for one name the plain call says the same, faster
+                    opened = os.open(below, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
             except OSError:
                 return None
+            way.append((path, opened))
             if len(way) > _KEPT:
                 os.close(way.pop(0)[1])
         return way[-1][1]

@@ -5,89 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.bases import contents, files, keeping, runs
+from agent_sandbox.workspace.bases import contents, files, runs
 from agent_sandbox.workspace.bases.keeping import Budget, Kept
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.seen import Base
-from tests.workspace.overlays import edit, in_namespace, make_layer, userxattr
+from tests.workspace.bases.machine import Machine
+from tests.workspace.overlays import in_namespace
 from tests.workspace.racing import deep_tree
-
-
-class Machine:
-    """A directory that stands for the machine, with /data in it, and one sandbox on it. Files in it look as if they were old."""
-
-    def __init__(self, place: Path) -> None:
-        self.root, self.place = place / "machine", place
-        self.data = self.root / "data"
-        self.data.mkdir(parents=True)
-        (place / "layers").mkdir()
-        self.layers = os.open(place / "layers", os.O_RDONLY | os.O_DIRECTORY)
-        self.layer = place / "layers" / make_layer(self.layers, "/data")
-        self.directory = str(place / "bases")
-        self.since = 0
-
-    def begin(self, generations: tuple[int, ...] = (1,)) -> int:
-        """A run begins, and the clock has ticked since anything was changed."""
-        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * keeping.TICK_NS
-        while time.time_ns() < now + keeping.TICK_NS:
-            pass
-        self.since = runs.begin(self.directory, generations, now_ns=now)
-        return self.since
-
-    def edit(self, body: Callable[[Path], object]) -> None:
-        def edited(merged: Path) -> None:
-            body(merged)
-
-        edit(self.data, self.layer, edited)
-
-    def keep(self, generations: tuple[int, ...] = (1,), *, masks: Collection[str] = (), budget: Budget | None = None) -> Kept:
-        upper = os.open(self.layer / "upper", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            return keeping.keep(
-                self.directory,
-                generations[-1],
-                [("/data", upper)],
-                since_ns=self.since,
-                already=files.recall(self.directory, generations),
-                prefix="user.overlay." if userxattr() else "trusted.overlay.",
-                masks=masks,
-                machine_root=str(self.root),
-                budget=budget,
-            )
-        finally:
-            os.close(upper)
-
-    def run(self, body: Callable[[Path], object]) -> Kept:
-        self.begin()
-        self.edit(body)
-        return self.keep()
-
-    def base(self, path: str) -> Base:
-        return files.recall(self.directory, [1])[path]
-
-    def content(self, path: str) -> bytes:
-        with open(contents.open_content(self.directory, self.base(path)), "rb") as file:
-            return file.read()
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
-    os.close(machine.layers)
-    place = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    remove_tree(place, "layers")
-    os.close(place)
+    machine.remove()
 
 
 def test_the_base_of_a_changed_file_is_what_was_real_with_its_content(machine: Machine) -> None:
@@ -170,6 +109,25 @@ def test_what_is_below_a_directory_that_was_swapped_during_the_run_has_no_base(m
     machine.run(body)
     assert (machine.data / "src/file").read_text() == "other"
     assert not machine.base("/data/src/file").known
+
+
+@pytest.mark.needs_root
+def test_a_directory_that_was_swapped_is_noticed_even_when_names_changed_in_it_afterwards(machine: Machine) -> None:
+    for name in ("src", "other", "quiet"):
+        (machine.data / name).mkdir()
+        (machine.data / name / "file").write_text(name)
+
+    def body(merged: Path) -> None:
+        for name in ("src", "quiet"):
+            (merged / name / "file").write_text("of the sandbox")
+        (machine.data / "src").rename(machine.data / "away")
+        (machine.data / "other").rename(machine.data / "src")
+        (machine.data / "src/later").touch()
+        (machine.data / "quiet/later").touch()
+
+    machine.run(body)
+    assert not machine.base("/data/src/file").known
+    assert machine.base("/data/quiet/file").known, "a new name beside it is no reason to doubt"
 
 
 def test_the_first_base_of_a_path_stays_when_reality_moves_on(machine: Machine) -> None:
@@ -271,10 +229,10 @@ def test_what_all_runs_together_keep_of_content_is_bounded(machine: Machine) -> 
 
 def test_a_guest_that_nests_without_end_fills_no_disk_with_paths(machine: Machine) -> None:
     machine.begin()
-    machine.edit(lambda merged: deep_tree(os.open(merged, os.O_RDONLY), 2_000))
+    machine.edit(lambda merged: deep_tree(os.open(merged, os.O_RDONLY), 800))
     with pytest.raises(TooMany):
-        machine.keep(budget=Budget(characters=1_000_000))
-    assert Path(machine.directory, "1.jsonl").stat().st_size < 4_000_000
+        machine.keep(budget=Budget(characters=200_000))
+    assert Path(machine.directory, "1.jsonl").stat().st_size < 800_000
     assert runs.begin(machine.directory, [1], now_ns=machine.since + 10**12) == machine.since
 
 

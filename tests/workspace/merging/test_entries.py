@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.values import replace
-from agent_sandbox.workspace.merging import Conflict, ConflictKind, Labels, MergedEntry, Version, merge_entry, merge_tree, resolve
+from agent_sandbox.workspace.merging import (
+    Conflict,
+    ConflictKind,
+    Labels,
+    MergedEntry,
+    MergedTree,
+    Version,
+    merge_entry,
+    merge_tree,
+    resolve,
+)
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 
@@ -151,6 +163,41 @@ def test_a_function_can_keep_a_file_that_one_side_deleted() -> None:
     kept = resolve(entry, lambda conflict: b"kept\n").result
     assert kept is not None and kept.content == b"kept\n" and kept.node.type is EntryType.FILE
     assert resolve(entry, "ours").result is None
+
+
+PATHS = ("/a", "/d", "/d/b", "/d/c", "/e")
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> dict[str, Version]:
+    """What is at some paths, where everything has a directory to be in."""
+    tree = {path: version for path in PATHS if (version := draw(VERSIONS)) is not None}
+    below = tree.get("/d", file(b"")).node.type is EntryType.DIRECTORY
+    return {path: version for path, version in tree.items() if below or not path.startswith("/d/")}
+
+
+def is_tree(tree: Mapping[str, Version]) -> bool:
+    return all(path.count("/") == 1 or ("/d" in tree and tree["/d"].node.type is EntryType.DIRECTORY) for path in tree)
+
+
+@settings(deadline=None)
+@given(trees(), trees())
+def test_a_tree_that_one_side_changed_alone_is_the_result(base: dict[str, Version], changed: dict[str, Version]) -> None:
+    for ours, theirs in ((changed, base), (base, changed), (changed, changed)):
+        assert merge_tree(base, ours, theirs) == MergedTree(changed)
+
+
+@settings(deadline=None, max_examples=300)
+@given(trees(), trees(), trees())
+def test_what_merges_without_a_conflict_is_a_tree_and_the_same_both_ways(
+    base: dict[str, Version], ours: dict[str, Version], theirs: dict[str, Version]
+) -> None:
+    one, other = merge_tree(base, ours, theirs), merge_tree(base, theirs, ours)
+    assert [conflict.path for conflict in one.conflicts] == [conflict.path for conflict in other.conflicts]
+    if not one.conflicts:
+        assert one == other and is_tree(one.tree)
+    untouched = {path for path in PATHS if base.get(path) == ours.get(path)}
+    assert all(one.tree.get(path) == theirs.get(path) for path in untouched), "what only reality changed is reality's"
 
 
 def test_trees_merge_path_by_path() -> None:

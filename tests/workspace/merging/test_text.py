@@ -13,7 +13,7 @@ from agent_sandbox.workspace.merging import Labels, Merged, TextConflict, merge_
 from agent_sandbox.workspace.merging.edits import find_edits
 from agent_sandbox.workspace.merging.text import split_lines
 
-MANY = settings(max_examples=200, deadline=None)
+MANY = settings(max_examples=120, deadline=None)
 # Few different lines make many ways to align them; the last line may lack its newline, and some end as on Windows.
 LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"a\r\n"]), max_size=12)
 TEXTS = st.builds(lambda lines, last: b"".join(lines) + last, LINES, st.sampled_from([b"", b"end", b"a"]))

@@ -52,6 +52,7 @@ def _content(preview: Preview, most_added: int) -> dict[str, Any]:
     binary = preview.binary
     return {
         "facts": list(preview.facts),
+        "warnings": list(preview.warnings),
         "added": preview.added,
         "removed": preview.removed,
         "hunks": found,

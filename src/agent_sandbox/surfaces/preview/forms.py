@@ -8,7 +8,7 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.preview.material import Material
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.preview.rows import FACT, HEADING, NOTE, Row, ours
+from agent_sandbox.workspace.preview.rows import FACT, HEADING, WARNING, Row, ours
 from agent_sandbox.workspace.preview.side_by_side import side_by_side
 from agent_sandbox.workspace.preview.summary import LETTERS, measured, summary
 from agent_sandbox.workspace.preview.unified import unified
@@ -31,7 +31,7 @@ def rows(request: Request, material: Material, *, columns: int, words: bool) -> 
                 else:
                     yield from unified(preview, relative_to=material.project, limits=material.limits, words=words)
                 if change.inside and not material.everything:
-                    yield ours(NOTE, "\\ what goes with it is listed with --all")
+                    yield ours(WARNING, "\\ what goes with it is listed with --all")
 
     return _sections(material, in_full)
 

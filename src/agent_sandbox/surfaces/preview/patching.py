@@ -10,6 +10,7 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.preview.material import Material
 from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.preview.patch import LeftOut, write_patch
 
 _NAMED = 10  # of what a patch cannot carry, one by one
@@ -25,13 +26,19 @@ def refuse_on_a_terminal(request: Request) -> None:
         )
 
 
-def patch(material: Material, write: Callable[[bytes], object]) -> int:
-    """Write it, say what it lacks, and return the exit code: 1 when it is not the whole of what changed."""
+def patch(material: Material, write: Callable[[bytes], object], *, quiet: bool = False) -> int:
+    """Write it, say what it lacks, and return the exit code: 1 when content of the project is missing that git cannot be given."""
     files = material.files
-    inside = sorted((*files.project, *(material.files.noise if material.everything else ())), key=lambda change: change.path)
+    caches = tuple(change for change in files.noise if covers(material.project, change.path))
+    inside = sorted((*files.project, *(caches if material.everything else ())), key=lambda change: change.path)
     changes = (each for change in inside for each in material.machine.one_by_one(change, _MOST_ENTRIES))
     left = write_patch(changes, material.contents, material.former, project=material.project, write=write)
-    _say(left)
+    if not quiet:
+        _say(left)
+        if caches and not material.everything:
+            remark(f"not in the patch: {counted(len(caches), 'change')} in caches of the project (--all adds them)")
+        if outside := len(files.elsewhere):
+            remark(f"not in the patch: {counted(outside, 'change')} elsewhere on the machine")
     return 1 if any(each.content for each in left) else 0
 
 

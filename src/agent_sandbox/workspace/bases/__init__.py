@@ -5,6 +5,7 @@ runs.py       that a run begins and ends
 files.py      recall, carry over, forget
 contents.py   what files held
 keeping.py    the look at reality at the end of a run
+origin.py     which real directory an overlay looked into
 
 The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` when nothing was covered. A run that is
 killed in between has no bases, and the next one knows.

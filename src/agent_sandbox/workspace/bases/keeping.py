@@ -1,10 +1,10 @@
 """At the end of a run, keep what is real at every path that its layer covers for the first time.
 
 What is there *now* was also there when the run began, if the inode has not changed since: the time of its last change cannot be set. For a
-name without anything it is the directory that must not have changed, and a directory that was moved takes what is below it along without
-a trace in it: so on the way down each directory that has changed without its entries having changed (it was renamed, or its mode was set)
-leaves all below it unknown. What this does not see: a directory that was moved here during the run, and in which then a name was added or
-removed.
+name without anything it is the directory that must not have changed. A directory that was moved takes what is below it along without a
+trace in it: so on the way down each must be old, or be known to be the one that an earlier run found or that the overlay looked into, which
+it notes. It notes nothing for a user who is not root, and over filesystems without handles; there a directory is believed whose last change
+was that of its entries, and one that was moved here during the run, and in which then a name came or went, goes unnoticed.
 
 The kernel stamps times with a clock that ticks every few milliseconds and is late by up to one tick; so a little is deducted from the
 beginning of the run. On a network filesystem the times are the server's, and worth what its clock is.
@@ -24,6 +24,7 @@ from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.bases import lines
 from agent_sandbox.workspace.bases.contents import ContentWriter
 from agent_sandbox.workspace.bases.files import Recalled
+from agent_sandbox.workspace.bases.origin import attribute, looked_into
 from agent_sandbox.workspace.bases.runs import append, spell_done
 from agent_sandbox.workspace.beneath import Entry, TooMany
 from agent_sandbox.workspace.changes import covers
@@ -139,32 +140,41 @@ class _Keeper:
             masked = place.masked or path in self.masks
             if not covered:
                 self._keep(path, reality.directory(parent), entry.name, status, place, masked)
-            if is_directory:
-                around.append(self._below(status, place, masked))
-            real_directory = status is not None and stat.S_ISDIR(status.st_mode) and not masked
-            if real_directory and path not in self.already.listed and self._hides(entry):
-                hidden.append((path, relative, self._below(status, place, masked)))
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                if not masked and path not in self.already.listed and self._hides(entry):
+                    hidden.append((path, relative, _Place(status, place.steady and self._unmoved(status), False)))
+                if is_directory:
+                    same = self._unmoved(status) or self._is_same(path, entry, reality.directory(parent), status)
+                    around.append(_Place(status, place.steady and same, masked))
+            elif is_directory:
+                around.append(_Place(None, place.steady and self._unmoved(status or place.status), masked))
         self._flush_nothing()
         for path, relative, place in hidden:  # last: what the layer has below them itself has been kept with its content by now
             self._list(path, relative, reality, place)
 
-    def _below(self, status: os.stat_result | None, place: _Place, masked: bool) -> _Place:
-        if status is None or not stat.S_ISDIR(status.st_mode):
-            return _Place(None, place.steady and self._unmoved(status or place.status), masked)
-        return _Place(status, place.steady and (self._unmoved(status) or status.st_ctime_ns == status.st_mtime_ns), masked)
+    def _is_same(self, path: str, entry: Entry, real: int | None, status: os.stat_result) -> bool:
+        """Whether a real directory that changed during the run is the one that was there before."""
+        base = self.already.get(path)
+        if base is not None and base.known and base.seen is not None:
+            return (base.seen.device, base.seen.inode) == (status.st_dev, status.st_ino)
+        noted = looked_into(entry, self.prefix, real)
+        return status.st_ctime_ns == status.st_mtime_ns if noted is None else noted
 
     def _unmoved(self, status: os.stat_result | None) -> bool:
         return status is None or status.st_ctime_ns < self.before
 
     def _keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: _Place, masked: bool) -> None:
-        if status is None or real is None:
-            if place.steady and self._unmoved(place.status):
+        now = os.fstat(real) if real is not None else None
+        if now is not None and place.status is not None and (now.st_dev, now.st_ino) != (place.status.st_dev, place.status.st_ino):
+            self._add(Base(path, None, known=False))  # the directory was swapped just now
+        elif status is None or real is None:
+            if place.steady and self._unmoved(now):
                 self._nothing.setdefault(path.rpartition("/")[0] or "/", []).append(name)
                 self._count(path)
             else:
                 self._add(Base(path, None, known=False))
-            return
-        self._add(self._base(path, real, name, place, content=not masked))
+        else:
+            self._add(self._base(path, real, name, place, content=not masked))
 
     def _base(self, path: str, real: int, name: str, place: _Place, *, content: bool) -> Base:
         """What is there, and whether it was when the run began: judged by its times after it was read."""
@@ -199,12 +209,7 @@ class _Keeper:
 
     def _hides(self, entry: Entry) -> bool:
         """Whether nothing of a real directory shows through this entry of the layer."""
-        if entry.own is None:
-            return True
-        try:
-            return os.getxattr(entry.own, self.prefix + "opaque") == b"y"
-        except OSError:
-            return False
+        return entry.own is None or attribute(entry, self.prefix + "opaque") == b"y"
 
     def _list(self, path: str, relative: str, reality: Reality, place: _Place) -> None:
         """Note all that is below a real directory. Content is read only where times will not tell later whether it changed."""
@@ -224,7 +229,7 @@ class _Keeper:
                 if stat.S_ISDIR(entry.status.st_mode):
                     if entry.own is None:
                         return  # another filesystem, or one that we may not enter: the list has a hole
-                    places.append(self._below(entry.status, places[-1], False))
+                    places.append(_Place(entry.status, places[-1].steady and self._unmoved(entry.status), False))
         except (OSError, TooMany, beneath.Moved):
             return
         self._append(lines.spell_below(path))

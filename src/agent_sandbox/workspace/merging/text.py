@@ -4,6 +4,9 @@
 taken once, and where both changed the same lines, or lines that touch, it is a conflict: a value with all three, never a guess. Lines end
 with a newline and are otherwise bytes: a carriage return before it is part of the line, and the last may lack it.
 
+Where each line occurs once, the result is git's, conflicts and all. Where lines repeat, there are several shortest ways to read an edit,
+and ours may be another one: then one of the two may see a conflict that the other does not.
+
 What has a NUL in it is not text, and what is too large is not searched: such a file is one conflict as a whole, unless only one side
 changed it.
 """

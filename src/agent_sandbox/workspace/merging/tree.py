@@ -40,11 +40,12 @@ def merge_tree(base: Tree, ours: Tree, theirs: Tree, *, unknown: Container[str] 
 
 
 def _without_a_directory(entries: Mapping[str, MergedEntry]) -> set[str]:
-    """Parents that have something below them in the result and are no directory there. What is not part of the trees is not judged."""
+    """Parents that have something below them in the result, or may have, and are no directory there. Others' parents are not judged."""
     found: set[str] = set()
     for path, entry in entries.items():
         parent = path.rpartition("/")[0]
-        if entry.result is None or parent not in entries or entries[parent].conflicts:
+        nothing = entry.result is None and not entry.conflicts  # a conflict may be answered by the side that has something
+        if nothing or parent not in entries or entries[parent].conflicts:
             continue
         above = entries[parent].result
         if above is None or above.node.type is not EntryType.DIRECTORY:

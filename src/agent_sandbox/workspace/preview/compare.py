@@ -13,7 +13,7 @@ from agent_sandbox.values import Protocol, dataclass, replace
 from agent_sandbox.workspace.changes import Change, Contents, Kind
 from agent_sandbox.workspace.merging.edits import STEPS, Edit, find_edits
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.preview.facts import facts
+from agent_sandbox.workspace.preview.facts import facts, warnings
 from agent_sandbox.workspace.preview.sorts import is_binary, sort_of
 from agent_sandbox.workspace.preview.window import Window, read_window
 
@@ -73,6 +73,7 @@ class Preview:
 
     change: Change
     facts: tuple[str, ...] = ()  # what is different besides content, in sentences
+    warnings: tuple[str, ...] = ()  # what is not to be missed
     old: tuple[bytes, ...] = ()
     new: tuple[bytes, ...] = ()
     edits: tuple[Edit, ...] = ()
@@ -100,7 +101,7 @@ def compare(
     change: Change, contents: Contents, former: FormerContents, *, limits: Limits = DEFAULT, effort: Effort | None = None
 ) -> Preview:
     """What a change does. What cannot be read is said in the value, never raised."""
-    preview = Preview(change, facts(change))
+    preview = Preview(change, facts(change), warnings(change))
     same_content = change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED)
     if same_content or (change.renamed_from and change.kind is Kind.ADDED):
         return preview

@@ -31,11 +31,17 @@ def facts(change: Change) -> tuple[str, ...]:
     lines += [f"extended attribute {named(name)} differs" for name in change.xattrs]
     if change.inside:
         lines.append(f"and {change.inside:,} {'entry' if change.inside == 1 else 'entries'} below it")
+    return tuple(lines)
+
+
+def warnings(change: Change) -> tuple[str, ...]:
+    """What somebody who looks at the change should not miss."""
+    lines: list[str] = []
     if change.masks_real:
         lines.append("a real file that was hidden from the sandbox is here")
     if change.unread:
         lines.append("not everything here could be read, so it is taken as changed")
-    if after is not None and (remark := lookalike(change.path)):
+    if change.after is not None and (remark := lookalike(change.path)):
         lines.append(remark)
     return tuple(lines)
 

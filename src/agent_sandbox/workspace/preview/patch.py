@@ -55,7 +55,9 @@ class _Patch:
             if change.kind is Kind.DELETED and change.path in renames:
                 continue
             self._tell_what_is_lost(change, empty=change.path not in filled)
-            if is_gits(change.path.removeprefix(self._prefix)):
+            if _takes_the_unknown(change):
+                self._left.append(LeftOut(change.path, "a directory that goes away with something in it that cannot be told", content=True))
+            elif is_gits(change.path.removeprefix(self._prefix)):
                 self._left.append(LeftOut(change.path, "git takes no patch for what is its own", content=True))
             elif renames.get(change.renamed_from) is change and self._same(gone[change.renamed_from], change):
                 self._write(self._rename(gone[change.renamed_from], change))
@@ -79,8 +81,6 @@ class _Patch:
             self._left.append(LeftOut(change.path, f"a {after.type.value}", content=True))
         elif change.kind is Kind.ADDED and after is not None and after.type is EntryType.DIRECTORY and empty:
             self._left.append(LeftOut(change.path, "an empty directory"))
-        elif change.kind is Kind.DELETED and before is not None and before.type is EntryType.DIRECTORY and change.inside:
-            self._left.append(LeftOut(change.path, "a directory that goes away with something in it that cannot be told", content=True))
         if change.xattrs:
             self._left.append(LeftOut(change.path, "extended attributes"))
         if before and after and (before.uid, before.gid) != (after.uid, after.gid):
@@ -167,6 +167,12 @@ class _Patch:
 def _signed(sign: bytes, lines: list[bytes]) -> Iterator[bytes]:
     for line in lines:
         yield sign + line if line.endswith(b"\n") else sign + line + b"\n\\ No newline at end of file\n"
+
+
+def _takes_the_unknown(change: Change) -> bool:
+    """Whether a directory goes away and what is in it has not been told: git removes nothing that it is not told of."""
+    stays = change.after is not None and change.after.type is EntryType.DIRECTORY
+    return change.before is not None and change.before.type is EntryType.DIRECTORY and not stays and change.inside > 0
 
 
 def _carried(node: Node | None) -> bool:

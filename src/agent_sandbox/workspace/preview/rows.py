@@ -9,7 +9,7 @@ from __future__ import annotations
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.visible import visible
 
-TITLE, FACT, HUNK, NOTE, HEADING = "title", "fact", "hunk", "note", "heading"  # ours
+TITLE, FACT, HUNK, NOTE, HEADING, WARNING = "title", "fact", "hunk", "note", "heading", "warning"  # ours
 SAME, REMOVED, ADDED = "same", "removed", "added"  # the guest's
 SIGNS = {SAME: " ", REMOVED: "-", ADDED: "+"}
 BETWEEN = " │ "

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.preview.compare import DEFAULT, Limits, Preview
 from agent_sandbox.workspace.preview.hunks import hunks
-from agent_sandbox.workspace.preview.rows import ADDED, BETWEEN, HUNK, NOTE, REMOVED, SAME, SIGNS, Cell, Row, decoded, ours
+from agent_sandbox.workspace.preview.rows import ADDED, BETWEEN, HUNK, NOTE, REMOVED, SAME, SIGNS, WARNING, Cell, Row, decoded, ours
 from agent_sandbox.workspace.preview.unified import NO_NEWLINE, closing, opening, paired_marks
 from agent_sandbox.workspace.preview.words import Marks
 from agent_sandbox.workspace.visible import escapes, width
@@ -57,7 +57,7 @@ def side_by_side(preview: Preview, columns: int, *, relative_to: str = "/", limi
             for old, new in zip_longest(left, right):
                 yield from layout.rows(old, new)
             if shown < edit.new_to:
-                yield ours(NOTE, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
+                yield ours(WARNING, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
             shift = edit.new_to - edit.old_to
     yield from closing(preview)
 
@@ -74,7 +74,7 @@ class _Layout:
         for number, (old, new) in enumerate(zip_longest(self._pieces(left), self._pieces(right))):
             yield Row((self._cell(left, old, number), self._cell(right, new, number, last=True)), self._path)
         if right and right.more:
-            yield ours(NOTE, f"\\ {right.more:,} more characters of the new line are not shown (--all shows them)")
+            yield ours(WARNING, f"\\ {right.more:,} more characters of the new line are not shown (--all shows them)")
         for line, side in ((left, "old"), (right, "new")):
             if line and not line.ended:
                 yield ours(NOTE, f"{NO_NEWLINE} ({side})")

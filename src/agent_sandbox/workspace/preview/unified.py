@@ -12,7 +12,7 @@ from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.merging.edits import Edit
 from agent_sandbox.workspace.preview.compare import DEFAULT, Binary, Limits, Preview
 from agent_sandbox.workspace.preview.hunks import hunks
-from agent_sandbox.workspace.preview.rows import ADDED, FACT, HUNK, NOTE, REMOVED, SAME, SIGNS, TITLE, Cell, Row, decoded, ours
+from agent_sandbox.workspace.preview.rows import ADDED, FACT, HUNK, NOTE, REMOVED, SAME, SIGNS, TITLE, WARNING, Cell, Row, decoded, ours
 from agent_sandbox.workspace.preview.words import Marks, differing
 from agent_sandbox.workspace.visible import named
 
@@ -40,7 +40,7 @@ def unified(preview: Preview, *, relative_to: str = "/", limits: Limits = DEFAUL
             for number in range(edit.new_from, shown):
                 yield from _content(ADDED, preview.new[number], path, come.get(number, ()), limits.columns)
             if shown < edit.new_to:
-                yield ours(NOTE, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
+                yield ours(WARNING, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
     yield from closing(preview)
 
 
@@ -51,6 +51,8 @@ def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
     yield ours(TITLE, f"diff --git {named(f'a/{old}')} {named(f'b/{new}')}")
     for fact in preview.facts:
         yield ours(FACT, fact)
+    for warning in preview.warnings:
+        yield ours(WARNING, warning)
     if preview.binary is not None:
         yield ours(FACT, summed_up(preview.binary, preview.change))
 
@@ -58,9 +60,9 @@ def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
 def closing(preview: Preview) -> Iterator[Row]:
     """The rows after it: what is not shown."""
     if preview.more_bytes:
-        yield ours(NOTE, f"\\ {preview.more_bytes:,} more bytes are added, too much to show")
+        yield ours(WARNING, f"\\ {preview.more_bytes:,} more bytes are added, too much to show")
     for why in preview.unshown:
-        yield ours(NOTE, why)
+        yield ours(WARNING, why)
 
 
 def summed_up(binary: Binary, change: Change) -> str:
@@ -95,6 +97,6 @@ def _content(kind: str, line: bytes, path: str, marks: Marks = (), columns: int 
     cut = len(text) - columns if columns is not None else 0
     yield Row((Cell(kind, text[:columns] if cut > 0 else text, SIGNS[kind], marks),), path)
     if cut > 0:
-        yield ours(NOTE, f"\\ {cut:,} more characters of this line are not shown (--all shows them)")
+        yield ours(WARNING, f"\\ {cut:,} more characters of this line are not shown (--all shows them)")
     if not line.endswith(b"\n"):
         yield ours(NOTE, NO_NEWLINE)

@@ -39,6 +39,7 @@ class Intent:
     place: str
     staging: str
     started: float
+    boot: str  # which start of the machine it was: filesystems may have other numbers after the next
     undoes: int = 0  # the number of the promotion that this one takes back
 
 
@@ -125,12 +126,13 @@ class Journal:
         found["identity"] = tuple(found["identity"])
         return Intent(**found)
 
-    def prepared(self) -> Prepared | None:
-        """What was staged; None when it was not complete."""
+    def prepared(self, *, device: int | None = None) -> Prepared | None:
+        """What was staged; None when it was not complete. `device` is the number of the filesystem, if that is another one now."""
         found = self._read("moves")
         if found is None:
             return None
-        return Prepared(read(found["moves"]), {path: (device, inode) for path, (device, inode) in found["directories"].items()})
+        directories = {path: (was_on if device is None else device, inode) for path, (was_on, inode) in found["directories"].items()}
+        return Prepared(read(found["moves"], device=device), directories)
 
     def facts(self) -> dict[str, Any]:
         """What was said when it was committed."""
@@ -151,6 +153,12 @@ class Journal:
             ) from error
         assert isinstance(found, dict)
         return found
+
+
+def boot_id() -> str:
+    """What tells one start of the machine from the next."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
 
 
 def journals(promotions: str) -> list[Journal]:

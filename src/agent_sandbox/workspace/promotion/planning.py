@@ -63,14 +63,16 @@ def relative(path: str, root: str) -> str:
     """An absolute path as names below the root; "" is the root itself. Raises ValueError, with the reason, for what is no such path."""
     if not path.startswith("/") or not covers(root, path):
         raise ValueError("it lies outside the tree")
+    if len(os.fsencode(path)) > _LONGEST_PATH:  # first: what follows looks at each name
+        raise ValueError("it is too long")
     below = path[len(root.rstrip("/")) :].removeprefix("/")
     names = below.split("/") if below else []
     if any(name in ("", ".", "..") for name in names):
         raise ValueError("it is no plain path")
     if "\0" in path:
         raise ValueError("it holds a NUL")
-    if len(os.fsencode(path)) > _LONGEST_PATH or any(len(os.fsencode(name)) > _LONGEST_NAME for name in names):
-        raise ValueError("it is too long")
+    if any(len(os.fsencode(name)) > _LONGEST_NAME for name in names):
+        raise ValueError("a name in it is too long")
     return below
 
 
@@ -101,6 +103,9 @@ class _Making:
             return
         if change.after is not None and (why := _NEVER.get(change.after.type)):
             self.refused.append(Refusal(change.path, why))
+            return
+        if change.masks_real:
+            self.refused.append(Refusal(change.path, "something is there that was hidden from the sandbox, so it cannot have meant that"))
             return
         if needs := self.classes.get(change.path, frozenset()) - self.approved:
             self.held.append(Held(change.path, needs))

@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
@@ -22,14 +22,14 @@ from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.beneath import identity
 from agent_sandbox.workspace.changes import Contents
 from agent_sandbox.workspace.locking import Holder
-from agent_sandbox.workspace.promotion import performing, staging
+from agent_sandbox.workspace.promotion import keeping, performing, staging
 from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
-from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, next_journal
-from agent_sandbox.workspace.promotion.keeping import keep_olds
+from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals, next_journal
 from agent_sandbox.workspace.promotion.recovery import lock, recover_locked, roll_back
 from agent_sandbox.workspace.promotion.steps import Move, Plan, split
 from agent_sandbox.workspace.removal import remove_tree
 
+REMEMBERED = 20  # promotions, undos counted, whose old files are kept
 _REMEDIES = {
     errno.ENOSPC: "free some space; the changes are still in the sandbox",
     errno.EDQUOT: "your disk quota is used up; the changes are still in the sandbox",
@@ -113,7 +113,7 @@ class _Promoting:
         self.anchor = anchor
         self.journal = journal
         place = place_of(plan)
-        self.intent = Intent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), undoes)
+        self.intent = Intent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), boot_id(), undoes)
 
     def run(self) -> Promotion:
         self._look_around()
@@ -123,14 +123,16 @@ class _Promoting:
         except BaseException as error:
             self._back(prepared, error)
             raise
-        keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+        keeping.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+        self._forget_the_oldest()
         return done
 
     def _look_around(self) -> None:
         space = os.fstatvfs(self.anchor.root)
-        if space.f_bavail * space.f_frsize < self.plan.bytes:
+        free = (space.f_bavail if os.geteuid() else space.f_bfree) * space.f_frsize
+        if free < self.plan.bytes:
             raise WorkspaceError(
-                f"{self.plan.bytes} bytes are to be written to {self.plan.root!r}, and {space.f_bavail * space.f_frsize} are free",
+                f"{self.plan.bytes} bytes are to be written to {self.plan.root!r}, and {free} are free",
                 hint=_REMEDIES[errno.ENOSPC],
             )
         with self._explained():
@@ -203,6 +205,12 @@ class _Promoting:
         self._clear_away()
         if isinstance(error, Drift) and os.path.isdir(self.journal.kept):
             error.kept = self.journal.kept
+
+    def _forget_the_oldest(self) -> None:
+        closed = [journal for journal in journals(self.journal.promotions) if journal.closed]
+        for journal in closed[:-REMEMBERED]:
+            with suppress(WorkspaceError):  # a file that cannot be removed is tried again the next time
+                journal.drop()
 
     def _clear_away(self) -> None:
         remove_tree(self.anchor.directory(self.intent.place), self.intent.staging)

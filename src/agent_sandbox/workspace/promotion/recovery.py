@@ -15,7 +15,7 @@ from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.beneath import identity, open_directory
 from agent_sandbox.workspace.locking import Holder, hold
 from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
-from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, journals
+from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals
 from agent_sandbox.workspace.promotion.keeping import keep_olds, rescue
 from agent_sandbox.workspace.promotion.performing import take_back
 from agent_sandbox.workspace.promotion.steps import Move, split
@@ -75,11 +75,12 @@ def _end(journal: Journal, give_up: bool) -> None:
         journal.drop()
         return
     with Anchor(intent.root) as anchor:
-        if anchor.identity != intent.identity:
+        restarted = intent.boot != boot_id()
+        if anchor.identity != intent.identity and not (restarted and anchor.identity[1] == intent.identity[1]):
             raise Unfinished(
                 f"{intent.root!r} is not the directory that was promoted to", hint="put that one back in its place; nothing was changed"
             )
-        prepared = journal.prepared()
+        prepared = journal.prepared(device=anchor.identity[0] if restarted else None)
         if prepared is not None:
             for path, known in prepared.directories.items():
                 anchor.expect(path, known)

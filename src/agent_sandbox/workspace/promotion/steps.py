@@ -178,16 +178,16 @@ def written(moves: Iterable[Move]) -> list[Any]:
     ]
 
 
-def read(values: Iterable[Any]) -> tuple[Move, ...]:
-    """Moves again. Raises ValueError or TypeError for what `written` has not written."""
+def read(values: Iterable[Any], *, device: int | None = None) -> tuple[Move, ...]:
+    """Moves again. All are on one filesystem; `device` is its number if it has another one now. Raises ValueError or TypeError."""
     return tuple(
         Move(
             path,
             slot,
-            _read(old),
-            _read(new),
-            {name: seen for name, value in beside.items() if (seen := _read(value))},
-            {name: seen for name, value in within.items() if (seen := _read(value))},
+            _read(old, device),
+            _read(new, device),
+            {name: seen for name, value in beside.items() if (seen := _read(value, device))},
+            {name: seen for name, value in within.items() if (seen := _read(value, device))},
         )
         for path, slot, old, new, beside, within in values
     )
@@ -202,12 +202,13 @@ def _spelt(seen: Seen | None) -> list[Any] | None:
     return [*what, seen.device, seen.inode, seen.mtime_ns, seen.ctime_ns, seen.looked_ns, seen.digest]
 
 
-def _read(value: list[Any] | None) -> Seen | None:
+def _read(value: list[Any] | None, device: int | None) -> Seen | None:
     if value is None:
         return None
-    kind, mode, uid, gid, size, target, device, attributes, *rest = value
+    kind, mode, uid, gid, size, target, special, attributes, was_on, *rest = value
     xattrs = {name: bytes.fromhex(text) for name, text in attributes.items()}
-    return Seen(Node(EntryType(kind), mode, uid, gid, size, target, device, xattrs), *rest)
+    node = Node(EntryType(kind), mode, uid, gid, size, target, special, xattrs)
+    return Seen(node, was_on if device is None else device, *rest)
 
 
 def seen_from(status: os.stat_result, node: Node, *, now_ns: int, digest: str = "") -> Seen:

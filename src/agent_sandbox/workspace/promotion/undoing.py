@@ -7,6 +7,7 @@ two names were one file, and the times of directories that stayed.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -152,7 +153,7 @@ def _adjusted(move: Move, anchor: Anchor) -> Seen:
     directory = anchor.directory(move.path)
     status = os.fstat(directory)
     now = replace(move.new, device=status.st_dev, inode=status.st_ino)
-    if (status.st_dev, status.st_ino, status.st_mode & 0o7777) != (move.new.device, move.new.inode, move.new.node.mode):
+    if stat.S_IMODE(status.st_mode) != move.new.node.mode:
         raise Surprise(move.path, "it has changed since it was promoted")
     return now
 
