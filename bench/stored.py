@@ -138,10 +138,11 @@ def copying(sort: Sort, files: int) -> Call:
 
 
 def _refill(work: Workspace, sort: Sort, files: int) -> None:
-    """A new sandbox of a new project. Its files have settled: of one that was written a moment ago the content would have to be read."""
+    """A new sandbox of a new project. What it replaces has settled: of what was written a moment ago the content would have to be read."""
     work.reset()
     _empty(Path(work.project), sort, files)
-    time.sleep(1.1 * SETTLED_NS / 1e9)
+    if sort == "replaced":
+        time.sleep(1.1 * SETTLED_NS / 1e9)
     _guest(work, "write", work.project, str(files), "new")
     os.sync()
 
