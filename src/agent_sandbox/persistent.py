@@ -18,6 +18,7 @@ from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promoting
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted
+from agent_sandbox.engine.recovering import recovered
 from agent_sandbox.engine.session import Code, Command, Session, Work
 from agent_sandbox.engine.stored import Rollback, Stored
 from agent_sandbox.errors import Denied, PolicyError
@@ -177,7 +178,7 @@ class Workspace:
         def chosen(change: Change) -> bool:
             return not patterns or any(matches(pattern, change.path) for pattern in patterns)
 
-        promoting.recovered(self._stored)
+        recovered(self._stored, self._gate)
         with promoting.proposed(self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(approve))) as proposal:
             if review is not None and not review(proposal):
                 return None
@@ -185,6 +186,7 @@ class Workspace:
 
     def undo(self) -> CarriedOver:
         """Take the last promotion back. Raises `Drift` when something it changed has changed since."""
+        recovered(self._stored, self._gate)
         return promoting.take_back(self._stored, self._gate)
 
     def reset(self) -> None:

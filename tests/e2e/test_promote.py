@@ -129,3 +129,26 @@ def test_a_commit_made_inside_can_be_carried_over(shell: Shell) -> None:
     assert log == "second\nfirst\n"
     assert subprocess.run(["git", "status", "--porcelain"], cwd=shell.cwd, check=True, capture_output=True).stdout == b""
     assert subprocess.run(["git", "fsck", "--strict"], cwd=shell.cwd, capture_output=True, check=False).returncode == 0
+
+
+def test_a_file_takes_the_new_directories_along_that_it_is_in(shell: Shell) -> None:
+    shell("run", "mkdir -p a/b; echo 1 > a/b/wanted; echo 2 > a/b/other; echo 3 > a/third")
+    done = shell("promote", "--yes", "--only", "a/b/wanted")
+    assert done.returncode == 0, words(done)
+    assert [str(path.relative_to(shell.cwd)) for path in sorted((shell.cwd / "a").rglob("*"))] == ["a/b", "a/b/wanted"]
+    assert shell.json("status")["changes"]["project"] == 2
+    assert shell("run", "cat a/b/wanted a/b/other a/third").stdout == b"1\n2\n3\n"
+    assert shell("promote", "--yes").returncode == 0 and (shell.cwd / "a" / "third").exists()
+    assert shell("undo").returncode == 0 and shell("undo").returncode == 0
+    assert not (shell.cwd / "a").exists()
+
+
+def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: Shell) -> None:
+    (shell.cwd / ".env").write_text("KEY=real\n")
+    shell("run", "test ! -s .env && echo KEY=guess > .env; echo x > x")
+    for more in ((), ("--force",), ("--merge", "--resolve", "ours")):
+        refused = shell("promote", "--yes", "--approve", "environment", *more)
+        assert refused.returncode == 2 and words(refused).count("hidden from the sandbox") == 2, words(refused)
+        assert "1 can never be carried over" in words(refused) and "moved on" not in words(refused)
+    assert shell("promote", "--yes", "--skip", ".env").returncode == 0
+    assert (shell.cwd / ".env").read_text() == "KEY=real\n" and (shell.cwd / "x").exists()

@@ -35,6 +35,9 @@ class FakeLedger:
         self.events.append(event)
         return Entry(len(self.events), 0.0, "", "", event)
 
+    def has_outcome(self, intent: int) -> bool:
+        return any(isinstance(event, Outcome) and event.intent == intent for event in self.events)
+
 
 @dataclass
 class Deed:
@@ -190,3 +193,14 @@ def test_anything_but_a_yes_in_time_is_a_refusal(monkeypatch: pytest.MonkeyPatch
     assert refusal.value.hint == "ask for the capability to be risky"
     assert deed.seen == []
     assert isinstance(ledger.events[0], Refusal)
+
+
+def test_what_was_cut_off_is_concluded_once() -> None:
+    ledger = FakeLedger()
+    told: list[int] = []
+    gate(ledger).perform(ALLOWED, Deed(ledger), announced=told.append)
+    gate(ledger).conclude(told[0], "raised", {})
+    assert told == [1] and len(ledger.events) == 2, "its end was recorded already"
+    ledger.events.pop()
+    gate(ledger).conclude(told[0], "done", {"recovered": True})
+    assert ledger.events[1] == Outcome(1, "done", {"recovered": True})

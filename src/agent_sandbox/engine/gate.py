@@ -17,9 +17,10 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass
 
 if TYPE_CHECKING:
-    from typing import TypeVar
+    from typing import Literal, TypeVar
 
     T = TypeVar("T")
+    Ended = Literal["done", "raised"]
 
 APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
 
@@ -29,6 +30,10 @@ class Recorder(Protocol):
 
     def record(self, event: Event) -> Entry:
         """Written when it returns, or it raises and the caller does not act."""
+        ...
+
+    def has_outcome(self, intent: int) -> bool:
+        """Whether it is recorded how the action ended that this entry announced."""
         ...
 
 
@@ -58,6 +63,10 @@ def _nothing(result: object) -> Facts:
     return {}
 
 
+def _unheeded(intent: int) -> None:
+    pass
+
+
 class Gate:
     """The door of one policy. Safe to share between threads when its ledger and approver are."""
 
@@ -71,8 +80,16 @@ class Gate:
         self._grants = grants
         self._approver = approver
 
-    def perform(self, action: Action, deed: Callable[[Allow], T], *, describe: Callable[[T], Facts] = _nothing) -> T:
-        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep.
+    def perform(
+        self,
+        action: Action,
+        deed: Callable[[Allow], T],
+        *,
+        describe: Callable[[T], Facts] = _nothing,
+        announced: Callable[[int], None] = _unheeded,
+    ) -> T:
+        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep; `announced`
+        is told before the deed which entry holds the intent, for who may have to `conclude` it.
 
         Raises `Denied` when it is refused, `LedgerUnavailable` or `LedgerBroken` when that or the intent cannot be recorded (the deed was
         not called), whatever the deed raises, and `LedgerUnavailable` saying so when the deed was done and only its outcome could not be
@@ -86,12 +103,18 @@ class Gate:
             raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
         intent = self._ledger.record(Intent(facts, digest, self._digest, rule)).sequence
         try:
+            announced(intent)
             result = deed(verdict)
         except BaseException as error:  # also an interrupt: what was begun has ended, and the record says how
             self._record_failure(intent, error)
             raise
         self._record_success(intent, result, describe)
         return result
+
+    def conclude(self, intent: int, ended: Ended, facts: Facts) -> None:
+        """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
+        if not self._ledger.has_outcome(intent):
+            self._ledger.record(Outcome(intent, ended, facts))
 
     def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:
         match verdict:

@@ -153,15 +153,15 @@ class Stored:
                 self._tidy(top, after)
             return target
 
-    def drop(self, paths: Collection[str], label: str, masks: Collection[str] = ()) -> Snapshot | None:
+    def drop(self, paths: Collection[str], label: str, masks: Collection[str] = (), *, places: Collection[str] = ()) -> Snapshot | None:
         """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned.
 
-        To be called with the lock held.
+        `places` are directories that the machine has now too, and that stay for what else is in them. To be called with the lock held.
         """
         before = self.state.history()
         move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
         with self._top() as top:
-            self._squash(top, before.layers, made, without=paths)
+            self._squash(top, before.layers, made, without=paths, places=places)
         self._save(move.history)
         self.remember_names(masks)  # from here on it is a clone of what is real now
         with suppress(FileNotFoundError):
@@ -270,16 +270,19 @@ class Stored:
             self._squash(top, before.chain, made)
         return self._save(after)
 
-    def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
-        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases."""
+    def _squash(
+        self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = (), places: Collection[str] = ()
+    ) -> None:
+        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases, of `places` as they are now."""
         from agent_sandbox.workspace.bases.files import carry
+        from agent_sandbox.workspace.bases.keeping import bases_now
         from agent_sandbox.workspace.generations import made, stacked
         from agent_sandbox.workspace.squash import squash
 
         with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
         if os.path.isdir(self.state.bases):  # not before the first run
-            carry(self.state.bases, numbers[::-1], into, without=without, removed=without)
+            carry(self.state.bases, numbers[::-1], into, without=without, removed=without, anew=bases_now(places))
 
     def _now(self) -> float:
         return self.state.store.clock()

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger.chain import Head, find_head
+from agent_sandbox.ledger.chain import Head, find_head, read
 from agent_sandbox.ledger.encoding import encode
-from agent_sandbox.ledger.event import Entry, Event, Torn
+from agent_sandbox.ledger.event import Entry, Event, Outcome, Torn
 from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass
 
@@ -61,6 +61,13 @@ class Ledger:
             raise self._unavailable(error) from error
         finally:
             os.close(descriptor)  # which frees the lock
+
+    def has_outcome(self, intent: int) -> bool:
+        """Whether it is recorded how the action ended that entry `intent` announced. Reads all of it; raises as `record` does."""
+        try:
+            return any(isinstance(entry.event, Outcome) and entry.event.intent == intent for entry in read(self.path))
+        except OSError as error:
+            raise self._unavailable(error) from error
 
     def _open(self) -> int:
         try:

@@ -99,14 +99,23 @@ def forget(directory: str, generations_in_use: Collection[int]) -> None:
                 os.unlink(os.path.join(directory, name))
 
 
-def carry(directory: str, generations: Sequence[int], into: int, *, without: Collection[str] = (), removed: Collection[str] = ()) -> None:
+def carry(
+    directory: str,
+    generations: Sequence[int],
+    into: int,
+    *,
+    without: Collection[str] = (),
+    removed: Collection[str] = (),
+    anew: Collection[Base] = (),
+) -> None:
     """Write the bases of a generation that stands for several, oldest first. Afterwards all of it is there, or nothing.
 
     `without` are paths that have left the layers. `removed` are real directories that are gone for good: all below them leaves as well.
+    `anew` are bases that take the place of what was known of their paths.
     """
     with explained(f"carry bases over in {directory!r}"):
         found = recall(directory, generations)
-        gone, trees = frozenset(without), frozenset(removed)
+        gone, trees = frozenset(without).union(base.path for base in anew), frozenset(removed)
         text = bytearray()
         nothing: dict[str, list[str]] = {}
         for path in found:
@@ -117,7 +126,8 @@ def carry(directory: str, generations: Sequence[int], into: int, *, without: Col
             else:
                 parent, _, name = path.rpartition("/")
                 nothing.setdefault(parent or "/", []).append(name)
-        spelt = [lines.spell_nothing(parent, names) for parent, names in nothing.items()]
+        spelt = [lines.spell_base(base) for base in anew]
+        spelt += [lines.spell_nothing(parent, names) for parent, names in nothing.items()]
         spelt += [lines.spell_below(path) for path in sorted(found.listed) if path not in gone and not _is_below(path, trees)]
         open_runs = [left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None]
         spelt.append(spell_run(min(open_runs)) if open_runs else spell_done(0))

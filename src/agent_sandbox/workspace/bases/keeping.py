@@ -31,6 +31,7 @@ from agent_sandbox.workspace.bases.runs import spell_done
 from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.reality import Reality
+from agent_sandbox.workspace.seen import Base, look
 
 TICK_NS = 20_000_000
 
@@ -66,6 +67,18 @@ def keep(
     finally:
         contents.close()
     return Kept(keeper.count, keeper.unknown)
+
+
+def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
+    """Directories as they are at this moment, for whoever has just made them what they are. Raises OSError."""
+    found: list[Base] = []
+    with Reality(machine_root) as reality:
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            directory = reality.directory(parent.lstrip("/"))
+            seen = look(directory, name, now_ns=time.time_ns()) if directory is not None else None
+            found.append(Base(path, seen))
+    return found
 
 
 class _Cover:

@@ -79,13 +79,22 @@ def promote(
 
 
 def _refuse(plan: Plan) -> None:
-    if plan.refused:
-        first = plan.refused[0]
-        raise PolicyError(f"{len(plan.refused)} changes cannot be promoted; the first: {first.path!r}: {first.why}", hint="leave them out")
+    refuse_impossible(plan)
     if plan.held:
         first_held = plan.held[0]
         needed = ", ".join(sorted({name for held in plan.held for name in held.classes}))
-        raise PolicyError(f"{len(plan.held)} changes need their own approval ({needed}); the first: {first_held.path!r}")
+        raise PolicyError(f"{len(plan.held)} of the changes need their own approval ({needed}); the first: {first_held.path!r}")
+
+
+def refuse_impossible(plan: Plan) -> None:
+    """Raise `PolicyError` for a plan with something that is never promoted, whoever agrees."""
+    if plan.refused:
+        first, count = plan.refused[0], len(plan.refused)
+        what = "a change" if count == 1 else f"{count:,} changes"
+        raise PolicyError(
+            f"{what} cannot be promoted{'' if count == 1 else '; the first'}: {first.path!r}: {first.why}; nothing was changed",
+            hint="leave it out: --skip" if count == 1 else "leave them out: --skip",
+        )
 
 
 @contextmanager
