@@ -20,7 +20,7 @@ from agent_sandbox.workspace.bases.runs import begin, end, has_run
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
-from agent_sandbox.workspace.image import TRASH, Growth, attach, opened, said
+from agent_sandbox.workspace.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
 from agent_sandbox.workspace.layers import layer_targets, quote_target
 from agent_sandbox.workspace.store import SandboxState
 
@@ -124,7 +124,7 @@ class Stored:
     def snapshot(self, label: str = "") -> Snapshot:
         """Keep what it is now, to go back to. In an image the cost does not depend on what is in it; in a directory it is a copy."""
         with self.state.lock(command="snapshot"):
-            self.state.prepare()
+            self.state.prepare(LEAST_CAPACITY)
             move = history.take(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
             self._perform(move)
             assert move.snapshot is not None

@@ -9,7 +9,7 @@ later be given a base that is younger than the run.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from agent_sandbox.workspace.bases import lines
@@ -20,11 +20,24 @@ from agent_sandbox.workspace.seen import Base
 
 
 class Recalled(Mapping[str, Base]):
-    """Bases as they were written. Only what is asked for is parsed: a list of changes asks for few of many."""
+    """Bases as they were written. They are read when the first is asked for, and only what is asked for is parsed."""
 
-    def __init__(self) -> None:
-        self._lines: dict[str, bytes] = {}  # empty where nothing was
-        self.listed: set[str] = set()
+    def __init__(self, read: Callable[[], Iterator[bytes]]) -> None:
+        self._read: Callable[[], Iterator[bytes]] | None = read
+        self._found: dict[str, bytes] = {}  # empty where nothing was
+        self._listed: set[str] = set()
+
+    @property
+    def _lines(self) -> dict[str, bytes]:
+        if self._read is not None:
+            self._take(self._read())
+            self._read = None
+        return self._found
+
+    @property
+    def listed(self) -> set[str]:
+        """The directories of which everything below has a base."""
+        return self._listed if self._lines is self._found else set()
 
     def __getitem__(self, path: str) -> Base:
         line = self._lines[path]
@@ -39,18 +52,18 @@ class Recalled(Mapping[str, Base]):
     def __contains__(self, path: object) -> bool:
         return path in self._lines
 
-    def take(self, found: list[bytes]) -> None:
-        """Add what is not known yet: the first line about a path is the one that counts."""
+    def _take(self, found: Iterator[bytes]) -> None:
+        """The first line about a path is the one that counts."""
         for line in found:
             if line.startswith(lines.PATH):
                 path = lines.path_of(line, lines.PATH)
                 if path is not None:
-                    self._lines.setdefault(path, line)
+                    self._found.setdefault(path, line)
             elif line.startswith(lines.WITHIN):
                 for path in lines.nothing_in(line):
-                    self._lines.setdefault(path, b"")
+                    self._found.setdefault(path, b"")
             elif line.startswith(lines.BELOW) and (path := lines.path_of(line, lines.BELOW)) is not None:
-                self.listed.add(path)
+                self._listed.add(path)
 
     def line_of(self, path: str) -> bytes:
         """As it was written; empty where nothing was."""
@@ -62,11 +75,13 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
 
     A path that is not in it has no base: it is as if `known` were False.
     """
-    found = Recalled()
-    with explained(f"read what is kept in {directory!r}"):
-        for generation in generations:
-            found.take(read_lines(directory, generation))
-    return found
+
+    def read() -> Iterator[bytes]:
+        with explained(f"read what is kept in {directory!r}"):
+            for generation in generations:
+                yield from read_lines(directory, generation)
+
+    return Recalled(read)
 
 
 def forget(directory: str, generations_in_use: Collection[int]) -> None:

@@ -17,8 +17,8 @@ from agent_sandbox.workspace.locking import Holder, hold
 from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
 from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals
 from agent_sandbox.workspace.promotion.keeping import keep_olds, rescue
-from agent_sandbox.workspace.promotion.performing import take_back
 from agent_sandbox.workspace.promotion.steps import Move, split
+from agent_sandbox.workspace.promotion.taking_back import take_back
 from agent_sandbox.workspace.removal import remove_tree
 
 
