@@ -180,12 +180,9 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
 
 def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], leaving: Leaving) -> CarriedOver:
     """Do it through the gate, and then to the layers what follows from it. Wherever this is cut off, `recovering` goes on from there."""
-
-    def announced(intent: int) -> None:
-        UnderWay.begin(stored, intent, leaving, undo=isinstance(action, Undo))
-
+    UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
-        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, announced=announced)
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts)
     except BaseException:
         note = UnderWay.recall(stored)
         if note is not None and note.done(stored) is None:
