@@ -1,8 +1,8 @@
 """After a promotion or an undo was cut off, by a kill or a power cut: bring the tree to its end, then the record, then the layers.
 
 While one is under way a note beside the journals says which action it is, what the layers were, and which paths leave them when it is
-done. Whoever next uses the sandbox finds the note, or a journal that is not closed; each looks, which costs microseconds. Nothing is dropped
-from layers that something has run in since.
+done. Whoever next uses the sandbox finds the note, or a journal that is not closed; each looks, which costs microseconds. Nothing is
+dropped from layers that something has run in since.
 """
 
 from __future__ import annotations

@@ -194,7 +194,10 @@ class _Promoting:
     def _make(self, prepared: Prepared) -> Promotion:
         with self._explained():
             for move in prepared.moves:
-                performing.make(move, self.anchor, self.staging)
+                try:
+                    performing.make(move, self.anchor, self.staging)
+                except OSError as error:  # which names a slot, and means this
+                    raise OSError(error.errno, os.strerror(error.errno or 0), move.path) from error
             if moved := self.anchor.moved():
                 raise Surprise(moved[0], "it was moved while it was being written to")
             syncfs(self.staging)
@@ -248,4 +251,5 @@ class _Promoting:
             ) from error
         except OSError as error:
             hint = _REMEDIES.get(error.errno or 0, "the changes are still in the sandbox")
-            raise WorkspaceError(f"cannot promote to {self.plan.root!r}: {error}; nothing was changed", hint=hint) from error
+            what = f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}"
+            raise WorkspaceError(f"cannot promote to {self.plan.root!r}: {what}; nothing was changed", hint=hint) from error
