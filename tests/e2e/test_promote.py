@@ -152,3 +152,36 @@ def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: S
         assert "1 can never be carried over" in words(refused) and "moved on" not in words(refused)
     assert shell("promote", "--yes", "--skip", ".env").returncode == 0
     assert (shell.cwd / ".env").read_text() == "KEY=real\n" and (shell.cwd / "x").exists()
+
+
+def test_what_we_did_ourselves_is_not_told_as_drift(changed: Shell) -> None:
+    for line in (("promote", "--yes"), ("undo",)):
+        assert changed(*line).returncode == 0
+        assert changed.json("status")["drift"]["moved"] == []
+    assert changed("promote", "--yes").returncode == 0 and changed("run", "echo later > later").returncode == 0
+    undone = changed("undo")
+    assert undone.returncode == 0 and "agent-sandbox rollback" in words(undone)
+    number = words(undone).split()[-1]
+    assert changed("rollback", number).returncode == 0
+    assert changed.json("status")["changes"]["project"] == 2, "they wait again"
+
+
+@pytest.mark.needs_root
+def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anything_is_done(shell: Shell, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
+    try:
+        there = Shell(shell.cwd, {"AGENT_SANDBOX_STATE": str(small / "state")})
+        (shell.cwd / "big").write_bytes(bytes(8 << 20))
+        assert there("run", "--disk", "64M", "echo little > big").returncode == 0
+        space = os.statvfs(small)
+        (small / "fill").write_bytes(bytes(space.f_bfree * space.f_frsize - (4 << 20)))
+        refused = there("promote", "--yes")
+        assert refused.returncode == 125 and "nothing was changed" in words(refused), words(refused)
+        assert (shell.cwd / "big").stat().st_size == 8 << 20
+        (small / "fill").unlink()
+        assert there("promote", "--yes").returncode == 0 and (shell.cwd / "big").read_text() == "little\n"
+        assert there("undo").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)

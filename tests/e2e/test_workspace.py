@@ -13,6 +13,7 @@ from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig,
 from agent_sandbox.engine.promoting import Proposal
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
+from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Kind
 from agent_sandbox.workspace.merging import Conflict
 
@@ -234,3 +235,21 @@ def test_what_reality_has_already_is_no_quarrel_and_leaves_the_sandbox(work: Wor
     work.promote(drift="merge", resolve="theirs")
     assert len(work.changes()) == 0 and (project / "notes.txt").read_text() == "mine\n", "settled: reality was chosen"
     assert work.run(shell("cat notes.txt")).stdout == "mine\n"
+
+
+def test_what_is_said_wrongly_is_refused_and_nothing_is_done(work: Workspace, project: Path) -> None:
+    work.run(shell("echo four >> notes.txt; mkdir src; echo x > src/x"))
+    (project / "notes.txt").write_text("mine\n")
+    for wrong in ({"drift": "forced"}, {"resolve": "ours"}, {"drift": "merge", "resolve": "mine"}, {"approve": "everything"}):
+        with pytest.raises(PolicyError):
+            work.promote(**wrong)  # type: ignore[arg-type]
+    assert (project / "notes.txt").read_text() == "mine\n" and not (project / "src").exists()
+    work.promote("src")
+    assert (project / "src" / "x").exists(), "one word is one pattern"
+    kept = work.snapshot()
+    with pytest.raises(PolicyError, match="not one of this sandbox"):
+        work.rollback(replace(kept, created=kept.created + 1))
+    project.rename(project.with_name("away"))
+    with pytest.raises(WorkspaceError, match="No such file"):
+        work.drift()
+    project.with_name("away").rename(project)

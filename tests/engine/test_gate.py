@@ -35,8 +35,10 @@ class FakeLedger:
         self.events.append(event)
         return Entry(len(self.events), 0.0, "", "", event)
 
-    def has_outcome(self, intent: int) -> bool:
-        return any(isinstance(event, Outcome) and event.intent == intent for event in self.events)
+    def unended(self, action_digest: str) -> int | None:
+        ended = [event.intent for event in self.events if isinstance(event, Outcome)]
+        announced = [at for at, event in enumerate(self.events, 1) if isinstance(event, Intent) and event.digest == action_digest]
+        return next((at for at in reversed(announced) if at not in ended), None)
 
 
 @dataclass
@@ -195,12 +197,15 @@ def test_anything_but_a_yes_in_time_is_a_refusal(monkeypatch: pytest.MonkeyPatch
     assert isinstance(ledger.events[0], Refusal)
 
 
-def test_what_was_cut_off_is_concluded_once() -> None:
-    ledger = FakeLedger()
-    told: list[int] = []
-    gate(ledger).perform(ALLOWED, Deed(ledger), announced=told.append)
-    gate(ledger).conclude(told[0], "raised", {})
-    assert told == [1] and len(ledger.events) == 2, "its end was recorded already"
-    ledger.events.pop()
-    gate(ledger).conclude(told[0], "done", {"recovered": True})
-    assert ledger.events[1] == Outcome(1, "done", {"recovered": True})
+def test_what_was_cut_off_is_concluded_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger", clock=lambda: 0.0)
+    door = Gate(locked(), ledger, clock=lambda: 0.0)
+    door.conclude(ALLOWED.digest(), "done", {})
+    door.perform(ALLOWED, lambda allow: None)
+    door.conclude(ALLOWED.digest(), "raised", {})
+    assert verify(ledger.path).count == 2, "its end was recorded already"
+    intent = next(entry.event for entry in read(ledger.path) if isinstance(entry.event, Intent))
+    ledger.record(intent)
+    for _ in range(2):
+        door.conclude(ALLOWED.digest(), "done", {"recovered": True})
+    assert [entry.event for entry in read(ledger.path)][3:] == [Outcome(3, "done", {"recovered": True})]

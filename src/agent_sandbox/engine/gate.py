@@ -32,8 +32,8 @@ class Recorder(Protocol):
         """Written when it returns, or it raises and the caller does not act."""
         ...
 
-    def has_outcome(self, intent: int) -> bool:
-        """Whether it is recorded how the action ended that this entry announced."""
+    def unended(self, action_digest: str) -> int | None:
+        """The last entry that announced this action, if it is not recorded how that ended."""
         ...
 
 
@@ -63,10 +63,6 @@ def _nothing(result: object) -> Facts:
     return {}
 
 
-def _unheeded(intent: int) -> None:
-    pass
-
-
 class Gate:
     """The door of one policy. Safe to share between threads when its ledger and approver are."""
 
@@ -80,16 +76,8 @@ class Gate:
         self._grants = grants
         self._approver = approver
 
-    def perform(
-        self,
-        action: Action,
-        deed: Callable[[Allow], T],
-        *,
-        describe: Callable[[T], Facts] = _nothing,
-        announced: Callable[[int], None] = _unheeded,
-    ) -> T:
-        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep; `announced`
-        is told before the deed which entry holds the intent, for who may have to `conclude` it.
+    def perform(self, action: Action, deed: Callable[[Allow], T], *, describe: Callable[[T], Facts] = _nothing) -> T:
+        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep.
 
         Raises `Denied` when it is refused, `LedgerUnavailable` or `LedgerBroken` when that or the intent cannot be recorded (the deed was
         not called), whatever the deed raises, and `LedgerUnavailable` saying so when the deed was done and only its outcome could not be
@@ -103,7 +91,6 @@ class Gate:
             raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
         intent = self._ledger.record(Intent(facts, digest, self._digest, rule)).sequence
         try:
-            announced(intent)
             result = deed(verdict)
         except BaseException as error:  # also an interrupt: what was begun has ended, and the record says how
             self._record_failure(intent, error)
@@ -111,9 +98,10 @@ class Gate:
         self._record_success(intent, result, describe)
         return result
 
-    def conclude(self, intent: int, ended: Ended, facts: Facts) -> None:
+    def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
-        if not self._ledger.has_outcome(intent):
+        intent = self._ledger.unended(action_digest)
+        if intent is not None:
             self._ledger.record(Outcome(intent, ended, facts))
 
     def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:

@@ -88,7 +88,9 @@ def brought_together(
             entry = resolve(entry, how) if how is not None else entry
             questions += entry.conflicts
             result += _changes(change, each, entry, contents)
-    return ChangeSet(tuple(result)), tuple(moved), tuple(questions)
+    open_paths = {conflict.path for conflict in questions}
+    merged = tuple(change.path for change in result if change.path in moved and change.path not in open_paths)
+    return ChangeSet(tuple(result)), merged, tuple(questions)
 
 
 def is_so_already(change: Change, moved: Moved, contents: Mixed) -> bool:

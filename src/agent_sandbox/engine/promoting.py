@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     Drifted = Literal["refuse", "merge", "force"]
 
+_DRIFTED = ("refuse", "merge", "force")
+_WORDS = ("ours", "theirs", "markers")
+
 
 def _all(change: Change) -> bool:
     return True
@@ -112,6 +115,12 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
 
     Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist.
     """
+    if wanted.drift not in _DRIFTED:
+        raise PolicyError(f"not a way to treat drift: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
+    if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
+        raise PolicyError(
+            "conflicts are resolved in a merge, by one of these words or by a function", hint=f"there are: {', '.join(_WORDS)}"
+        )
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:
@@ -171,12 +180,9 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
 
 def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], leaving: Leaving) -> CarriedOver:
     """Do it through the gate, and then to the layers what follows from it. Wherever this is cut off, `recovering` goes on from there."""
-
-    def announced(intent: int) -> None:
-        UnderWay.begin(stored, intent, leaving, undo=isinstance(action, Undo))
-
+    UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
-        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, announced=announced)
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts)
     except BaseException:
         note = UnderWay.recall(stored)
         if note is not None and note.done(stored) is None:
@@ -189,7 +195,7 @@ def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[],
         except (SandboxError, OSError) as error:
             return CarriedOver(promotion, note=not_let_go(error))
     UnderWay.finish(stored)
-    return CarriedOver(promotion, snapshot)
+    return CarriedOver(promotion, snapshot, promotion.note)
 
 
 def _leaving(proposal: Proposal) -> Leaving:

@@ -1,8 +1,8 @@
 """After a promotion or an undo was cut off, by a kill or a power cut: bring the tree to its end, then the record, then the layers.
 
-While one is under way a note beside the journals says which entry of the ledger announced it, what the layers were, and which paths leave
-them when it is done. Whoever next uses the sandbox finds the note, or a journal that is not closed; each looks, which costs microseconds.
-Nothing is dropped from layers that something has run in since.
+While one is under way a note beside the journals says which action it is, what the layers were, and which paths leave them when it is
+done. Whoever next uses the sandbox finds the note, or a journal that is not closed; each looks, which costs microseconds. Nothing is
+dropped from layers that something has run in since.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class Leaving:
 class UnderWay:
     """A promotion, or an undo, that may not have come to its end. `after` is the number of the last one before it."""
 
-    intent: int
+    action: str  # its digest
     after: int
     undo: bool
     leaving: Leaving
     layers: object
 
     @classmethod
-    def begin(cls, stored: Stored, intent: int, leaving: Leaving, *, undo: bool = False) -> UnderWay:
+    def begin(cls, stored: Stored, action: str, leaving: Leaving, *, undo: bool = False) -> UnderWay:
         """Note it, before anything is done. To be called with the lock held."""
         from json import dumps
 
         from agent_sandbox.workspace.promotion.journal import journals
 
         after = max((journal.number for journal in journals(stored.state.promotions)), default=0)
-        note = cls(intent, after, undo, leaving, _layers(stored))
+        note = cls(action, after, undo, leaving, _layers(stored))
         with explained(f"note what is under way in {stored.state.promotions!r}"):
             os.makedirs(stored.state.promotions, mode=0o700, exist_ok=True)
             write_atomically(_place(stored.state), dumps({**vars(note), "leaving": vars(leaving)}) + "\n")
@@ -119,10 +119,10 @@ def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, .
 def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
     journal = note.done(stored)
     if journal is None:
-        gate.conclude(note.intent, "raised", {"error": "interrupted", "message": "it was cut off, and taken back afterwards"})
+        gate.conclude(note.action, "raised", {"error": "interrupted", "message": "it was cut off, and taken back afterwards"})
     else:
         facts = {name: value for name, value in journal.facts().items() if isinstance(value, str | int)}
-        gate.conclude(note.intent, "done", {"promotion": journal.number, "recovered": True, **facts})
+        gate.conclude(note.action, "done", {"promotion": journal.number, "recovered": True, **facts})
         if note.untouched(stored):
             try:
                 let_go(stored, gate, note.leaving, journal.number, int(journal.facts().get("undoes", 0)))
@@ -137,9 +137,9 @@ def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: in
 
     Returns the snapshot that keeps what they were, or that is the present again.
     """
-    if undoes:
-        return stored.restore(f"before promotion {undoes}")
     masks = [mask.path for mask in gate.policy.files.masks]
+    if undoes:
+        return stored.restore(f"before promotion {undoes}", masks)
     label = f"before promotion {number}" if number else "before what was real already was dropped"
     return stored.drop(leaving.paths, label, masks, places=leaving.places)
 

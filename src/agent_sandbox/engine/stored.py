@@ -170,25 +170,35 @@ class Stored:
 
         `places` are directories that the machine has now too, and that stay for what else is in them. To be called with the lock held.
         """
+        began = time.monotonic()
         before = self.state.history()
         move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
         with self._top() as top:
             self._squash(top, before.layers, made, without=paths, places=places)
         self._save(move.history)
-        self.remember_names(masks)  # from here on it is a clone of what is real now
+        self._clone_anew(masks, began)
         with suppress(FileNotFoundError):
             for name in os.listdir(self.state.reads):
                 os.unlink(os.path.join(self.state.reads, name))
         return move.snapshot
 
-    def restore(self, label: str) -> Snapshot | None:
+    def _clone_anew(self, masks: Collection[str], changed: float) -> None:
+        """From here on it is a clone of what is real now. What we changed ourselves, at `changed`, must look older than that."""
+        from agent_sandbox.workspace.bases.keeping import TICK_NS
+
+        time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
+        self.remember_names(masks)
+
+    def restore(self, label: str, masks: Collection[str] = ()) -> Snapshot | None:
         """Make the snapshot of this label the present again, unless something has run since it was taken: then it stays a snapshot, and
         None is returned. To be called with the lock held."""
+        began = time.monotonic()
         before = self.state.history()
         found = [each for each in before.snapshots if each.automatic and each.label == label]
         if not found or before.head != found[-1].id or has_run(self.state.bases, before.active):
             return None
         self._save(history.restored(before, found[-1], stacking=self.state.stacking))
+        self._clone_anew(masks, began)
         return found[-1]
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:

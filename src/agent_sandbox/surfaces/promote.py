@@ -44,7 +44,7 @@ def promote(request: Request) -> int:
         if not request.has("--json"):
             _show(request, proposal, found)
         if not proposal.changes and not proposal.settled:
-            return _end(request, proposal, None, "there is nothing to promote")
+            return _end(request, proposal, None, _nothing(proposal))
         if request.has("--dry-run"):
             return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
         agreed = _agreement(request, proposal)
@@ -54,6 +54,8 @@ def promote(request: Request) -> int:
         done = carry_out(agreed, stored, gate)
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
+    if not agreed.changes:
+        what = f"nothing had to be carried over; the sandbox let go of {counted(len(agreed.settled), 'change')}"
     _end(request, agreed, done, what)
     if done.note:
         remark(done.note)
@@ -73,7 +75,7 @@ def undo(request: Request) -> int:
             remark("nothing was taken back")
             return NOBODY_AGREED
     done = take_back(stored, gate)
-    again = "; the changes wait in the sandbox again" if done.snapshot else ""
+    again = "; the changes wait in the sandbox again" if done.snapshot else _where_they_are(stored, done)
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
@@ -83,6 +85,18 @@ def undo(request: Request) -> int:
     if done.note:
         remark(done.note)
     return 0
+
+
+def _nothing(proposal: Proposal) -> str:
+    waiting = len(proposal.pending.within(proposal.root))
+    return f"there is nothing to promote: none of {counted(waiting, 'change')} was chosen" if waiting else "there is nothing to promote"
+
+
+def _where_they_are(stored: Stored, done: CarriedOver) -> str:
+    """Where what an undo took back is, when the sandbox has gone on since."""
+    label = f"before promotion {done.promotion.undoes}"
+    kept = [each.id for each in stored.snapshots().snapshots if each.automatic and each.label == label]
+    return f"; something has run since, so the changes are in snapshot {kept[-1]}: agent-sandbox rollback {kept[-1]}" if kept else ""
 
 
 def _wanted(request: Request, project: str) -> Wanted:

@@ -55,8 +55,9 @@ def plan(
         making.held.append(Held(root, bulk))
     made = Plan(root, tuple(ordered(making.steps())), tuple(making.refused), tuple(making.held), tuple(making.left_out))
     if made.bytes > largest_bytes:
-        why = f"{made.bytes} bytes of content are more than the {largest_bytes} that one promotion may hold"
-        return Plan(root, (), (*made.refused, Refusal(root, why)), made.held, made.left_out)
+        item = max((item for step in made.steps if isinstance(step, Put) for item in step.items), key=lambda item: item.size)
+        why = f"with it there are {made.bytes:,} bytes of content, more than the {largest_bytes:,} that one promotion may hold"
+        return Plan(root, (), (*made.refused, Refusal(os.path.join(root, item.path), why)), made.held, made.left_out)
     return made
 
 

@@ -63,7 +63,7 @@ def recover_locked(promotions: str, *, give_up: bool = False) -> Recovery:
             _end(journal, give_up)
             (finished if committed else rolled_back).append(journal.number)
         except (SandboxError, OSError) as error:
-            problems.append(f"promotion {journal.number}: {error}")
+            problems.append(f"promotion {journal.number} cannot be brought to its end yet: {error}")
         if os.path.isdir(journal.kept):
             kept.append(journal.kept)
     return Recovery(tuple(finished), tuple(rolled_back), tuple(kept), tuple(problems))
