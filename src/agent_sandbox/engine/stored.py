@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
     from agent_sandbox.workspace.drift import Drift
+    from agent_sandbox.workspace.listing import Witnesses
     from agent_sandbox.workspace.seen import Base, Bases
     from agent_sandbox.workspace.stack import Stack
 
@@ -72,9 +73,20 @@ class Stored:
             yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
 
     def changes(self, policy: Policy) -> ChangeSet:
-        """What it would change on the machine."""
+        """What it would change on the machine. While nothing runs in it, that is read from its layers once."""
+        from agent_sandbox.workspace import listing
+
+        masks = [mask.path for mask in policy.files.masks]
+        key = listing.key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
+        if key is not None and (kept := listing.load(self.state.path, key)) is not None:
+            return kept
+        witnesses = listing.Witnesses()
         with self.opened() as stack:
-            return self.changes_in(stack, policy)
+            changes = changes_of(stack, policy, self.bases(), witnesses)
+        if key is not None:
+            with suppress(OSError):  # then it is read again the next time
+                listing.save(self.state.path, key, changes, witnesses)
+        return changes
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
         """The same, of the layers that `opened` gave."""
@@ -325,12 +337,13 @@ def stack_in(layers: int) -> Stack:
     return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
 
 
-def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
+def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None, witnesses: Witnesses | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
     from agent_sandbox.workspace.readback import read_stack
     from agent_sandbox.workspace.renames import find_renames
 
-    return find_renames(read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {}), stack)
+    masks = [mask.path for mask in policy.files.masks]
+    return find_renames(read_stack(stack, masks=masks, bases=bases or {}, witnesses=witnesses), stack)
 
 
 def _userxattr() -> bool:

@@ -9,11 +9,9 @@ The top directory of a layer itself is not compared: its mode and owner are set 
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -23,6 +21,7 @@ from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
 from agent_sandbox.workspace.counterpart import Counterpart
+from agent_sandbox.workspace.listing import Witnesses, uncollected
 from agent_sandbox.workspace.merged import Merged
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
 from agent_sandbox.workspace.reality import Reality
@@ -41,12 +40,13 @@ def read_stack(
     masks: Collection[str] = (),
     bases: Bases = NO_BASES,
     limit: int = beneath.ENTRY_LIMIT,
+    witnesses: Witnesses | None = None,
 ) -> ChangeSet:
     """What the layers of a sandbox change on the machine at `machine_root`.
 
     `masks` are the absolute paths that were hidden from the guest. Where `bases` knows what was real when a layer first covered a path, the
     change is from that; elsewhere from what is real now. Raises `TooMany` beyond `limit` entries: a list that leaves something out is worse
-    than none.
+    than none. `witnesses` are told what reality was asked.
     """
     changes: list[Change] = []
     budget = _Budget(entries=limit)
@@ -56,9 +56,9 @@ def read_stack(
             with (
                 Reality(machine_root.rstrip("/") + target) as reality,
                 Counterpart(reality, prefix=stack.prefix, left=budget.compared) as real,
-                _uncollected(),
+                uncollected(),
             ):
-                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), there, budget)
+                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), there, budget, witnesses)
                 for entry in stack.walk(target, limit=budget.entries):
                     reader.read(entry, changes)
                 budget.compared = real.left
@@ -68,18 +68,6 @@ def read_stack(
                 hint="wait until nothing runs in it; agent-sandbox reset drops it",
             ) from error
     return ChangeSet(tuple(changes))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collector: it would go through tens of thousands of new values again and again, and find no cycle in them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(slots=True)
@@ -120,6 +108,7 @@ class _Reader:
     masks: frozenset[str]
     masks_with_something: frozenset[str]
     budget: _Budget
+    witnesses: Witnesses | None = None
     around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     children: dict[str, list[str]] | None = None  # of the bases, made when first needed
@@ -143,6 +132,11 @@ class _Reader:
         else:
             before = self.real.node(entry.name, status, entry) if status is not None and not masked else None
 
+        if self.witnesses is not None and (around.real or masked):
+            if masked or around.hides or entry.opaque or (entry.whiteout and before is not None and before.type is EntryType.DIRECTORY):
+                self.witnesses.give_up()
+            elif base is None:
+                self.witnesses.note(path, status)
         if entry.whiteout:
             if before is not None:
                 changes.append(self._deleted(path, around.below(entry.name), before))
