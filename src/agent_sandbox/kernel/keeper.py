@@ -98,7 +98,7 @@ class Keeper:
         for fd in (woken, self._link.fileno(), self._supervisor):
             poller.register(fd, select.POLLIN)
         while self._runs or not self._leaving:
-            ready = dict(poller.poll(self._patience()))
+            ready = _polled(poller, self._patience())
             if woken in ready:
                 os.read(woken, 4096)
             if self._link.fileno() in ready and not self._leaving:
@@ -194,6 +194,15 @@ class Keeper:
         name = cgroup_tree.name(os.getpid(), str(number))
         left = [place for hierarchy in self._identity.hierarchies for place in hierarchy.places if not cgroups.gone(f"{place}/{name}")]
         return not left
+
+
+def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
+    """What is ready. A kernel that is short of memory for a moment is asked again: if we went, what we keep would be left behind."""
+    try:
+        return dict(poller.poll(patience))
+    except OSError:
+        time.sleep(_CLEARING_TICK)
+        return {}
 
 
 def _disk_bytes(path: str) -> int:
