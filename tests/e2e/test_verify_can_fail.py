@@ -17,6 +17,9 @@ from agent_sandbox.surfaces.selftest.sandboxed import Cloned, Locked
 from agent_sandbox.surfaces.selftest.trial import judge, look
 from agent_sandbox.workspace.store import SandboxState, Store
 
+# The probes are the same for everybody; that each can fail is shown as root in `make test`, and for others too in `make torture`.
+pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
+
 NAMED = {probe.name: probe for probe in PROBES}
 
 

@@ -11,7 +11,8 @@ usage: agent-sandbox [OPTION…] VERB …          options stand before or after
 
   agent-sandbox run "echo 'new content' > file.txt"     the clone is changed, the real file is not
   agent-sandbox diff                                    see what would change
-  agent-sandbox reset                                   forget it
+  agent-sandbox promote                                 make it real, after a look; agent-sandbox undo takes it back
+  agent-sandbox reset                                   or forget it
   agent-sandbox run -- python3 script.py                a program and its arguments, without a shell
   agent-sandbox doctor                                  what this machine can enforce
 
