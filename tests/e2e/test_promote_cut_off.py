@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from _pytest.mark import ParameterSet
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
 from tests.e2e.program import Shell, words
+
+# The steps are the same for everybody: as root in `make test`, for others in `make torture`.
+pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
 
 # Where it is cut off: a function of the program that from then on kills it instead of being called (or, with "after", as it returns).
 IN_THE_TREE = "agent_sandbox.workspace.promotion.performing:make"
