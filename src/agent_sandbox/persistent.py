@@ -23,7 +23,7 @@ from agent_sandbox.engine.session import Code, Command, Session, Work
 from agent_sandbox.engine.stored import Rollback, Stored
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.policy.model import Policy, cloned
-from agent_sandbox.policy.paths import matches, parse
+from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import ENVIRONMENT
 from agent_sandbox.values import replace
@@ -181,10 +181,11 @@ class Workspace:
         returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
         reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
         """
-        patterns = [parse(_below(self.project, text), home=places.home()) for text in _each(only)]
+        patterns = _each(only)
+        covered = covering(patterns, project=self.project, home=places.home())
 
         def chosen(change: Change) -> bool:
-            return not patterns or any(matches(pattern, change.path) for pattern in patterns)
+            return not patterns or covered(change.path)
 
         recovered(self._stored, self._gate)
         with promoting.proposed(self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)))) as proposal:
@@ -205,10 +206,6 @@ class Workspace:
 def _each(words: str | Iterable[str]) -> tuple[str, ...]:
     """One word is one word, not its letters."""
     return (words,) if isinstance(words, str) else tuple(words)
-
-
-def _below(project: str, text: str) -> str:
-    return text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}"
 
 
 def _in_a_thread(do: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ Symbolic links are not followed here: a pattern is about names, and the view tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
@@ -82,6 +83,13 @@ def parse(pattern: str | bytes, *, home: str | None = None) -> PathPattern:
     if "." in names or ".." in names:  # spelt [.][.]
         raise _refused(text, "holds an escaped '.' or '..'", "write the path without it")
     return _shaped(start, parts, names)
+
+
+def covering(texts: Iterable[str], *, project: str, home: str) -> Callable[[str], bool]:
+    """Whether one of the patterns covers a normalised path. Relative ones are of the project. Raises PolicyError as `parse` does."""
+    absolute = [text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}" for text in texts]
+    parsed = [parse(text, home=home) for text in absolute]
+    return lambda path: any(matches(pattern, path) for pattern in parsed)
 
 
 def matches(pattern: PathPattern, path: str) -> bool:

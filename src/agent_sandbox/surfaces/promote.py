@@ -11,11 +11,12 @@ from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.engine.stored import Stored
+from agent_sandbox.policy.paths import covering
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, current, policy_of
 from agent_sandbox.surfaces.diff import show
 from agent_sandbox.surfaces.messages import remark, say, shown
-from agent_sandbox.surfaces.preview.material import check, covering, gather
+from agent_sandbox.surfaces.preview.material import check, gather
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.values import TYPE_CHECKING, replace
@@ -108,10 +109,10 @@ def _wanted(request: Request, project: str) -> Wanted:
     if answer is not None and (resolve is None or drift != "merge"):
         raise UsageError("--resolve takes ours, theirs or markers, and goes with --merge", hint="ours is the sandbox, theirs is reality")
     inside, outside = request.values("--only"), request.values("--skip")
-    covered, skipped = covering(inside, project), covering(outside, project)
+    covered, skipped = (covering(texts, project=project, home=places.home()) for texts in (inside, outside))
 
     def chosen(change: Change) -> bool:
-        return (not inside or covered(change)) and not skipped(change)
+        return (not inside or covered(change.path)) and not skipped(change.path)
 
     approved = frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
     return Wanted(chosen, request.has("--system"), drift, resolve, approved)

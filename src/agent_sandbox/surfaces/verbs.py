@@ -152,8 +152,8 @@ a look (git hooks, CI workflows, shell start-up files, …) need a yes of their 
   agent-sandbox promote --merge --resolve markers
   agent-sandbox promote --approve git-history,ci
 
-It is done as a whole or not at all: after a crash, the next promote or undo takes it back or finishes it. It exits
-with 1 when reality has moved on or a conflict is open, with 3 when nobody said yes; nothing was changed then.""",
+It is done as a whole or not at all: after a crash, the next verb in this project takes it back or finishes it.
+It exits with 1 when reality has moved on or a conflict is open, with 3 when nobody said yes; nothing was changed then.""",
     ),
     "undo": Verb(
         "undo [--yes]",

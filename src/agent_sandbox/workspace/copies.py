@@ -12,9 +12,9 @@ import os
 import stat
 from collections.abc import Mapping
 
+from agent_sandbox.kernel.syscalls import FICLONE
 from agent_sandbox.workspace.nodes import next_extent
 
-_FICLONE = 0x40049409
 _CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -67,12 +67,18 @@ def _attribute(place: int | str, attributes: Mapping[str, bytes]) -> None:
                 raise
 
 
-def _copy_content(old: int, new: int, size: int) -> None:
+def cloned(old: int, new: int) -> bool:
+    """Have an empty file share the blocks of another; False where that cannot be, and nothing was done."""
     try:
-        fcntl.ioctl(new, _FICLONE, old)
+        fcntl.ioctl(new, FICLONE, old)
+    except OSError:  # another filesystem, or one that does not share blocks
+        return False
+    return True
+
+
+def _copy_content(old: int, new: int, size: int) -> None:
+    if cloned(old, new):
         return
-    except OSError:
-        pass  # another filesystem, or one that does not share blocks
     position = 0
     while position < size:
         position, end = next_extent(old, position, size)

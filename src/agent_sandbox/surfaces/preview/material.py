@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from agent_sandbox import places
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.paths import matches, parse
+from agent_sandbox.policy.paths import covering
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.pending import Sorted, sort
 from agent_sandbox.values import dataclass
@@ -63,15 +63,8 @@ def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeS
     """Those at paths that one of the patterns covers; all of them when there is no pattern."""
     if not patterns:
         return changes
-    covered = covering(patterns, project)
-    return ChangeSet(tuple(change for change in changes if covered(change)))
-
-
-def covering(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
-    """Whether one of the patterns covers the path of a change. Relative ones are of the project."""
-    absolute = [text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}" for text in patterns]
-    parsed = [parse(text, home=places.home()) for text in absolute]
-    return lambda change: any(matches(pattern, change.path) for pattern in parsed)
+    covered = covering(patterns, project=project, home=places.home())
+    return ChangeSet(tuple(change for change in changes if covered(change.path)))
 
 
 def check(request: Request) -> None:
