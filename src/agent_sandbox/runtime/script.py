@@ -31,14 +31,17 @@ except KeyError as error:
 
 
 def prepare(path: str) -> None:
-    """Whatever does not depend on the script, before anybody waits for it: streams, an empty environment, a first script.
-
-    The rehearsal touches what every script will touch, so that this memory is the guest's own by then, and not copied while it runs.
-    """
+    """Whatever does not depend on the script, before anybody waits for it: streams, an empty environment, a first script."""
     os.environ.clear()
     _open_streams()
-    exec(compile(_REHEARSAL, path, "exec", dont_inherit=True), {"__name__": "__rehearsal__"})
+    rehearse(path)
     gc.enable()
+
+
+def rehearse(path: str) -> None:
+    """Touch what every script will touch, so that this memory is the guest's own by then, and not copied while it runs."""
+    exec(compile(_REHEARSAL, path, "exec", dont_inherit=True), {"__name__": "__rehearsal__"})
+    os.write(1, b"")
 
 
 def reseed() -> None:

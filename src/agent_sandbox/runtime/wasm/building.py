@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, checked, sound
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
@@ -29,24 +29,18 @@ def main() -> None:
 
 
 def _build(cache: Cache, package: Package) -> None:
-    if not _sound(cache, MODULE):
+    if _missing(cache, MODULE):
         _compile(cache, package)
-    missing = [name for name in IMAGES if not _sound(cache, stored_as(name))]
+    missing = [name for name in IMAGES if _missing(cache, stored_as(name))]
     compiled = cache.entry(MODULE)
     assert compiled is not None
     if missing:
         _make_images(cache, compiled, package, missing)
 
 
-def _sound(cache: Cache, name: str) -> bool:
+def _missing(cache: Cache, name: str) -> bool:
     entry = cache.entry(name)
-    if entry is None:
-        return False
-    try:
-        with checked(entry):
-            return True
-    except Untrusted:
-        return False
+    return entry is None or not sound(entry)
 
 
 def _compile(cache: Cache, package: Package) -> None:

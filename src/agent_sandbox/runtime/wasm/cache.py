@@ -105,6 +105,15 @@ def checked(entry: Entry, copy: Callable[[bytes], object] | None = None) -> Iter
         os.close(fd)
 
 
+def sound(entry: Entry) -> bool:
+    """Whether it is as it was made."""
+    try:
+        with checked(entry):
+            return True
+    except Untrusted:
+        return False
+
+
 def _check_private(found: os.stat_result, path: str) -> None:
     if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
         raise Untrusted(f"{path} belongs to somebody else, or can be written by others")

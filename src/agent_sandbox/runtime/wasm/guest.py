@@ -18,6 +18,7 @@ from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import SCRIPT
 from agent_sandbox.runtime.guest import enter, refuse, write_script
 from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
+from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -25,11 +26,16 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
-_HEAVY = re.compile(r"^\s*(?:import|from)\s[^#\n]*\b(?:numpy|pandas)\b", re.MULTILINE)
-_REHEARSAL = "pass"
+_HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
+_REHEARSAL = f"""
+__import__("os").chdir("/")
+ours = __import__("sys").modules[{OURS!r}]
+ours.reseed()
+ours.rehearse({SCRIPT!r})
+"""
 _START = """
 __import__("os").chdir({cwd})
-ours = __import__("sys").modules.pop("_agent_sandbox")
+ours = __import__("sys").modules.pop({ours})
 ours.reseed()
 ours.give({path}, {env}, {arguments}, {cwd})
 ours.run({path}, {source})
@@ -74,7 +80,14 @@ class Guest:
 
 def _start(message: dict[str, Any]) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
-    given = {"cwd": message["cwd"], "env": message["env"], "arguments": message["arguments"], "source": message["source"], "path": SCRIPT}
+    given = {
+        "cwd": message["cwd"],
+        "env": message["env"],
+        "arguments": message["arguments"],
+        "source": message["source"],
+        "path": SCRIPT,
+        "ours": OURS,
+    }
     return _START.format(**{name: ascii(value) for name, value in given.items()})
 
 
