@@ -14,7 +14,7 @@ REQUIRED = {"user namespaces", "namespaces", "mount copies", "overlay", "own /pr
 def test_every_required_capability_has_a_row_and_is_there(shell: Shell) -> None:
     document = shell.json("doctor")
     rows = {row["name"]: row for row in document["rows"]}
-    assert rows.keys() >= REQUIRED | {"Landlock", "control groups", "state directory", "python", "bash", "javascript", "ruby"}
+    assert rows.keys() >= REQUIRED | {"Landlock", "control groups", "state directory", "python", "bash", "javascript", "ruby", "wasm"}
     assert {name for name in REQUIRED if rows[name]["status"] != "ok"} == set()
     assert document["usable"] is True
 

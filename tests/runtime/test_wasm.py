@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,6 +209,25 @@ def test_a_file_of_somebody_elses_does_not_count(tmp_path: Path) -> None:
     os.chown(entry.path, 12345, 12345)
     with pytest.raises(Untrusted, match="somebody else"), checked(entry):
         pytest.fail("it was opened")
+
+
+@pytest.mark.slow
+def test_a_spoilt_image_is_made_anew_by_whoever_comes_first_and_nothing_else_is(tmp_path: Path) -> None:
+    own = WasmRuntime(str(tmp_path / "cache"), str(tmp_path / "records"))
+    for source, copy in ((CACHE, tmp_path / "cache"), (RECORDS, tmp_path / "records")):
+        shutil.copytree(source, copy)
+        copy.chmod(0o700)
+    (image,) = (tmp_path / "cache").glob("*-plain-*")
+    good = image.read_bytes()
+    image.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    module = next((tmp_path / "cache").glob("*-module")).stat().st_mtime_ns
+    assert own.ready and not own.usable()
+    both = [subprocess.Popen(own.building()) for _ in range(2)]
+    assert [process.wait(100) for process in both] == [0, 0]
+    assert own.usable() and image.stat().st_mode & 0o777 == 0o600
+    assert next((tmp_path / "cache").glob("*-module")).stat().st_mtime_ns == module
+    assert run(own, "print(1)").stdout == b"1\n"
+    own.close()
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

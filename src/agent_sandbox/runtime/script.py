@@ -40,7 +40,9 @@ def prepare(path: str) -> None:
 
 def rehearse(path: str) -> None:
     """Touch what every script will touch, so that this memory is the guest's own by then, and not copied while it runs."""
-    exec(compile(_REHEARSAL, path, "exec", dont_inherit=True), {"__name__": "__rehearsal__"})
+    before = sys.modules["__main__"]
+    _execute(path, _REHEARSAL)
+    sys.modules["__main__"] = before
     os.write(1, b"")
 
 
@@ -62,6 +64,10 @@ def give(path: str, environment: Mapping[str, str], arguments: Sequence[str], di
 
 def run(path: str, source: str) -> NoReturn:
     """Run it as the main program, and end the process with its exit code."""
+    os._exit(_finish(*_execute(path, source)))
+
+
+def _execute(path: str, source: str) -> tuple[ModuleType, int]:
     main = type(sys)("__main__")
     main.__dict__.update(__file__=path, __cached__=None, __builtins__=__builtins__)
     sys.modules["__main__"] = main
@@ -72,7 +78,7 @@ def run(path: str, source: str) -> NoReturn:
         code = _exit_code(leaving)
     except BaseException as error:
         code = _show(error)
-    os._exit(_finish(main, code))
+    return main, code
 
 
 def _open_streams() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
+_MOMENT_MS = 2  # after which nobody is waiting for this guest
 _REHEARSAL = f"""
 __import__("os").chdir("/")
 ours = __import__("sys").modules[{OURS!r}]
@@ -57,14 +59,17 @@ class Guest:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
             instance = self._machine.instance(_DIRECTORIES)
-            instance.become(self._images["plain"])
-            instance.run(_REHEARSAL)
             ready()
+            rehearsed = not _asked(payload)
+            if rehearsed:
+                instance.become(self._images["plain"])
+                instance.run(_REHEARSAL)
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(VIEW + SCRIPT, message["source"])
-            if _HEAVY.search(message["source"]):
-                instance.become(self._images["pandas"])
+            image = "pandas" if _HEAVY.search(message["source"]) else "plain"
+            if image != "plain" or not rehearsed:
+                instance.become(self._images[image])
             code = _start(message)
             payload.close()
         except BaseException as error:
@@ -76,6 +81,13 @@ class Guest:
         if fd != self._held:
             os.dup2(fd, self._held, inheritable=False)
             os.close(fd)
+
+
+def _asked(payload: socket.socket) -> bool:
+    """Whether a program comes at once. One who waits for it gains nothing by a rehearsal; a guest of the pool has the time."""
+    poller = select.poll()
+    poller.register(payload, select.POLLIN)
+    return bool(poller.poll(_MOMENT_MS))
 
 
 def _start(message: dict[str, Any]) -> str:

@@ -52,14 +52,14 @@ class Machine:
 
     def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module) -> None:
         self._engine = engine
-        self._module = module
-        self._linker = wasmtime.Linker(engine)
-        self._linker.define_wasi()
-        self._linker.allow_shadowing = True
+        linker = wasmtime.Linker(engine)
+        linker.define_wasi()
+        linker.allow_shadowing = True
         # The engine's own knows no codes above 125. The process is the program's, and ends with it.
-        self._linker.define_func("wasi_snapshot_preview1", "proc_exit", wasmtime.FuncType([_I32], []), lambda code: os._exit(code & 0xFF))
+        linker.define_func("wasi_snapshot_preview1", "proc_exit", wasmtime.FuncType([_I32], []), lambda code: os._exit(code & 0xFF))
         # Whatever it hands over, pointers included, is not looked at.
-        self._linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), lambda *_: _NO_HOST)
+        linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), lambda *_: _NO_HOST)
+        self._ready = linker.instantiate_pre(module)
 
     @classmethod
     def load(cls, compiled: str) -> Machine:
@@ -80,7 +80,7 @@ class Machine:
         for real, inside in directories:
             wasi.preopen_dir(real, inside)
         store.set_wasi(wasi)
-        return Instance(store, self._linker.instantiate(store, self._module))
+        return Instance(store, self._ready.instantiate(store))
 
 
 class Instance:
