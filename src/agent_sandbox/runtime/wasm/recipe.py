@@ -15,10 +15,11 @@ COMPILED_FOR = "1"  # to be changed with `machine.configuration`: what was compi
 STACK = 8 << 20  # bytes for calls inside: deep but finite recursion must reach Python's own limit first
 ROOM = 8 << 20  # and for the engine and us around them
 
-# What each image has imported. From a zip file inside WebAssembly that takes milliseconds a module, and pandas takes a second.
+# What each image has imported. From a zip file inside WebAssembly that takes milliseconds a module, and pandas takes a second. None of
+# these leaves something to do at the end of every run, as logging would.
 _COMMON = """
     argparse base64 bisect calendar collections contextlib copy csv dataclasses datetime decimal enum fractions functools glob hashlib heapq
-    inspect io itertools json linecache logging math operator os pathlib pprint random re shutil statistics string struct tempfile textwrap
+    inspect io itertools json linecache math operator os pathlib pprint random re shutil statistics string struct tempfile textwrap
     time traceback typing uuid
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
