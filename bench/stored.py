@@ -131,17 +131,18 @@ def taking_back(sort: Sort, files: int) -> Call:
 
 def copying(sort: Sort, files: int) -> Call:
     """`cp -a` of the same files to the same places, and on the disk."""
-    source, target = _made("source"), _made(sort)
+    source, target = _made("source"), _made("copy")
     edits.write(source, files, "new")
     copy = command(("sh", "-c", 'cp -a "$1/." "$2" && sync -f "$2"', "sh", str(source), str(target)))
     return Staged(lambda: _empty(target, sort, files), copy)
 
 
 def _refill(work: Workspace, sort: Sort, files: int) -> None:
-    """A new sandbox of a new project. Its files have settled: of one that was written a moment ago the content would have to be read."""
+    """A new sandbox of a new project. What it replaces has settled: of what was written a moment ago the content would have to be read."""
     work.reset()
     _empty(Path(work.project), sort, files)
-    time.sleep(1.1 * SETTLED_NS / 1e9)
+    if sort == "replaced":
+        time.sleep(1.1 * SETTLED_NS / 1e9)
     _guest(work, "write", work.project, str(files), "new")
     os.sync()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import left_since, traces
+from tests.leftovers import claim, left_since, traces
 
 # Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
@@ -29,6 +29,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sandboxes made by tests are kept apart from those of the person who runs them."""
+    claim(tmp_path_factory.getbasetemp())
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("STATE_HOME", "DATA_HOME", "CACHE_HOME", "CONFIG_HOME", "RUNTIME_DIR"):
             patch.setenv(f"XDG_{kind}", str(tmp_path_factory.mktemp(f"xdg-{kind.lower()}")))

@@ -2,7 +2,8 @@
 
 Other sandboxes may be at work on the same machine at the same time, so only what can be laid at our door counts: processes that descend
 from us, mounts in our namespace, control groups whose keeper is dead or descends from us, namespaces that our processes or descriptors
-keep alive, files below directories that we alone use. Where `adopting` is in force descent is exact: no orphan gets away to pid 1.
+keep alive, files below directories that we alone use, and loop devices on such. Where `adopting` is in force descent is exact: no orphan
+gets away to pid 1.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Process(NamedTuple):
     zombie: bool
 
 
+_claimed: list[str] = []
 _still_ours: set[int] = set()  # children that lived when `adopting` ended: orphans among them come to an end later
 
 
@@ -127,9 +129,19 @@ def _namespaces(ours: set[int]) -> dict[str, str]:
     return {f"namespace {name}": f"namespace {name}" for name in held - mine - {""}}
 
 
+def claim(directory: Path) -> None:
+    """Nobody else uses this directory: a loop device on a file in it is ours."""
+    _claimed.append(f"{directory}/")
+
+
 def _loop_devices() -> dict[str, str]:
-    files = LOOPS.glob("loop*/loop/backing_file")
-    return {f"loop {path.parts[3]}": f"loop device {path.parts[3]}" for path in files}
+    found = {}
+    for path in LOOPS.glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # detached just now
+            file = path.read_text().strip()
+            if file.startswith(tuple(_claimed)):
+                found[f"loop {path.parts[3]} {file}"] = f"loop device {path.parts[3]} on {file}"
+    return found
 
 
 def _files(watched: tuple[Path, ...]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promoting
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted
+from agent_sandbox.engine.recovering import recovered
 from agent_sandbox.engine.session import Code, Command, Session, Work
 from agent_sandbox.engine.stored import Rollback, Stored
 from agent_sandbox.errors import Denied, PolicyError
@@ -29,6 +30,7 @@ from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.drift import Drift
+from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import Snapshot
 from agent_sandbox.workspace.merging import Conflict
 from agent_sandbox.workspace.preview.compare import compare
@@ -138,7 +140,8 @@ class Workspace:
 
     def drift(self) -> Drift:
         """What has moved on in the real project since the clone was made, and what of it the sandbox changed too."""
-        return self._stored.drift(self.changes(), self._masks)
+        with explained(f"look for what has moved on in {self.project!r}"):
+            return self._stored.drift(self.changes(), self._masks)
 
     def snapshot(self, label: str = "") -> Snapshot:
         """Keep what it is now, to go back to."""
@@ -146,7 +149,7 @@ class Workspace:
 
     def rollback(self, to: str | int | Snapshot | None = None) -> Rollback:
         """Go back to a snapshot, by label or id; without one, to the last. What was since is kept in a snapshot of its own."""
-        return self._stored.rollback(to.id if isinstance(to, Snapshot) else to)
+        return self._stored.rollback(self._own(to) if isinstance(to, Snapshot) else to)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """All snapshots, oldest first; `parent` makes them a tree."""
@@ -154,16 +157,22 @@ class Workspace:
 
     def forget(self, which: str | int | Snapshot) -> Snapshot:
         """Forget a snapshot, and free what only it needed."""
-        return self._stored.forget(which.id if isinstance(which, Snapshot) else which)
+        return self._stored.forget(self._own(which) if isinstance(which, Snapshot) else which)
+
+    def _own(self, snapshot: Snapshot) -> int:
+        """The number of a snapshot, if it is one of this sandbox: they are numbered in each."""
+        if not any((each.id, each.created) == (snapshot.id, snapshot.created) for each in self.snapshots()):
+            raise PolicyError(f"the snapshot {snapshot.label or snapshot.id!r} is not one of this sandbox", hint="see snapshots()")
+        return snapshot.id
 
     def promote(
         self,
-        only: Iterable[str] = (),
+        only: str | Iterable[str] = (),
         *,
         system: bool = False,
         drift: Literal["refuse", "merge", "force"] = "refuse",
         resolve: Resolve | None = None,
-        approve: Iterable[str] = (),
+        approve: str | Iterable[str] = (),
         review: Callable[[Proposal], bool] | None = None,
     ) -> CarriedOver | None:
         """Carry the changes over to the real project: all of them, or those whose paths `only` covers; all or nothing.
@@ -172,24 +181,30 @@ class Workspace:
         returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
         reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
         """
-        patterns = [parse(_below(self.project, text), home=places.home()) for text in only]
+        patterns = [parse(_below(self.project, text), home=places.home()) for text in _each(only)]
 
         def chosen(change: Change) -> bool:
             return not patterns or any(matches(pattern, change.path) for pattern in patterns)
 
-        promoting.recovered(self._stored)
-        with promoting.proposed(self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(approve))) as proposal:
+        recovered(self._stored, self._gate)
+        with promoting.proposed(self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)))) as proposal:
             if review is not None and not review(proposal):
                 return None
             return promoting.carry_out(proposal, self._stored, self._gate)
 
     def undo(self) -> CarriedOver:
         """Take the last promotion back. Raises `Drift` when something it changed has changed since."""
+        recovered(self._stored, self._gate)
         return promoting.take_back(self._stored, self._gate)
 
     def reset(self) -> None:
         """Forget everything it changed, and its snapshots. What was promoted stays, and can still be taken back."""
         self._stored.state.reset()
+
+
+def _each(words: str | Iterable[str]) -> tuple[str, ...]:
+    """One word is one word, not its letters."""
+    return (words,) if isinstance(words, str) else tuple(words)
 
 
 def _below(project: str, text: str) -> str:

@@ -129,3 +129,59 @@ def test_a_commit_made_inside_can_be_carried_over(shell: Shell) -> None:
     assert log == "second\nfirst\n"
     assert subprocess.run(["git", "status", "--porcelain"], cwd=shell.cwd, check=True, capture_output=True).stdout == b""
     assert subprocess.run(["git", "fsck", "--strict"], cwd=shell.cwd, capture_output=True, check=False).returncode == 0
+
+
+def test_a_file_takes_the_new_directories_along_that_it_is_in(shell: Shell) -> None:
+    shell("run", "mkdir -p a/b; echo 1 > a/b/wanted; echo 2 > a/b/other; echo 3 > a/third")
+    done = shell("promote", "--yes", "--only", "a/b/wanted")
+    assert done.returncode == 0, words(done)
+    assert [str(path.relative_to(shell.cwd)) for path in sorted((shell.cwd / "a").rglob("*"))] == ["a/b", "a/b/wanted"]
+    assert shell.json("status")["changes"]["project"] == 2
+    assert shell("run", "cat a/b/wanted a/b/other a/third").stdout == b"1\n2\n3\n"
+    assert shell("promote", "--yes").returncode == 0 and (shell.cwd / "a" / "third").exists()
+    assert shell("undo").returncode == 0 and shell("undo").returncode == 0
+    assert not (shell.cwd / "a").exists()
+
+
+def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: Shell) -> None:
+    (shell.cwd / ".env").write_text("KEY=real\n")
+    shell("run", "test ! -s .env && echo KEY=guess > .env; echo x > x")
+    for more in ((), ("--force",), ("--merge", "--resolve", "ours")):
+        refused = shell("promote", "--yes", "--approve", "environment", *more)
+        assert refused.returncode == 2 and words(refused).count("hidden from the sandbox") == 2, words(refused)
+        assert "1 can never be carried over" in words(refused) and "moved on" not in words(refused)
+    assert shell("promote", "--yes", "--skip", ".env").returncode == 0
+    assert (shell.cwd / ".env").read_text() == "KEY=real\n" and (shell.cwd / "x").exists()
+
+
+def test_what_we_did_ourselves_is_not_told_as_drift(changed: Shell) -> None:
+    for line in (("promote", "--yes"), ("undo",)):
+        assert changed(*line).returncode == 0
+        assert changed.json("status")["drift"]["moved"] == []
+    assert changed("promote", "--yes").returncode == 0 and changed("run", "echo later > later").returncode == 0
+    undone = changed("undo")
+    assert undone.returncode == 0 and "agent-sandbox rollback" in words(undone)
+    number = words(undone).split()[-1]
+    assert changed("rollback", number).returncode == 0
+    assert changed.json("status")["changes"]["project"] == 2, "they wait again"
+
+
+@pytest.mark.needs_root
+def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anything_is_done(shell: Shell, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
+    try:
+        there = Shell(shell.cwd, {"AGENT_SANDBOX_STATE": str(small / "state")})
+        (shell.cwd / "big").write_bytes(bytes(8 << 20))
+        assert there("run", "--disk", "64M", "echo little > big").returncode == 0
+        space = os.statvfs(small)
+        (small / "fill").write_bytes(bytes(space.f_bfree * space.f_frsize - (4 << 20)))
+        refused = there("promote", "--yes")
+        assert refused.returncode == 125 and "nothing was changed" in words(refused), words(refused)
+        assert (shell.cwd / "big").stat().st_size == 8 << 20
+        (small / "fill").unlink()
+        assert there("promote", "--yes").returncode == 0 and (shell.cwd / "big").read_text() == "little\n"
+        assert there("undo").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)

@@ -13,6 +13,7 @@ from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig,
 from agent_sandbox.engine.promoting import Proposal
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
+from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Kind
 from agent_sandbox.workspace.merging import Conflict
 
@@ -126,6 +127,10 @@ def test_a_directory_that_the_sandbox_removed_and_somebody_works_in(work: Worksp
         work.promote(drift="merge")
     work.promote(drift="merge", resolve="theirs")
     assert (project / "data/two").read_text() == "2" and (project / "data/one").exists()
+    assert len(work.changes()) == 0, "reality was chosen, and that settles it"
+    time.sleep(0.05)
+    work.run(shell("rm -r data"))
+    (project / "data/three").write_text("3")
     work.promote(drift="merge", resolve="ours")
     assert not (project / "data").exists()
 
@@ -204,3 +209,47 @@ def test_what_a_run_read_is_told_when_it_moves_on(work: Workspace, project: Path
 def test_without_root_reads_are_not_watched_and_that_is_said(work: Workspace) -> None:
     with pytest.raises(WorkspaceError, match="takes root"):
         work.run(shell("cat notes.txt"), watch_reads=True)
+
+
+def test_a_directory_that_was_made_anew_does_not_count_as_moved_on(work: Workspace, project: Path) -> None:
+    (project / "tree" / "inner").mkdir(parents=True)
+    (project / "tree" / "inner" / "file").write_text("x\n")
+    time.sleep(0.05)
+    work.run(shell("rm -rf tree; mkdir tree; echo new > tree/new"))
+    work.promote()
+    assert [path.name for path in (project / "tree").rglob("*")] == ["new"]
+    work.undo()
+    assert (project / "tree" / "inner" / "file").read_text() == "x\n"
+
+
+def test_what_reality_has_already_is_no_quarrel_and_leaves_the_sandbox(work: Workspace, project: Path) -> None:
+    work.run(shell("echo same > notes.txt; rm old.txt; echo more > more.txt; mkdir d; echo x > d/x"))
+    (project / "notes.txt").write_text("same\n")
+    (project / "old.txt").unlink()
+    (project / "d").mkdir()
+    carried = work.promote()
+    assert carried is not None and carried.promotion.counts == {"added": 2, "replaced": 0, "removed": 0, "adjusted": 0}
+    assert len(work.changes()) == 0 and (project / "d" / "x").read_text() == "x\n"
+    work.run(shell("echo other > notes.txt"))
+    (project / "notes.txt").write_text("mine\n")
+    work.promote(drift="merge", resolve="theirs")
+    assert len(work.changes()) == 0 and (project / "notes.txt").read_text() == "mine\n", "settled: reality was chosen"
+    assert work.run(shell("cat notes.txt")).stdout == "mine\n"
+
+
+def test_what_is_said_wrongly_is_refused_and_nothing_is_done(work: Workspace, project: Path) -> None:
+    work.run(shell("echo four >> notes.txt; mkdir src; echo x > src/x"))
+    (project / "notes.txt").write_text("mine\n")
+    for wrong in ({"drift": "forced"}, {"resolve": "ours"}, {"drift": "merge", "resolve": "mine"}, {"approve": "everything"}):
+        with pytest.raises(PolicyError):
+            work.promote(**wrong)  # type: ignore[arg-type]
+    assert (project / "notes.txt").read_text() == "mine\n" and not (project / "src").exists()
+    work.promote("src")
+    assert (project / "src" / "x").exists(), "one word is one pattern"
+    kept = work.snapshot()
+    with pytest.raises(PolicyError, match="not one of this sandbox"):
+        work.rollback(replace(kept, created=kept.created + 1))
+    project.rename(project.with_name("away"))
+    with pytest.raises(WorkspaceError, match="No such file"):
+        work.drift()
+    project.with_name("away").rename(project)

@@ -35,6 +35,11 @@ class FakeLedger:
         self.events.append(event)
         return Entry(len(self.events), 0.0, "", "", event)
 
+    def unended(self, action_digest: str) -> int | None:
+        ended = [event.intent for event in self.events if isinstance(event, Outcome)]
+        announced = [at for at, event in enumerate(self.events, 1) if isinstance(event, Intent) and event.digest == action_digest]
+        return next((at for at in reversed(announced) if at not in ended), None)
+
 
 @dataclass
 class Deed:
@@ -190,3 +195,17 @@ def test_anything_but_a_yes_in_time_is_a_refusal(monkeypatch: pytest.MonkeyPatch
     assert refusal.value.hint == "ask for the capability to be risky"
     assert deed.seen == []
     assert isinstance(ledger.events[0], Refusal)
+
+
+def test_what_was_cut_off_is_concluded_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger", clock=lambda: 0.0)
+    door = Gate(locked(), ledger, clock=lambda: 0.0)
+    door.conclude(ALLOWED.digest(), "done", {})
+    door.perform(ALLOWED, lambda allow: None)
+    door.conclude(ALLOWED.digest(), "raised", {})
+    assert verify(ledger.path).count == 2, "its end was recorded already"
+    intent = next(entry.event for entry in read(ledger.path) if isinstance(entry.event, Intent))
+    ledger.record(intent)
+    for _ in range(2):
+        door.conclude(ALLOWED.digest(), "done", {"recovered": True})
+    assert [entry.event for entry in read(ledger.path)][3:] == [Outcome(3, "done", {"recovered": True})]

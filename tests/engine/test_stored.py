@@ -161,6 +161,12 @@ def test_a_guest_that_fills_its_quota_gets_no_space_and_nobody_else_notices(
     assert again.stdout == b"1\n0\n", "a full sandbox can be entered, and emptied"
 
 
+def test_a_sandbox_that_was_full_under_a_lower_limit_has_room_at_once_under_a_higher(state: SandboxState, run: Run) -> None:
+    assert "disk" in run("head -c 40M /dev/zero > big", disk=16 * MIB).exit.limits_hit
+    outcome = run("head -c 60M /dev/zero > more && echo fits", disk=8 << 30)
+    assert outcome.stdout == b"fits\n", outcome
+
+
 def test_a_larger_limit_is_grown_into_while_the_guest_writes(state: SandboxState, run: Run) -> None:
     run("true")
     size = 3 * image.ROOM >> 20

@@ -20,7 +20,7 @@ from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Intent
 from tests.e2e.program import PROGRAM, Shell, words
-from tests.leftovers import adopting, left_since, remove, traces
+from tests.leftovers import adopting, claim, left_since, remove, traces
 from tests.security.blows import Tally, rain
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, case, knows, snapshot, until
@@ -47,6 +47,7 @@ STAGES = {("supervisor", "building"), ("supervisor", "with guests"), ("init", "b
 def top() -> Iterator[Path]:
     """A short-lived directory of its own for the supervisors. Not below /tmp, which a sandbox does not see."""
     made = Path(tempfile.mkdtemp(prefix="crash-", dir="/var/tmp" if ROOT else None))
+    claim(made)
     yield made
     remove(made)
 
@@ -127,6 +128,7 @@ def _leave_a_mount(top: Path, stack: ExitStack) -> None:
 
 def _leave_a_loop_device(top: Path, stack: ExitStack) -> None:
     image = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")), "image")
+    claim(image.parent)
     image.write_bytes(bytes(1 << 20))
     attached = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=False)
     if attached.returncode:

@@ -96,6 +96,17 @@ def test_it_grows_while_it_is_written_to_and_stops_at_its_limit(made: Path) -> N
     assert reserved(made) < 3 * image.ROOM
 
 
+def test_one_that_is_as_large_as_it_was_made_to_be_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "LEAST_CAPACITY", 512 * MIB)
+    image.make(str(place), 512 * MIB)
+    with image.opened(str(place)) as (attached, top):
+        growth = Growth(attached, 8 << 30)
+        while write(top, "file", 8 * image.ROOM) and not growth.refused:
+            growth(top)
+        growth(top)
+        assert "no more" in growth.refused
+
+
 def test_a_lower_limit_holds_although_more_was_reserved_and_can_be_lifted_again(made: Path) -> None:
     with image.opened(str(made)) as (attached, top):
         ballast.restrict(top, 8 * MIB)

@@ -17,9 +17,10 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass
 
 if TYPE_CHECKING:
-    from typing import TypeVar
+    from typing import Literal, TypeVar
 
     T = TypeVar("T")
+    Ended = Literal["done", "raised"]
 
 APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
 
@@ -29,6 +30,10 @@ class Recorder(Protocol):
 
     def record(self, event: Event) -> Entry:
         """Written when it returns, or it raises and the caller does not act."""
+        ...
+
+    def unended(self, action_digest: str) -> int | None:
+        """The last entry that announced this action, if it is not recorded how that ended."""
         ...
 
 
@@ -92,6 +97,12 @@ class Gate:
             raise
         self._record_success(intent, result, describe)
         return result
+
+    def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
+        """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
+        intent = self._ledger.unended(action_digest)
+        if intent is not None:
+            self._ledger.record(Outcome(intent, ended, facts))
 
     def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:
         match verdict:

@@ -88,7 +88,22 @@ def brought_together(
             entry = resolve(entry, how) if how is not None else entry
             questions += entry.conflicts
             result += _changes(change, each, entry, contents)
-    return ChangeSet(tuple(result)), tuple(moved), tuple(questions)
+    open_paths = {conflict.path for conflict in questions}
+    merged = tuple(change.path for change in result if change.path in moved and change.path not in open_paths)
+    return ChangeSet(tuple(result)), merged, tuple(questions)
+
+
+def is_so_already(change: Change, moved: Moved, contents: Mixed) -> bool:
+    """Whether reality has come to be what the change would make of it. Owners do not count: a promotion never changes them."""
+    if moved.below or (change.after is None) != (moved.seen is None):
+        return False
+    if change.after is None or moved.seen is None:
+        return True
+    real = moved.seen.node
+    if _owned(change.after, real) != real:
+        return False
+    ours = _version(change.after, lambda: contents.open_file(change))
+    return real.type is not EntryType.FILE or (ours is not None and ours.holds_the_same(_theirs(change, moved)))
 
 
 def _lively(path: str, moved: Moved, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.merging import Mixed, brought_together
+from agent_sandbox.engine.merging import Mixed, brought_together, is_so_already
+from agent_sandbox.engine.recovering import Leaving, UnderWay, let_go, not_let_go
 from agent_sandbox.engine.stored import Stored
-from agent_sandbox.errors import Conflicted, Drift, PolicyError
+from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError
 from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace import protected
-from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.drift import Moved, judge
 from agent_sandbox.workspace.history import Snapshot
 from agent_sandbox.workspace.locking import Holder
@@ -30,9 +31,8 @@ from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion import undoing
 from agent_sandbox.workspace.promotion.expecting import look_at
 from agent_sandbox.workspace.promotion.planning import Expected, plan
-from agent_sandbox.workspace.promotion.promoting import Promotion, promote
-from agent_sandbox.workspace.promotion.recovery import Recovery, recover
-from agent_sandbox.workspace.promotion.steps import Plan, Refusal
+from agent_sandbox.workspace.promotion.promoting import Promotion, promote, refuse_impossible
+from agent_sandbox.workspace.promotion.steps import Plan
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     Drifted = Literal["refuse", "merge", "force"]
 
-_HIDDEN = "something real that was hidden from the sandbox is there"
+_DRIFTED = ("refuse", "merge", "force")
+_WORDS = ("ours", "theirs", "markers")
 
 
 def _all(change: Change) -> bool:
@@ -73,12 +74,11 @@ class Proposal:
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
+    settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
 
     def plan(self) -> Plan:
         """The steps, and what stands in their way."""
-        made = plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
-        hidden = [Refusal(change.path, _HIDDEN) for change in self.changes if change.masks_real and self.wanted.drift != "force"]
-        return replace(made, refused=(*made.refused, *hidden))
+        return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """The paths of each protected class that some of the changes belong to."""
@@ -106,11 +106,7 @@ class CarriedOver:
 
     promotion: Promotion
     snapshot: Snapshot | None = None
-
-
-def recovered(stored: Stored) -> Recovery:
-    """Bring to an end what was interrupted, an earlier promotion or undo. Cheap when nothing was."""
-    return recover(stored.state.promotions, _holder("recovery"))
+    note: str = ""  # what could not be done yet, in words
 
 
 @contextmanager
@@ -119,49 +115,99 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
 
     Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist.
     """
+    if wanted.drift not in _DRIFTED:
+        raise PolicyError(f"not a way to treat drift: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
+    if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
+        raise PolicyError(
+            "conflicts are resolved in a merge, by one of these words or by a function", hint=f"there are: {', '.join(_WORDS)}"
+        )
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:
         everything, bases = stored.changes_in(stack, policy), stored.bases()
         root = "/" if wanted.system else stored.state.project
-        chosen = ChangeSet(tuple(change for change in everything.within(root) if wanted.chosen(change)))
+        chosen = _with_their_places(everything.within(root), wanted.chosen)
         expected = look_at(root, chosen)
-        moved = {path: each for path, each in judge(chosen, bases, expected).items() if isinstance(each, Moved)}
+        hidden = {
+            change.path for change in chosen if change.masks_real
+        }  # nobody in the sandbox has seen what is there: it cannot have moved
+        verdicts = judge(chosen, bases, expected)
+        moved = {path: each for path, each in verdicts.items() if isinstance(each, Moved) and path not in hidden}
         contents = Mixed(stack)
+        asked_for = chosen
+        chosen = ChangeSet(tuple(each for each in chosen if each.path not in moved or not is_so_already(each, moved[each.path], contents)))
+        moved = {change.path: moved[change.path] for change in chosen if change.path in moved}
         merged: tuple[str, ...] = ()
         conflicts: tuple[Conflict, ...] = ()
         if moved and wanted.drift == "merge":
             chosen, merged, conflicts = brought_together(chosen, moved, contents, stored.open_base, wanted.resolve)
             expected = look_at(root, chosen)
         classes = _classes(root, chosen, contents, expected)
-        yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything)
+        left = {change.path for change in chosen}
+        settled = tuple(change.path for change in asked_for if change.path not in left)
+        yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
+
+
+def _with_their_places(changes: ChangeSet, chosen: Callable[[Change], bool]) -> ChangeSet:
+    """The chosen ones, and the new directories that they are in: a file cannot be carried over without its place."""
+    new = {change.path for change in changes if change.kind in (Kind.ADDED, Kind.RETYPED) and _is_directory(change)}
+    taken = {change.path for change in changes if chosen(change)}
+    for change in changes if new else ():
+        above = change.path.rpartition("/")[0] if change.path in taken and change.after is not None else ""
+        while above in new and above not in taken:
+            taken.add(above)
+            above = above.rpartition("/")[0]
+    return ChangeSet(tuple(change for change in changes if change.path in taken))
+
+
+def _is_directory(change: Change) -> bool:
+    return change.after is not None and change.after.type is EntryType.DIRECTORY
 
 
 def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
     """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
     was changed."""
+    refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
     _refuse_moved(proposal)
-    promotion = gate.perform(
+    return _done(
+        stored,
+        gate,
         proposal.action(),
-        lambda allow: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
-        describe=_facts,
+        lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
+        _leaving(proposal),
     )
-    if not promotion.number:
-        return CarriedOver(promotion)
-    label = f"before promotion {promotion.number}"
-    return CarriedOver(promotion, stored.drop(_droppable(proposal), label, [mask.path for mask in gate.policy.files.masks]))
 
 
-def _droppable(proposal: Proposal) -> list[str]:
+def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], leaving: Leaving) -> CarriedOver:
+    """Do it through the gate, and then to the layers what follows from it. Wherever this is cut off, `recovering` goes on from there."""
+    UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
+    try:
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts)
+    except BaseException:
+        note = UnderWay.recall(stored)
+        if note is not None and note.done(stored) is None:
+            UnderWay.finish(stored)
+        raise
+    snapshot = None
+    if promotion.number or leaving.paths:
+        try:
+            snapshot = let_go(stored, gate, leaving, promotion.number, promotion.undoes)
+        except (SandboxError, OSError) as error:
+            return CarriedOver(promotion, note=not_let_go(error))
+    UnderWay.finish(stored)
+    return CarriedOver(promotion, snapshot, promotion.note)
+
+
+def _leaving(proposal: Proposal) -> Leaving:
     """What can leave the layers: not a directory with something in it that was not carried over."""
-    carried = {change.path for change in proposal.changes}
+    carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:
         path = change.path
         while change.path not in carried and path and path not in staying:
             staying.add(path)
             path = path.rpartition("/")[0]
-    return [path for path in carried if path not in staying]
+    return Leaving(sorted(carried - staying), sorted(carried & staying))
 
 
 def take_back(stored: Stored, gate: Gate) -> CarriedOver:
@@ -169,30 +215,29 @@ def take_back(stored: Stored, gate: Gate) -> CarriedOver:
 
     Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
     """
-    recovered(stored)
     with stored.state.lock(command="undo"):
         journal = undoing.last(stored.state.promotions)
         number = "" if journal is None else str(journal.number)
-        promotion = gate.perform(
-            Undo(_text(stored.state.project), number),
-            lambda allow: undoing.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time),
-            describe=_facts,
+        action = Undo(_text(stored.state.project), number)
+        return _done(
+            stored, gate, action, lambda: undoing.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving()
         )
-        return CarriedOver(promotion, stored.restore(f"before promotion {promotion.undoes}"))
 
 
 def _refuse_moved(proposal: Proposal) -> None:
     if proposal.conflicts:
-        first = proposal.conflicts[0].sentence()
+        first, count = proposal.conflicts[0].sentence(), len(proposal.conflicts)
+        what = "a change cannot" if count == 1 else f"{count:,} changes cannot"
         raise Conflicted(
-            f"{len(proposal.conflicts)} changes cannot be merged with what has changed in reality; the first: {first}",
+            f"{what} be merged with what has changed in reality{'' if count == 1 else '; the first'}: {first}; nothing was changed",
             conflicts=proposal.conflicts,
             hint="choose a side with --resolve ours or theirs, put both into the files with --resolve markers, or leave them out",
         )
     if proposal.moved and proposal.wanted.drift == "refuse":
         paths = tuple(proposal.moved)
+        what = repr(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first of them {paths[0]!r},"
         raise Drift(
-            f"{len(paths):,} of these paths moved on in reality since the sandbox first touched them; the first: {paths[0]!r}",
+            f"{what} moved on in reality since the sandbox first touched {'it' if len(paths) == 1 else 'them'}; nothing was changed",
             paths=paths,
             hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
         )

@@ -13,8 +13,9 @@ from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.recovering import recovered
 from agent_sandbox.engine.stored import ForRun, Stored, changes_of, stack_in
-from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
+from agent_sandbox.errors import Busy, PolicyError, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
@@ -217,11 +218,12 @@ class Session:
         """The layers of the stored sandbox, held for this run."""
         self._hold(state, work, stack)
         stored = Stored(state)
+        said = _recovered(stored, self._gate)
         ready = stored.for_run(self.policy.limits.disk_bytes, stack)
         if not stored.names_are_known:
             masks = [mask.path for mask in self.policy.files.masks]
             self._beside(lambda: stored.remember_names(masks))
-        return ready
+        return replace(ready, notes=(*said, *ready.notes)) if said else ready
 
     def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
@@ -291,6 +293,14 @@ def action_of(work: Work) -> Action:
             raise PolicyError("the code holds a lone surrogate, which is not text", hint="spell it as an escape") from error
         return RunCode.of(work.what.language, source, cwd=work.cwd, environment=work.env)
     return RunCommand.of(work.what.argv, cwd=work.cwd, environment=work.env)
+
+
+def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
+    """Bring to an end what was cut off in the tree before a guest looks at it. What cannot be is said, and is no reason not to run."""
+    try:
+        return recovered(stored, gate, held=True)
+    except (SandboxError, OSError) as error:
+        return (f"a promotion was cut off and could not be brought to its end: {error}",)
 
 
 def _title(work: Work) -> str:

@@ -20,7 +20,7 @@ from agent_sandbox.workspace.bases.runs import begin, end, has_run
 from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.history import History, Move, Snapshot
-from agent_sandbox.workspace.image import TRASH, Growth, attach, opened, said
+from agent_sandbox.workspace.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
 from agent_sandbox.workspace.layers import layer_targets, quote_target
 from agent_sandbox.workspace.store import SandboxState
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
     from agent_sandbox.workspace.drift import Drift
+    from agent_sandbox.workspace.listing import Witnesses
     from agent_sandbox.workspace.seen import Base, Bases
     from agent_sandbox.workspace.stack import Stack
 
@@ -72,9 +73,20 @@ class Stored:
             yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
 
     def changes(self, policy: Policy) -> ChangeSet:
-        """What it would change on the machine."""
+        """What it would change on the machine. While nothing runs in it, that is read from its layers once."""
+        from agent_sandbox.workspace import listing
+
+        masks = [mask.path for mask in policy.files.masks]
+        key = listing.key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
+        if key is not None and (kept := listing.load(self.state.path, key)) is not None:
+            return kept
+        witnesses = listing.Witnesses()
         with self.opened() as stack:
-            return self.changes_in(stack, policy)
+            changes = changes_of(stack, policy, self.bases(), witnesses)
+        if key is not None:
+            with suppress(OSError):  # then it is read again the next time
+                listing.save(self.state.path, key, changes, witnesses)
+        return changes
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
         """The same, of the layers that `opened` gave."""
@@ -124,7 +136,7 @@ class Stored:
     def snapshot(self, label: str = "") -> Snapshot:
         """Keep what it is now, to go back to. In an image the cost does not depend on what is in it; in a directory it is a copy."""
         with self.state.lock(command="snapshot"):
-            self.state.prepare()
+            self.state.prepare(LEAST_CAPACITY)
             move = history.take(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
             self._perform(move)
             assert move.snapshot is not None
@@ -153,30 +165,40 @@ class Stored:
                 self._tidy(top, after)
             return target
 
-    def drop(self, paths: Collection[str], label: str, masks: Collection[str] = ()) -> Snapshot | None:
+    def drop(self, paths: Collection[str], label: str, masks: Collection[str] = (), *, places: Collection[str] = ()) -> Snapshot | None:
         """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned.
 
-        To be called with the lock held.
+        `places` are directories that the machine has now too, and that stay for what else is in them. To be called with the lock held.
         """
+        began = time.monotonic()
         before = self.state.history()
         move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
         with self._top() as top:
-            self._squash(top, before.layers, made, without=paths)
+            self._squash(top, before.layers, made, without=paths, places=places)
         self._save(move.history)
-        self.remember_names(masks)  # from here on it is a clone of what is real now
+        self._clone_anew(masks, began)
         with suppress(FileNotFoundError):
             for name in os.listdir(self.state.reads):
                 os.unlink(os.path.join(self.state.reads, name))
         return move.snapshot
 
-    def restore(self, label: str) -> Snapshot | None:
+    def _clone_anew(self, masks: Collection[str], changed: float) -> None:
+        """From here on it is a clone of what is real now. What we changed ourselves, at `changed`, must look older than that."""
+        from agent_sandbox.workspace.bases.keeping import TICK_NS
+
+        time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
+        self.remember_names(masks)
+
+    def restore(self, label: str, masks: Collection[str] = ()) -> Snapshot | None:
         """Make the snapshot of this label the present again, unless something has run since it was taken: then it stays a snapshot, and
         None is returned. To be called with the lock held."""
+        began = time.monotonic()
         before = self.state.history()
         found = [each for each in before.snapshots if each.automatic and each.label == label]
         if not found or before.head != found[-1].id or has_run(self.state.bases, before.active):
             return None
         self._save(history.restored(before, found[-1], stacking=self.state.stacking))
+        self._clone_anew(masks, began)
         return found[-1]
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
@@ -270,16 +292,19 @@ class Stored:
             self._squash(top, before.chain, made)
         return self._save(after)
 
-    def _squash(self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = ()) -> None:
-        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases."""
+    def _squash(
+        self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = (), places: Collection[str] = ()
+    ) -> None:
+        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases, of `places` as they are now."""
         from agent_sandbox.workspace.bases.files import carry
+        from agent_sandbox.workspace.bases.keeping import bases_now
         from agent_sandbox.workspace.generations import made, stacked
         from agent_sandbox.workspace.squash import squash
 
         with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
         if os.path.isdir(self.state.bases):  # not before the first run
-            carry(self.state.bases, numbers[::-1], into, without=without, removed=without)
+            carry(self.state.bases, numbers[::-1], into, without=without, removed=without, anew=bases_now(places))
 
     def _now(self) -> float:
         return self.state.store.clock()
@@ -312,12 +337,13 @@ def stack_in(layers: int) -> Stack:
     return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
 
 
-def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
+def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None, witnesses: Witnesses | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
     from agent_sandbox.workspace.readback import read_stack
     from agent_sandbox.workspace.renames import find_renames
 
-    return find_renames(read_stack(stack, masks=[mask.path for mask in policy.files.masks], bases=bases or {}), stack)
+    masks = [mask.path for mask in policy.files.masks]
+    return find_renames(read_stack(stack, masks=masks, bases=bases or {}, witnesses=witnesses), stack)
 
 
 def _userxattr() -> bool:

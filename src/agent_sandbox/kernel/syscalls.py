@@ -21,7 +21,7 @@ _OLD_NUMBERS = {
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
-SYS_close_range, SYS_openat2, SYS_mount_setattr = 436, 437, 442
+SYS_close_range, SYS_openat2, SYS_mount_setattr, SYS_listxattrat = 436, 437, 442, 465
 SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self = 444, 445, 446
 
 # clone(2), unshare(2)
@@ -35,7 +35,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 # open_tree(2), move_mount(2), mount_setattr(2)
-AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x100, 0x1000, 0x8000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, os.O_CLOEXEC, 4, 0x10
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_IDMAP = 1, 2, 4, 8, 0x00100000
 MOUNT_ATTR_NOATIME = 0x10
@@ -55,6 +55,9 @@ FICLONE = 0x40049409
 
 # name_to_handle_at(2)
 MAX_HANDLE_SZ = 128
+
+# xattr(7)
+XATTR_LIST_MAX = 65536
 
 # prctl(2)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -100,6 +103,11 @@ class _FileHandle(ctypes.Structure):
     """struct file_handle, with room for any."""
 
     _fields_ = (("handle_bytes", ctypes.c_uint), ("handle_type", ctypes.c_int), ("f_handle", ctypes.c_ubyte * MAX_HANDLE_SZ))
+
+
+# Called for every file of a listing: with the types told beforehand in half the time.
+_listxattrat = libc["syscall"]
+_listxattrat.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _CapHeader(ctypes.Structure):
@@ -212,6 +220,16 @@ def name_to_handle_at(directory: int, name: str) -> tuple[int, bytes]:
     result = libc.name_to_handle_at(directory, os.fsencode(name), ctypes.byref(handle), ctypes.byref(mount), 0)
     check(result, f"name_to_handle_at {name}")
     return handle.handle_type, bytes(handle.f_handle[: handle.handle_bytes])
+
+
+def listxattrat(directory: int, path: str, flags: int) -> list[str]:
+    """listxattrat(2), since Linux 6.13."""
+    raw = os.fsencode(path)
+    if _listxattrat(SYS_listxattrat, directory, raw, flags, None, 0) == 0:  # nearly always
+        return []
+    names = ctypes.create_string_buffer(XATTR_LIST_MAX)
+    size = check(_listxattrat(SYS_listxattrat, directory, raw, flags, names, XATTR_LIST_MAX), f"listxattrat {path}")
+    return [os.fsdecode(name) for name in names.raw[:size].split(b"\0") if name]
 
 
 def close_range(first: int, last: int) -> None:

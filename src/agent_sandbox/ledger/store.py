@@ -18,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger.chain import Head, find_head
+from agent_sandbox.ledger.chain import Head, find_head, read
 from agent_sandbox.ledger.encoding import encode
-from agent_sandbox.ledger.event import Entry, Event, Torn
+from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Torn
 from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass
 
@@ -61,6 +61,21 @@ class Ledger:
             raise self._unavailable(error) from error
         finally:
             os.close(descriptor)  # which frees the lock
+
+    def unended(self, action_digest: str) -> int | None:
+        """The last entry that announced this action, if it is not recorded how that ended. Reads all of it; raises as `record` does."""
+        found: int | None = None
+        try:
+            for entry in read(self.path):
+                if isinstance(entry.event, Intent) and entry.event.digest == action_digest:
+                    found = entry.sequence
+                elif isinstance(entry.event, Outcome) and entry.event.intent == found:
+                    found = None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return found
 
     def _open(self) -> int:
         try:

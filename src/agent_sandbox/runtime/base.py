@@ -95,8 +95,8 @@ class Launch:
 
     `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the
     thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept. `on_tick` is
-    called in that thread, some twenty times a second, with the descriptor of the layers. `on_ready` is called with the pid of the guest's
-    init when the guest is confined and waits for its program; what it raises ends the launch.
+    called with the descriptor of the layers, before the program begins and then in that thread some twenty times a second. `on_ready` is
+    called with the pid of the guest's init when the guest is confined and waits for its program; what it raises ends the launch.
     """
 
     program: Argv | PythonCode | Script

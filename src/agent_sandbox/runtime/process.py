@@ -107,6 +107,8 @@ class ProcessRuntime:
         try:
             if launch.on_ready is not None:
                 launch.on_ready(guest.init)
+            if launch.on_tick is not None and guest.layers is not None:
+                launch.on_tick(guest.layers)
             guest.begin(launch)
         except BaseException:
             guest.close()

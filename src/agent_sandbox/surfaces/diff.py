@@ -10,13 +10,14 @@ from agent_sandbox.engine.session import Command, Outcome, Session, Work
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.current import current, policy_of
+from agent_sandbox.surfaces.current import policy_of
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.painting import Painter
 from agent_sandbox.surfaces.performing import COULD_NOT_START, code_of, perform, say_how_it_ended
 from agent_sandbox.surfaces.preview.forms import rows
 from agent_sandbox.surfaces.preview.material import Material, check, gather
 from agent_sandbox.surfaces.preview.patching import patch, refuse_on_a_terminal
+from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
@@ -36,7 +37,7 @@ def diff(request: Request) -> int:
         words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])
         without_trace = {**request.given, "--throw-away": ("",), "--diff": ("",)}
         return perform(replace(request, given=without_trace), Command(words), stdin=0)
-    found = current(request)
+    found = current_and_whole(request)
     stored = Stored(found.state)
     with stored.opened() as layers:
         changes = stored.changes_in(layers, policy_of(request, found.project))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed, recovered, take_back
+from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, current, policy_of
@@ -17,6 +17,7 @@ from agent_sandbox.surfaces.diff import show
 from agent_sandbox.surfaces.messages import remark, say, shown
 from agent_sandbox.surfaces.preview.material import check, covering, gather
 from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.promotion.undoing import last
@@ -37,43 +38,65 @@ def promote(request: Request) -> int:
     found = current(request)
     wanted = _wanted(request, found.project.path)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    _recover(request, stored)
+    gate = Gate(policy, places.ledger(), clock=time.time)
+    recover(stored, gate)
     with proposed(stored, policy, wanted) as proposal:
         if not request.has("--json"):
             _show(request, proposal, found)
-        if not proposal.changes:
-            return _end(request, proposal, None, "there is nothing to promote")
+        if not proposal.changes and not proposal.settled:
+            return _end(request, proposal, None, _nothing(proposal))
         if request.has("--dry-run"):
             return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
         agreed = _agreement(request, proposal)
         if agreed is None:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
-        done = carry_out(agreed, stored, Gate(policy, places.ledger(), clock=time.time))
-    what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root} · take it back: agent-sandbox undo"
-    return _end(request, agreed, done, what)
+        done = carry_out(agreed, stored, gate)
+    back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
+    what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
+    if not agreed.changes:
+        what = f"nothing had to be carried over; the sandbox let go of {counted(len(agreed.settled), 'change')}"
+    _end(request, agreed, done, what)
+    if done.note:
+        remark(done.note)
+    return 0
 
 
 def undo(request: Request) -> int:
     """The verb `undo`."""
     found = current(request)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    _recover(request, stored)
+    gate = Gate(policy, places.ledger(), clock=time.time)
+    recover(stored, gate)
     journal = last(found.state.promotions)
     if journal is not None and not request.has("--yes") and not request.has("--json") and _at_a_terminal():
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
         if not _says_yes(f"Take back promotion {journal.number} of {when}?"):
             remark("nothing was taken back")
             return NOBODY_AGREED
-    done = take_back(stored, Gate(policy, places.ledger(), clock=time.time))
-    again = "; the changes wait in the sandbox again" if done.snapshot else ""
+    done = take_back(stored, gate)
+    again = "; the changes wait in the sandbox again" if done.snapshot else _where_they_are(stored, done)
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
         print_document("undo", _done(done))
     elif not request.has("--quiet"):
         remark(f"took back promotion {done.promotion.undoes} of {done.promotion.root}{again}")
+    if done.note:
+        remark(done.note)
     return 0
+
+
+def _nothing(proposal: Proposal) -> str:
+    waiting = len(proposal.pending.within(proposal.root))
+    return f"there is nothing to promote: none of {counted(waiting, 'change')} was chosen" if waiting else "there is nothing to promote"
+
+
+def _where_they_are(stored: Stored, done: CarriedOver) -> str:
+    """Where what an undo took back is, when the sandbox has gone on since."""
+    label = f"before promotion {done.promotion.undoes}"
+    kept = [each.id for each in stored.snapshots().snapshots if each.automatic and each.label == label]
+    return f"; something has run since, so the changes are in snapshot {kept[-1]}: agent-sandbox rollback {kept[-1]}" if kept else ""
 
 
 def _wanted(request: Request, project: str) -> Wanted:
@@ -94,19 +117,6 @@ def _wanted(request: Request, project: str) -> Wanted:
     return Wanted(chosen, request.has("--system"), drift, resolve, approved)
 
 
-def _recover(request: Request, stored: Stored) -> None:
-    """Bring to an end what was interrupted, and say so."""
-    end = recovered(stored)
-    for number in end.rolled_back:
-        remark(f"promotion {number} had been interrupted; it was taken back, and the tree is as it was before")
-    for number in end.finished:
-        remark(f"promotion {number} had been interrupted after it was done; it was finished")
-    for kept in end.kept:
-        remark(f"what somebody else saved meanwhile is kept in {kept}")
-    for problem in end.problems:
-        remark(problem)
-
-
 def _show(request: Request, proposal: Proposal, found: Current) -> None:
     """What would be carried over, and what stands in the way."""
     project = found.project.path
@@ -120,7 +130,7 @@ def _show(request: Request, proposal: Proposal, found: Current) -> None:
         remark(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
     plan = proposal.plan()
     _list(
-        f"{len(plan.refused):,} can never be carried over; leave them out with --skip:",
+        f"{len(plan.refused):,} can never be carried over (--skip leaves out):",
         _told((r.path, r.why) for r in plan.refused),
         project,
     )
@@ -131,6 +141,7 @@ def _show(request: Request, proposal: Proposal, found: Current) -> None:
         )
     elif proposal.merged:
         _list(f"{len(proposal.merged):,} merged with what is real now:", proposal.merged, project)
+    _list(f"{len(proposal.settled):,} need nothing: reality is so already, or stays as it is:", proposal.settled, project)
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
         agreed = " [agreed to]" if name in proposal.wanted.approved else f" (--approve {name})"
@@ -194,6 +205,7 @@ def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: 
                 "changes": [change_document(change) for change in proposal.changes],
                 "moved": [{**path_fields("path", path), "why": moved.why()} for path, moved in proposal.moved.items()],
                 "merged": [path_fields("path", path) for path in proposal.merged],
+                "settled": [path_fields("path", path) for path in proposal.settled],
                 "conflicts": [{**path_fields("path", each.path), "why": each.kind.value} for each in proposal.conflicts],
                 "refused": [{**path_fields("path", each.path), "why": each.why} for each in proposal.plan().refused],
                 "protected": {name: [path_fields("path", path) for path in paths] for name, paths in proposal.protected().items()},

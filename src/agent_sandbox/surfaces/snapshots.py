@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.current import Current, current
+from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.messages import remark, shown
+from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.workspace.history import History, Snapshot, tree
 
 
 def snapshot(request: Request) -> int:
     """The verb `snapshot`. Its id goes to standard output."""
-    found = current(request)
+    found = current_and_whole(request)
     made = Stored(found.state).snapshot(*request.words)
     if request.has("--json"):
         _print("snapshot", found, {"snapshot": _document(made)})
@@ -27,7 +28,7 @@ def snapshot(request: Request) -> int:
 
 def rollback(request: Request) -> int:
     """The verb `rollback`."""
-    found = current(request)
+    found = current_and_whole(request)
     done = Stored(found.state).rollback(*request.words)
     if request.has("--json"):
         _print("rollback", found, {"to": _document(done.to), "kept": _document(done.kept) if done.kept else None})
@@ -39,7 +40,7 @@ def rollback(request: Request) -> int:
 
 def snapshots(request: Request) -> int:
     """The verb `snapshots`: a tree, in which the one that the sandbox descends from is marked. With --forget, one less."""
-    found = current(request)
+    found = current_and_whole(request)
     stored = Stored(found.state)
     forgotten = [stored.forget(name) for name in request.values("--forget")]
     history = stored.snapshots()

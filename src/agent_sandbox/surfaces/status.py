@@ -11,10 +11,11 @@ from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import accounting
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.current import Current, current, policy_of
+from agent_sandbox.surfaces.current import Current, policy_of
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.pending import Pending, sort, stored
 from agent_sandbox.surfaces.quantities import counted, human_size
+from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.workspace.drift import Drift
 
 _LISTED = 10  # of what has moved on; what the sandbox changed too comes first
@@ -22,7 +23,7 @@ _LISTED = 10  # of what has moved on; what the sandbox changed too comes first
 
 def status(request: Request) -> int:
     """The verb `status`."""
-    found = current(request)
+    found = current_and_whole(request)
     policy = policy_of(request, found.project)
     pending = stored(found, policy)
     files = sort(pending.changes, found.project.path)
@@ -126,7 +127,7 @@ def _holder(found: Current) -> str:
 
 def reset(request: Request) -> int:
     """The verb `reset`."""
-    found = current(request)
+    found = current_and_whole(request)
     pending = stored(found, policy_of(request, found.project))
     known, existed = len(pending.changes), found.state.exists
     if existed and not request.has("--yes") and not request.has("--json") and os.isatty(0) and sys.stderr.isatty() and not _agreed(known):

@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import cache
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
@@ -126,14 +127,31 @@ def xattrs(directory: int, name: str) -> dict[str, bytes]:
     """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
     if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
-    here = f"/proc/self/fd/{directory}/{name}"  # a single name after the descriptor, itself not followed: it leads nowhere else
     try:
-        found = os.listxattr(here, follow_symlinks=False)
+        if _can_list_attributes():
+            found = syscalls.listxattrat(directory, name, syscalls.AT_SYMLINK_NOFOLLOW)
+        else:
+            found = os.listxattr(_entry(directory, name), follow_symlinks=False)
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return {}
         raise
-    return {attribute: _attribute(here, attribute, follow=False) for attribute in found} if found else {}
+    return {attribute: _attribute(_entry(directory, name), attribute, follow=False) for attribute in found} if found else {}
+
+
+def _entry(directory: int, name: str) -> str:
+    """A path for calls that take no descriptor: a single name after one, itself not followed, leads nowhere else."""
+    return f"/proc/self/fd/{directory}/{name}"
+
+
+@cache
+def _can_list_attributes() -> bool:
+    """Whether the kernel takes a descriptor for it. The way through /proc costs twice as much."""
+    try:
+        syscalls.listxattrat(syscalls.AT_FDCWD, "/", 0)
+    except OSError as error:
+        return error.errno == errno.ENOTSUP
+    return True
 
 
 def xattrs_of(fd: int) -> dict[str, bytes]:
@@ -189,15 +207,15 @@ class _Level:
     mode: int | None = None  # to be put back
 
 
-def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Generator[Entry, None, None]:
-    """Everything below `directory`, each directory before what is in it, in the order of names.
+def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, directories_only: bool = False) -> Generator[Entry, None, None]:
+    """Everything below `directory`, or all directories, each before what is in it, in the order of names.
 
     With `unlock`, a directory that the caller owns but may not read is made readable while the walk is in it; leave it off for what is no
     guest's. Raises `TooMany` after `limit` entries, and `Moved` when a directory is moved away under us.
     """
     current = os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     levels = [_Level(identity(current))]
-    levels[0].names = sorted(names(current, limit=limit), reverse=True)
+    levels[0].names = _listed(current, limit, directories_only)
     left = limit - len(levels[0].names)
     try:
         while levels:
@@ -227,7 +245,7 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
             outer, current = current, own
             levels.append(below)
             try:
-                below.names = sorted(names(own, limit=left), reverse=True)
+                below.names = _listed(own, left, directories_only)
                 left -= len(below.names)
                 yield entry
             finally:
@@ -239,6 +257,11 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True) -> Ge
         finally:
             if current >= 0:
                 os.close(current)
+
+
+def _listed(directory: int, limit: int, directories_only: bool) -> list[str]:
+    found = names(directory, limit=limit)
+    return sorted([name for name in found if found[name] == stat.S_IFDIR] if directories_only else found, reverse=True)
 
 
 def names(directory: int, *, limit: int) -> dict[str, int]:

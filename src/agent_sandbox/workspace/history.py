@@ -111,11 +111,10 @@ def replaced(history: History, label: str, *, now: float, stacking: bool) -> tup
 
     `copies` stays empty in a store that copies, because the old active generation becomes the snapshot's.
     """
-    kept: Snapshot | None = None
-    if history.used or history.head is None:
-        number = max((each.id for each in history.snapshots), default=0) + 1
-        kept = Snapshot(number, label[:LONGEST_LABEL], history.head, history.layers, now, automatic=True)
-        history = replace(history, snapshots=(*history.snapshots, kept), head=number)
+    number = max((each.id for each in history.snapshots), default=0) + 1
+    layers = history.layers if history.used or not stacking else history.chain
+    kept = Snapshot(number, label[:LONGEST_LABEL], history.head, layers, now, automatic=True)
+    history = replace(history, snapshots=(*history.snapshots, kept), head=number)
     made = history.next
     if stacking:
         return Move(replace(history, active=made + 1, chain=(made,), used=True, next=made + 2), kept), made
@@ -140,7 +139,9 @@ def forget(history: History, which: Snapshot) -> History:
     rest = tuple(
         replace(each, parent=which.parent) if each.parent == which.id else each for each in history.snapshots if each.id != which.id
     )
-    return replace(history, snapshots=rest, head=which.parent if history.head == which.id else history.head)
+    if history.head != which.id:
+        return replace(history, snapshots=rest)
+    return replace(history, snapshots=rest, head=which.parent, used=True)  # what is now may be no snapshot's any more
 
 
 def referenced(history: History) -> frozenset[int]:

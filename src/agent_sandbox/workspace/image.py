@@ -29,7 +29,7 @@ ROOM = 256 << 20  # what a sandbox has free at first, and is given at a time; ha
 LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # what an image may grow to, at least; and what one without a limit
 LEAVE_THE_DISK = 256 << 20  # so much stays free on the disk that images lie on
 TRASH = "trash"
-_LEAST_ROOM = 32 << 20
+_LEAST_ROOM, _LITTLE = 32 << 20, 64 << 10
 _INODES = 1 << 18  # a quarter of a kilobyte each, which the disk has to give at once
 _STILL_WRITING_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.001
@@ -270,16 +270,19 @@ class Growth:
             return
         from agent_sandbox.kernel import ballast
 
-        room = max(ROOM, 8 * taken)
-        if self._limit is not None:
-            room = min(room, self._limit - ballast.used_bytes(top) - free)
-        if room <= 0:
-            return
-        disk = os.fstatvfs(self._image.file)
         try:
+            room = max(ROOM, 8 * taken)
+            if self._limit is not None:
+                room = min(room, self._limit - ballast.used_bytes(top) - free)
+            if room < _LITTLE:
+                return
+            disk = os.fstatvfs(self._image.file)
             if disk.f_bavail * disk.f_frsize - room < LEAVE_THE_DISK:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._free_before += ballast.give(top, self._image.file, room)
+            given = ballast.give(top, self._image.file, room)
+            self._free_before += given
+            if not given:
+                self.refused = "this sandbox was made to hold no more; one with a larger limit is made after: agent-sandbox reset"
         except OSError as error:
             self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
 

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agent_sandbox.errors import Busy
 from agent_sandbox.spelling import as_json
@@ -45,6 +45,7 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise Busy(f"{what} is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process") from None
+        with suppress(OSError):  # on a full disk it is held all the same
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, as_json(vars(holder)).encode(), 0)
         try:

@@ -79,7 +79,7 @@ def describe(
 ) -> Node:
     """The node at `name`, of known status and attributes. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
     mode, uid, gid = status.st_mode, status.st_uid, status.st_gid
-    kind = EntryType.of(mode)
+    kind = _TYPES.get(stat.S_IFMT(mode), EntryType.DEVICE)
     if owner_shift:
         uid, gid = (identity - owner_shift if identity >= owner_shift else identity for identity in (uid, gid))
     if attributes:
@@ -96,11 +96,12 @@ def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | 
 
     Where both have a hole nothing is read: a file of a terabyte that occupies a megabyte costs a megabyte.
     """
+    if size <= min(_CHUNK, most):  # by far the most
+        piece = os.pread(one, size, 0)
+        return (len(piece) == size and piece == os.pread(other, size, 0)), size
     position = read = 0
     while position < size:
-        length = min(_CHUNK, size - position)
-        if size > _CHUNK:
-            position, length = _next_data(one, other, position, size)
+        position, length = _next_data(one, other, position, size)
         if read + length > most:
             return None, read
         piece = _read(one, position, length)

@@ -9,11 +9,9 @@ The top directory of a layer itself is not compared: its mode and owner are set 
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,10 +20,12 @@ from agent_sandbox.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
+from agent_sandbox.workspace.counterpart import Counterpart
+from agent_sandbox.workspace.listing import Witnesses, uncollected
 from agent_sandbox.workspace.merged import Merged
-from agent_sandbox.workspace.nodes import EntryType, Node, describe, same_content
+from agent_sandbox.workspace.nodes import EntryType, Node, describe
 from agent_sandbox.workspace.reality import Reality
-from agent_sandbox.workspace.seen import Base, Bases, digest_of_open
+from agent_sandbox.workspace.seen import Base, Bases
 from agent_sandbox.workspace.stack import Stack
 
 NO_BASES: Bases = MappingProxyType({})
@@ -40,40 +40,34 @@ def read_stack(
     masks: Collection[str] = (),
     bases: Bases = NO_BASES,
     limit: int = beneath.ENTRY_LIMIT,
+    witnesses: Witnesses | None = None,
 ) -> ChangeSet:
     """What the layers of a sandbox change on the machine at `machine_root`.
 
     `masks` are the absolute paths that were hidden from the guest. Where `bases` knows what was real when a layer first covered a path, the
     change is from that; elsewhere from what is real now. Raises `TooMany` beyond `limit` entries: a list that leaves something out is worse
-    than none.
+    than none. `witnesses` are told what reality was asked.
     """
     changes: list[Change] = []
     budget = _Budget(entries=limit)
     there = frozenset(mask for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask))
     for target in stack.targets:
         try:
-            with Reality(machine_root.rstrip("/") + target) as reality, _uncollected():
-                reader = _Reader(target, stack, reality, bases, frozenset(masks), there, budget)
+            with (
+                Reality(machine_root.rstrip("/") + target) as reality,
+                Counterpart(reality, prefix=stack.prefix, left=budget.compared) as real,
+                uncollected(),
+            ):
+                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), there, budget, witnesses)
                 for entry in stack.walk(target, limit=budget.entries):
                     reader.read(entry, changes)
+                budget.compared = real.left
         except OSError as error:
             raise WorkspaceError(
                 f"cannot read what this sandbox changed below {target!r}: {error.strerror or error}",
                 hint="wait until nothing runs in it; agent-sandbox reset drops it",
             ) from error
     return ChangeSet(tuple(changes))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collector: it would go through tens of thousands of new values again and again, and find no cycle in them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(slots=True)
@@ -109,15 +103,15 @@ class _Reader:
     target: str
     stack: Stack
     reality: Reality
+    real: Counterpart
     bases: Bases
     masks: frozenset[str]
     masks_with_something: frozenset[str]
     budget: _Budget
+    witnesses: Witnesses | None = None
     around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     children: dict[str, list[str]] | None = None  # of the bases, made when first needed
-    current: _Surroundings | None = None  # whose real directory is open
-    real: int | None = None  # and this is it
 
     def __post_init__(self) -> None:
         masked = any(covers(mask, self.target) for mask in self.masks)
@@ -131,19 +125,25 @@ class _Reader:
         path = around.path + entry.name
         self.budget.spend(path)
         masked = around.masked or path in self.masks
-        status = self._status(around, entry.name) if around.real or masked else None
+        status = self.real.status(around.relative, entry.name) if around.real or masked else None
         base = self._base(path) if self.bases and not masked else None
         if base is not None:
             before = base.seen.node if base.seen else None
         else:
-            before = self._node(entry.name, status) if status is not None and not masked else None
+            before = self.real.node(entry.name, status, entry) if status is not None and not masked else None
 
+        if self.witnesses is not None and (around.real or masked):
+            if masked or around.hides or entry.opaque or (entry.whiteout and before is not None and before.type is EntryType.DIRECTORY):
+                self.witnesses.give_up()
+            elif base is None:
+                self.witnesses.note(path, status)
         if entry.whiteout:
             if before is not None:
                 changes.append(self._deleted(path, around.below(entry.name), before))
             return
-        prefix, shift = self.stack.prefix, self.stack.owner_shift
-        after = describe(entry.directory, entry.name, entry.status, entry.attributes, own_prefix=prefix, owner_shift=shift)
+        after = describe(
+            entry.directory, entry.name, entry.status, entry.attributes, own_prefix=self.stack.prefix, owner_shift=self.stack.owner_shift
+        )
         covers_directory = before is not None and before.type is EntryType.DIRECTORY
         hides = after.type is EntryType.DIRECTORY and (entry.opaque or around.hides)
         if after.type is EntryType.DIRECTORY:
@@ -152,11 +152,12 @@ class _Reader:
             merged = not hides and (before is None or covers_directory)
             if masked and merged and status is not None and stat.S_ISDIR(status.st_mode):
                 return  # the empty directory that covers the real one; what the guest put into it comes next
-        change = self._compare(path, before, after, entry, base, status)
-        if change is not None:
-            if change.kind is Kind.RETYPED and covers_directory:
-                change = replace(change, inside=self._count(around.below(entry.name)), masks_real=self._mask_below(path))
-            changes.append(replace(change, masks_real=True) if masked and status is not None else change)
+        kind, unread = self._kind(before, after, entry, base, status)
+        if kind is not None:
+            old, new = before.xattrs if before else {}, after.xattrs
+            differing = tuple(sorted(name for name in {*old, *new} if old.get(name) != new.get(name))) if old or new else ()
+            change = Change(path, kind, before, after, self.target, differing, 0, masked and status is not None, unread)
+            changes.append(self._completed(change, before, entry))
         if hides and covers_directory and entry.own is not None:
             changes.extend(self._removed_by_opaque(self.around[-1], frozenset(entry.names)))
 
@@ -164,22 +165,37 @@ class _Reader:
         base = self.bases.get(path)
         return base if base is not None and base.known else None
 
-    def _status(self, around: _Surroundings, name: str) -> os.stat_result | None:
-        """What is really there; afterwards `real` is the directory that holds it."""
-        if around is not self.current:
-            self.current, self.real = around, self.reality.directory(around.relative)
-        try:
-            return os.stat(name, dir_fd=self.real, follow_symlinks=False) if self.real is not None else None
-        except OSError:
-            return None
+    def _kind(
+        self, before: Node | None, after: Node, entry: Merged, base: Base | None, status: os.stat_result | None
+    ) -> tuple[Kind | None, bool]:
+        """What happened, or None; and whether not everything could be read. What cannot be compared is taken as different."""
+        if before is None:
+            return Kind.ADDED, after.type is EntryType.DIRECTORY and entry.own is None
+        if before.type is not after.type:
+            return Kind.RETYPED, after.type is EntryType.DIRECTORY and entry.own is None
+        if before.size != after.size or before.target != after.target or before.device != after.device:
+            return Kind.MODIFIED, False
+        if after.size:
+            same = self.real.has_content_of(entry, status, base.seen if base else None)
+            if not same:
+                return Kind.MODIFIED, same is None
+        unread = after.type is EntryType.DIRECTORY and entry.own is None
+        owners = not self.stack.userxattr  # rootless there is only one, who gets what is copied up of others, with another mode
+        if before.mode != after.mode and (owners or before.uid == after.uid):
+            return Kind.MODE, unread
+        if owners and (before.uid, before.gid) != (after.uid, after.gid):
+            return Kind.OWNER, unread
+        return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
 
-    def _node(self, name: str, status: os.stat_result) -> Node | None:
-        if self.real is None:
-            return None
-        try:
-            return describe(self.real, name, status, beneath.xattrs(self.real, name), own_prefix=self.stack.prefix)
-        except FileNotFoundError:
-            return None
+    def _completed(self, change: Change, before: Node | None, entry: Merged) -> Change:
+        """With what only few have: a link to another, and entries that go with a directory."""
+        if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
+            first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
+            return replace(change, link_of=first) if first != change.path else change
+        if change.kind is Kind.RETYPED and before is not None and before.type is EntryType.DIRECTORY:
+            inside = self._count(self.around[entry.depth].below(entry.name))
+            return replace(change, inside=inside, masks_real=self._mask_below(change.path))
+        return change
 
     def _deleted(self, path: str, relative: str, before: Node) -> Change:
         inside = self._count(relative) if before.type is EntryType.DIRECTORY else 0
@@ -187,16 +203,18 @@ class _Reader:
 
     def _removed_by_opaque(self, within: _Surroundings, kept: frozenset[str]) -> Iterator[Change]:
         """What an opaque directory, the last that was read, hides."""
-        for name in sorted({*self.reality.names(within.relative), *self._based_in(within.path)} - kept):
+        names = {*self.reality.names(within.relative), *self._based_in(within.path)} - kept
+        self.real.forget()
+        for name in sorted(names):
             path = within.path + name
             if path in self.masks:
                 continue
             self.budget.spend(path)
-            base, status = self._base(path), self._status(within, name)
+            base, status = self._base(path), self.real.status(within.relative, name)
             if base is not None:
                 before = base.seen.node if base.seen else None
             else:
-                before = self._node(name, status) if status is not None else None
+                before = self.real.node(name, status) if status is not None else None
             if before is not None:
                 yield self._deleted(path, within.below(name), before)
 
@@ -209,69 +227,13 @@ class _Reader:
                 self.children.setdefault(above + slash, []).append(name)
         return self.children.get(directory, [])
 
-    def _compare(
-        self, path: str, before: Node | None, after: Node, entry: Merged, base: Base | None, status: os.stat_result | None
-    ) -> Change | None:
-        owners = not self.stack.userxattr  # rootless there is only one, who gets what is copied up of others, with another mode
-        unread = False
-        if before is None:
-            kind = Kind.ADDED
-        elif before.type is not after.type:
-            kind = Kind.RETYPED
-        else:
-            same = (before.size, before.target, before.device) == (after.size, after.target, after.device)
-            if same and after.size:
-                same, unread = self._same_file(entry, after.size, base, status)
-            if not same:
-                kind = Kind.MODIFIED
-            elif before.mode != after.mode and (owners or before.uid == after.uid):
-                kind = Kind.MODE
-            elif owners and (before.uid, before.gid) != (after.uid, after.gid):
-                kind = Kind.OWNER
-            elif before.xattrs != after.xattrs:
-                kind = Kind.XATTR
-            else:
-                return None
-        old, new = before.xattrs if before else {}, after.xattrs
-        differing = tuple(sorted(name for name in {*old, *new} if old.get(name) != new.get(name))) if old or new else ()
-        hidden = after.type is EntryType.DIRECTORY and entry.own is None
-        link_of = ""
-        if entry.status.st_nlink > 1 and after.type is EntryType.FILE:
-            first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), path)
-            link_of = first if first != path else ""
-        return Change(path, kind, before, after, self.target, differing, unread=unread or hidden, link_of=link_of)
-
-    def _same_file(self, entry: Merged, size: int, base: Base | None, status: os.stat_result | None) -> tuple[bool, bool]:
-        """Whether the content is the same, and whether that had to be guessed. What cannot be read is taken as different."""
-        seen = base.seen if base else None
-        own = entry.own
-        real = -1
-        try:
-            if own is None:
-                own = beneath.open_file(entry.directory, entry.name, unlock=True)
-            if self.real is not None and status is not None and (seen is None or seen.untouched(status)):
-                real = beneath.open_seen_file(self.real, entry.name)[0]
-                same, read = same_content(own, real, size, most=self.budget.compared)
-                self.budget.compared -= read
-                return bool(same), same is None
-            if seen is None or not seen.digest or size > self.budget.compared:
-                return False, True
-            self.budget.compared -= size
-            return digest_of_open(own) == seen.digest, False
-        except OSError:
-            return False, True
-        finally:
-            if own is not None and own != entry.own:
-                os.close(own)
-            if real >= 0:
-                os.close(real)
-
     def _mask_below(self, path: str) -> bool:
         return any(covers(path, mask) for mask in self.masks_with_something)
 
     def _count(self, relative: str) -> int:
         """How many real entries are below a real directory, as far as may be looked."""
-        directory, self.current = self.reality.directory(relative), None
+        directory = self.reality.directory(relative)
+        self.real.forget()
         if directory is None:
             return 0
         count = 0

@@ -31,6 +31,12 @@ class Seen:
     looked_ns: int  # by the clock of the machine
     digest: str = ""
 
+    # Written out, as that of `Node`, because there is one for each change.
+    def __init__(self, node: Node, device: int, inode: int, mtime_ns: int, ctime_ns: int, looked_ns: int, digest: str = "") -> None:
+        values = self.__dict__
+        values["node"], values["device"], values["inode"], values["mtime_ns"] = node, device, inode, mtime_ns
+        values["ctime_ns"], values["looked_ns"], values["digest"] = ctime_ns, looked_ns, digest
+
     def untouched(self, status: os.stat_result) -> bool:
         """Whether times alone prove that this is still the same, unchanged inode. False proves nothing."""
         same = (self.device, self.inode, self.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns)
@@ -50,6 +56,10 @@ class Base:
     known: bool = True
     kept: str = ""
     listed: bool = False
+
+    def __init__(self, path: str, seen: Seen | None, known: bool = True, kept: str = "", listed: bool = False) -> None:
+        values = self.__dict__
+        values["path"], values["seen"], values["known"], values["kept"], values["listed"] = path, seen, known, kept, listed
 
 
 Bases = Mapping[str, Base]

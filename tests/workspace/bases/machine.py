@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from agent_sandbox.workspace.bases import contents, files, keeping, runs
-from agent_sandbox.workspace.bases.keeping import Budget, Kept
+from agent_sandbox.workspace.bases.keeper import Budget, Kept
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.seen import Base
 from tests.workspace.overlays import edit, make_layer, userxattr

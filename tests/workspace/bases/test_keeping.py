@@ -13,7 +13,7 @@ import pytest
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.bases import contents, files, runs
-from agent_sandbox.workspace.bases.keeping import Budget, Kept
+from agent_sandbox.workspace.bases.keeper import Budget, Kept
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.seen import Base
@@ -136,6 +136,17 @@ def test_the_first_base_of_a_path_stays_when_reality_moves_on(machine: Machine) 
     (machine.data / "file").write_text("second")
     assert machine.run(lambda merged: merged.joinpath("file").write_text("2")) == Kept(0, 0)
     assert machine.content("/data/file") == b"first"
+
+
+def test_a_run_that_covers_nothing_new_does_not_read_what_is_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.run(lambda merged: [(merged / name).write_text("new") for name in ("one", "two")])
+    machine.begin()
+
+    def read() -> Iterator[bytes]:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(files, "recall", lambda *_: files.Recalled(read))
+    assert machine.keep() == Kept(0, 0)
 
 
 def test_after_a_run_that_was_killed_before_its_bases_were_kept_reality_must_be_older_than_that_run(machine: Machine) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
+from agent_sandbox.workspace.promotion import performing
+from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
 from agent_sandbox.workspace.promotion.promoting import promote
 from agent_sandbox.workspace.promotion.recovery import lock
-from agent_sandbox.workspace.promotion.steps import Plan, Refusal
+from agent_sandbox.workspace.promotion.steps import Move, Plan, Refusal
 from tests.workspace.promotion.trees import ME, Edited, expected_after, shown
 
 
@@ -128,3 +130,47 @@ def test_a_tree_that_vanished_is_a_clear_error(mixed: Edited) -> None:
     os.symlink("moved", mixed.project)
     with pytest.raises(WorkspaceError, match="cannot open the directory"):
         mixed.promote(made)
+
+
+@pytest.mark.parametrize("name", ["src/app.py", "src/delete-me", "script"])
+def test_a_file_that_is_saved_between_the_last_look_and_the_exchange_stays_in_the_tree(
+    mixed: Edited, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = mixed.project / name
+    real = performing.make
+
+    def make(move: Move, anchor: Anchor, staging: int) -> None:
+        if move.path == name:
+            new = path.with_name("swap")
+            new.write_text("saved just now\n")
+            new.rename(path)
+        real(move, anchor, staging)
+
+    before = shown(mixed.project)
+    monkeypatch.setattr(performing, "make", make)
+    with pytest.raises(Drift, match="something else is there now"):
+        mixed.promote()
+    assert path.read_text() == "saved just now\n" and mixed.staging() == []
+    assert {path: entry for path, entry in shown(mixed.project).items() if path != name} == {
+        path: entry for path, entry in before.items() if path != name
+    }
+
+
+@pytest.mark.parametrize("name", ["src/app.py", "src/added"])
+def test_a_file_that_is_saved_over_a_new_one_before_it_is_taken_back_stays_in_the_tree(
+    mixed: Edited, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = performing.make
+
+    def make(move: Move, anchor: Anchor, staging: int) -> None:
+        real(move, anchor, staging)
+        if move.path == name:
+            (mixed.project / name).write_text("saved just now\n")
+            raise Surprise(move.path, "so that it is taken back")
+
+    monkeypatch.setattr(performing, "make", make)
+    with pytest.raises(Drift) as drift:
+        mixed.promote()
+    assert (mixed.project / name).read_text() == "saved just now\n" and mixed.staging() == []
+    kept = [entry.read_text() for entry in Path(drift.value.kept).iterdir()] if drift.value.kept else []
+    assert kept == (["old src/app.py\n"] if name == "src/app.py" else [])

@@ -106,7 +106,7 @@ def test_a_project_that_is_gone_leaves_the_journal_and_comes_back(mixed: Edited)
     assert "cannot open the directory" in again(mixed).problems[0]
     mixed.project.mkdir()
     assert "not the directory that was promoted to" in again(mixed).problems[0]
-    with pytest.raises(Unfinished, match="not at its end"):
+    with pytest.raises(Unfinished, match="cannot be brought to its end"):
         mixed.promote()
     mixed.project.rmdir()
     away.rename(mixed.project)

@@ -4,7 +4,8 @@ lines.py      how it is written
 runs.py       that a run begins and ends
 files.py      recall, carry over, forget
 contents.py   what files held
-keeping.py    the look at reality at the end of a run
+keeping.py    the walk through a layer at the end of a run
+keeper.py     the look at reality, for one path
 origin.py     which real directory an overlay looked into
 
 The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` when nothing was covered. A run that is

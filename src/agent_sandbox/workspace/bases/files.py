@@ -9,7 +9,7 @@ later be given a base that is younger than the run.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from agent_sandbox.workspace.bases import lines
@@ -20,11 +20,24 @@ from agent_sandbox.workspace.seen import Base
 
 
 class Recalled(Mapping[str, Base]):
-    """Bases as they were written. Only what is asked for is parsed: a list of changes asks for few of many."""
+    """Bases as they were written. They are read when the first is asked for, and only what is asked for is parsed."""
 
-    def __init__(self) -> None:
-        self._lines: dict[str, bytes] = {}  # empty where nothing was
-        self.listed: set[str] = set()
+    def __init__(self, read: Callable[[], Iterator[bytes]]) -> None:
+        self._read: Callable[[], Iterator[bytes]] | None = read
+        self._found: dict[str, bytes] = {}  # empty where nothing was
+        self._listed: set[str] = set()
+
+    @property
+    def _lines(self) -> dict[str, bytes]:
+        if self._read is not None:
+            self._take(self._read())
+            self._read = None
+        return self._found
+
+    @property
+    def listed(self) -> set[str]:
+        """The directories of which everything below has a base."""
+        return self._listed if self._lines is self._found else set()
 
     def __getitem__(self, path: str) -> Base:
         line = self._lines[path]
@@ -39,18 +52,18 @@ class Recalled(Mapping[str, Base]):
     def __contains__(self, path: object) -> bool:
         return path in self._lines
 
-    def take(self, found: list[bytes]) -> None:
-        """Add what is not known yet: the first line about a path is the one that counts."""
+    def _take(self, found: Iterator[bytes]) -> None:
+        """The first line about a path is the one that counts."""
         for line in found:
             if line.startswith(lines.PATH):
                 path = lines.path_of(line, lines.PATH)
                 if path is not None:
-                    self._lines.setdefault(path, line)
+                    self._found.setdefault(path, line)
             elif line.startswith(lines.WITHIN):
                 for path in lines.nothing_in(line):
-                    self._lines.setdefault(path, b"")
+                    self._found.setdefault(path, b"")
             elif line.startswith(lines.BELOW) and (path := lines.path_of(line, lines.BELOW)) is not None:
-                self.listed.add(path)
+                self._listed.add(path)
 
     def line_of(self, path: str) -> bytes:
         """As it was written; empty where nothing was."""
@@ -62,11 +75,13 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
 
     A path that is not in it has no base: it is as if `known` were False.
     """
-    found = Recalled()
-    with explained(f"read what is kept in {directory!r}"):
-        for generation in generations:
-            found.take(read_lines(directory, generation))
-    return found
+
+    def read() -> Iterator[bytes]:
+        with explained(f"read what is kept in {directory!r}"):
+            for generation in generations:
+                yield from read_lines(directory, generation)
+
+    return Recalled(read)
 
 
 def forget(directory: str, generations_in_use: Collection[int]) -> None:
@@ -84,14 +99,23 @@ def forget(directory: str, generations_in_use: Collection[int]) -> None:
                 os.unlink(os.path.join(directory, name))
 
 
-def carry(directory: str, generations: Sequence[int], into: int, *, without: Collection[str] = (), removed: Collection[str] = ()) -> None:
+def carry(
+    directory: str,
+    generations: Sequence[int],
+    into: int,
+    *,
+    without: Collection[str] = (),
+    removed: Collection[str] = (),
+    anew: Collection[Base] = (),
+) -> None:
     """Write the bases of a generation that stands for several, oldest first. Afterwards all of it is there, or nothing.
 
     `without` are paths that have left the layers. `removed` are real directories that are gone for good: all below them leaves as well.
+    `anew` are bases that take the place of what was known of their paths.
     """
     with explained(f"carry bases over in {directory!r}"):
         found = recall(directory, generations)
-        gone, trees = frozenset(without), frozenset(removed)
+        gone, trees = frozenset(without).union(base.path for base in anew), frozenset(removed)
         text = bytearray()
         nothing: dict[str, list[str]] = {}
         for path in found:
@@ -102,7 +126,8 @@ def carry(directory: str, generations: Sequence[int], into: int, *, without: Col
             else:
                 parent, _, name = path.rpartition("/")
                 nothing.setdefault(parent or "/", []).append(name)
-        spelt = [lines.spell_nothing(parent, names) for parent, names in nothing.items()]
+        spelt = [lines.spell_base(base) for base in anew]
+        spelt += [lines.spell_nothing(parent, names) for parent, names in nothing.items()]
         spelt += [lines.spell_below(path) for path in sorted(found.listed) if path not in gone and not _is_below(path, trees)]
         open_runs = [left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None]
         spelt.append(spell_run(min(open_runs)) if open_runs else spell_done(0))

@@ -50,12 +50,23 @@ class _Judging:
             return Moved(base, seen)
         goes = seen is not None and seen.node.type is EntryType.DIRECTORY and _ends(change)
         below = tuple(self._moved_below(change.path)) if goes else ()
-        if below or (goes and not base.listed and any(self._below(self._seen_below, change.path))):
-            return Moved(base if base.listed else replace(base, known=False), seen, below)
+        if not goes:
+            return Unmoved(seen)
+        listed = self._is_listed(change.path)
+        if below or (not listed and any(self._below(self._seen_below, change.path))):
+            return Moved(base if listed else replace(base, known=False), seen, below)
         return Unmoved(seen)
 
     def _base(self, path: str) -> Base:
         return self._bases.get(path) or Base(path, None, known=False)
+
+    def _is_listed(self, path: str) -> bool:
+        """Whether all that was below a real directory has been noted, with it or with one that it is in."""
+        while path:
+            if self._base(path).listed:
+                return True
+            path = path.rpartition("/")[0]
+        return False
 
     def _compare(self, base: Base, seen: Seen | None) -> tuple[bool, Seen | None]:
         """Whether it is the base, and what was seen, with its digest if it had to be read."""

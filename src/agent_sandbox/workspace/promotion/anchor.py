@@ -113,7 +113,7 @@ class Anchor:
             if error.errno == errno.EXDEV:
                 raise PolicyError(
                     f"{os.path.join(self.path, path)!r} lies on another mount than {self.path!r}",
-                    hint="promote what lies there by itself, or leave it out with --only",
+                    hint="leave it out with --skip, and promote what lies there by itself (--project)",
                 ) from error
             if error.errno in (*beneath.SWAPPED, errno.EACCES):
                 raise Surprise(path, f"it is no directory that can be entered: {os.strerror(error.errno)}") from error

@@ -171,5 +171,6 @@ def journals(promotions: str) -> list[Journal]:
 
 
 def next_journal(promotions: str) -> Journal:
-    """One with a number that none has had."""
-    return Journal(promotions, max((journal.number for journal in journals(promotions)), default=0) + 1)
+    """One with a number that none has, and under which nothing is kept."""
+    kept = journals(os.path.join(promotions, "kept"))
+    return Journal(promotions, max((journal.number for journal in (*journals(promotions), *kept)), default=0) + 1)

@@ -10,7 +10,7 @@ import os
 import stat
 from contextlib import suppress
 
-from agent_sandbox.kernel.syscalls import syncfs
+from agent_sandbox.kernel.syscalls import RENAME_NOREPLACE, renameat2, syncfs
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.durable import sync_directory
 from agent_sandbox.workspace.promotion.copying import copy
@@ -60,13 +60,13 @@ def rescue(journal: Journal, staging: int, slot: str, name: str) -> None:
     kept = os.open(journal.kept, _DIRECTORY)
     try:
         try:
-            os.rename(slot, called, src_dir_fd=staging, dst_dir_fd=kept)
+            renameat2(staging, slot, kept, called, RENAME_NOREPLACE)
         except FileNotFoundError:
             return  # kept already, before an interruption
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            remove_tree(kept, called)
+            remove_tree(kept, called)  # what an interrupted copy has left
             replicate(staging, slot, kept, called)
             syncfs(kept)
         os.fsync(kept)

@@ -25,6 +25,7 @@ Expected = Mapping[str, Seen | None]
 LARGEST_BYTES = 64 << 30  # of content in one promotion, holes counted: all of it is read for its digest
 _LONGEST_PATH = 4095
 _LONGEST_NAME = 255
+_NO_NAMES = frozenset({"", ".", ".."})
 _NEVER = {
     EntryType.DEVICE: "a device is never promoted",
     EntryType.FIFO: "a FIFO is never promoted",
@@ -54,8 +55,9 @@ def plan(
         making.held.append(Held(root, bulk))
     made = Plan(root, tuple(ordered(making.steps())), tuple(making.refused), tuple(making.held), tuple(making.left_out))
     if made.bytes > largest_bytes:
-        why = f"{made.bytes} bytes of content are more than the {largest_bytes} that one promotion may hold"
-        return Plan(root, (), (*made.refused, Refusal(root, why)), made.held, made.left_out)
+        item = max((item for step in made.steps if isinstance(step, Put) for item in step.items), key=lambda item: item.size)
+        why = f"with it there are {made.bytes:,} bytes of content, more than the {largest_bytes:,} that one promotion may hold"
+        return Plan(root, (), (*made.refused, Refusal(os.path.join(root, item.path), why)), made.held, made.left_out)
     return made
 
 
@@ -63,17 +65,22 @@ def relative(path: str, root: str) -> str:
     """An absolute path as names below the root; "" is the root itself. Raises ValueError, with the reason, for what is no such path."""
     if not path.startswith("/") or not covers(root, path):
         raise ValueError("it lies outside the tree")
-    if len(os.fsencode(path)) > _LONGEST_PATH:  # first: what follows looks at each name
+    length = len if path.isascii() else _bytes_of
+    if length(path) > _LONGEST_PATH:  # first: what follows looks at each name
         raise ValueError("it is too long")
     below = path[len(root.rstrip("/")) :].removeprefix("/")
     names = below.split("/") if below else []
-    if any(name in ("", ".", "..") for name in names):
+    if not _NO_NAMES.isdisjoint(names):
         raise ValueError("it is no plain path")
     if "\0" in path:
         raise ValueError("it holds a NUL")
-    if any(len(os.fsencode(name)) > _LONGEST_NAME for name in names):
+    if max(map(length, names), default=0) > _LONGEST_NAME:
         raise ValueError("a name in it is too long")
     return below
+
+
+def _bytes_of(name: str) -> int:
+    return len(os.fsencode(name))
 
 
 @dataclass
@@ -107,8 +114,9 @@ class _Making:
         if change.masks_real:
             self.refused.append(Refusal(change.path, "something is there that was hidden from the sandbox, so it cannot have meant that"))
             return
-        if needs := self.classes.get(change.path, frozenset()) - self.approved:
-            self.held.append(Held(change.path, needs))
+        needs = self.classes.get(change.path)
+        if needs and not needs <= self.approved:
+            self.held.append(Held(change.path, needs - self.approved))
             return
         if change.path not in self.expected and not (self._within and path.startswith(self._within)):
             self.refused.append(Refusal(change.path, "nobody has looked at what is there now"))

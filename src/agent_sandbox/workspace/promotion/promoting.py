@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
 from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.beneath import identity
 from agent_sandbox.workspace.changes import Contents
 from agent_sandbox.workspace.locking import Holder
@@ -50,6 +50,7 @@ class Promotion:
     digest: str
     paths: tuple[str, ...]
     undoes: int = 0
+    note: str = ""  # what is left to be done, in words
 
 
 def promote(
@@ -73,19 +74,28 @@ def promote(
         return Promotion(0, plan.root, plan.counts(), 0, "", (), undoes)
     with lock(promotions, holder, wait=wait):
         if (recovered := recover_locked(promotions)).problems:
-            raise Unfinished(f"an earlier promotion is not at its end: {recovered.problems[0]}")
+            raise Unfinished(recovered.problems[0], hint="nothing can be promoted before that")
         with Anchor(plan.root) as anchor, _alone(anchor, wait):
             return _Promoting(plan, contents, anchor, next_journal(promotions), undoes, clock).run()
 
 
 def _refuse(plan: Plan) -> None:
-    if plan.refused:
-        first = plan.refused[0]
-        raise PolicyError(f"{len(plan.refused)} changes cannot be promoted; the first: {first.path!r}: {first.why}", hint="leave them out")
+    refuse_impossible(plan)
     if plan.held:
         first_held = plan.held[0]
         needed = ", ".join(sorted({name for held in plan.held for name in held.classes}))
-        raise PolicyError(f"{len(plan.held)} changes need their own approval ({needed}); the first: {first_held.path!r}")
+        raise PolicyError(f"{len(plan.held)} of the changes need their own approval ({needed}); the first: {first_held.path!r}")
+
+
+def refuse_impossible(plan: Plan) -> None:
+    """Raise `PolicyError` for a plan with something that is never promoted, whoever agrees."""
+    if plan.refused:
+        first, count = plan.refused[0], len(plan.refused)
+        what = "a change" if count == 1 else f"{count:,} changes"
+        raise PolicyError(
+            f"{what} cannot be promoted{'' if count == 1 else '; the first'}: {first.path!r}: {first.why}; nothing was changed",
+            hint="leave it out: --skip" if count == 1 else "leave them out: --skip",
+        )
 
 
 @contextmanager
@@ -106,6 +116,15 @@ def place_of(plan: Plan) -> str:
     return os.path.commonpath(parents).lstrip("/")
 
 
+def _room(where: int | str, needed: int, called: str) -> None:
+    space = os.statvfs(where)
+    free = (space.f_bavail if os.geteuid() else space.f_bfree) * space.f_frsize
+    if free < needed:
+        raise WorkspaceError(
+            f"{needed} bytes are to be written to {called!r}, and {free} are free; nothing was changed", hint=_REMEDIES[errno.ENOSPC]
+        )
+
+
 class _Promoting:
     def __init__(self, plan: Plan, contents: Contents, anchor: Anchor, journal: Journal, undoes: int, clock: Callable[[], float]) -> None:
         self.plan = plan
@@ -123,18 +142,18 @@ class _Promoting:
         except BaseException as error:
             self._back(prepared, error)
             raise
-        keeping.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+        try:
+            keeping.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+        except (WorkspaceError, OSError) as error:  # it is done, whatever becomes of the old
+            left = os.path.join(self.plan.root, self.intent.place, self.intent.staging)
+            return replace(done, note=f"what was there before is still in {left}, and is put away the next time: {error}")
         self._forget_the_oldest()
         return done
 
     def _look_around(self) -> None:
-        space = os.fstatvfs(self.anchor.root)
-        free = (space.f_bavail if os.geteuid() else space.f_bfree) * space.f_frsize
-        if free < self.plan.bytes:
-            raise WorkspaceError(
-                f"{self.plan.bytes} bytes are to be written to {self.plan.root!r}, and {free} are free",
-                hint=_REMEDIES[errno.ENOSPC],
-            )
+        _room(self.anchor.root, self.plan.bytes, self.plan.root)
+        if os.stat(self.journal.promotions).st_dev != self.anchor.identity[0]:  # then what was there before is copied
+            _room(self.journal.promotions, self.plan.replaced_bytes, self.journal.promotions)
         with self._explained():
             place = self.anchor.directory(self.intent.place)
         left = [name for name in os.listdir(place) if name.startswith(staging.PREFIX)]
@@ -175,12 +194,15 @@ class _Promoting:
     def _make(self, prepared: Prepared) -> Promotion:
         with self._explained():
             for move in prepared.moves:
-                performing.make(move, self.anchor, self.staging)
+                try:
+                    performing.make(move, self.anchor, self.staging)
+                except OSError as error:  # which names a slot, and means this
+                    raise OSError(error.errno, os.strerror(error.errno or 0), move.path) from error
             if moved := self.anchor.moved():
                 raise Surprise(moved[0], "it was moved while it was being written to")
             syncfs(self.staging)
             done = self._done(prepared.moves)
-            self.journal.commit({name: value for name, value in vars(done).items() if name != "paths"})
+            self.journal.commit({name: value for name, value in vars(done).items() if name not in ("paths", "note")})
         os.close(self.staging)
         return done
 
@@ -229,4 +251,5 @@ class _Promoting:
             ) from error
         except OSError as error:
             hint = _REMEDIES.get(error.errno or 0, "the changes are still in the sandbox")
-            raise WorkspaceError(f"cannot promote to {self.plan.root!r}: {error}; nothing was changed", hint=hint) from error
+            what = f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}"
+            raise WorkspaceError(f"cannot promote to {self.plan.root!r}: {what}; nothing was changed", hint=hint) from error

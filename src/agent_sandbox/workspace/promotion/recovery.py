@@ -17,8 +17,8 @@ from agent_sandbox.workspace.locking import Holder, hold
 from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
 from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals
 from agent_sandbox.workspace.promotion.keeping import keep_olds, rescue
-from agent_sandbox.workspace.promotion.performing import take_back
 from agent_sandbox.workspace.promotion.steps import Move, split
+from agent_sandbox.workspace.promotion.taking_back import take_back
 from agent_sandbox.workspace.removal import remove_tree
 
 
@@ -63,7 +63,7 @@ def recover_locked(promotions: str, *, give_up: bool = False) -> Recovery:
             _end(journal, give_up)
             (finished if committed else rolled_back).append(journal.number)
         except (SandboxError, OSError) as error:
-            problems.append(f"promotion {journal.number}: {error}")
+            problems.append(f"promotion {journal.number} cannot be brought to its end yet: {error}")
         if os.path.isdir(journal.kept):
             kept.append(journal.kept)
     return Recovery(tuple(finished), tuple(rolled_back), tuple(kept), tuple(problems))

@@ -114,6 +114,12 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
 
     @property
+    def replaced_bytes(self) -> int:
+        """How much content goes, and is kept for an undo."""
+        gone = (seen for step in self.steps if not isinstance(step, Adjust) for seen in (step.expected, *step.inside.values()))
+        return sum(seen.node.size for seen in gone if seen is not None and seen.node.type is EntryType.FILE)
+
+    @property
     def bytes(self) -> int:
         """How much content is to be written."""
         return sum(item.size for step in self.steps if isinstance(step, Put) for item in step.items)

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from agent_sandbox.errors import Drift, WorkspaceError
+from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
 from agent_sandbox.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
@@ -43,7 +43,8 @@ def last(promotions: str) -> Journal | None:
 
 def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time) -> Promotion:
     """Take the last promotion back. Raises what `promote` raises; `Drift` when what it left has changed since."""
-    recover(promotions, holder, wait=wait)
+    if problems := recover(promotions, holder, wait=wait).problems:
+        raise Unfinished(problems[0], hint="nothing can be taken back before that")
     journal = last(promotions)
     if journal is None:
         raise WorkspaceError("there is no promotion to take back")
@@ -67,10 +68,11 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
             except Surprise as error:
                 drifted.append(os.path.join(intent.root, error.path))
     if drifted:
+        what = f"{drifted[0]!r} has" if len(drifted) == 1 else f"{len(drifted):,} of the promoted files, the first {drifted[0]!r}, have"
         raise Drift(
-            f"{len(drifted)} of the promoted files have changed since; the first: {drifted[0]!r}; nothing was changed",
+            f"{what} changed since the promotion; nothing was changed",
             paths=tuple(drifted),
-            hint="bring them back to what was promoted, or change by hand what should be undone",
+            hint="bring back what was promoted there, or change by hand what should be undone",
         )
     return Plan(intent.root, tuple(ordered(steps)))
 

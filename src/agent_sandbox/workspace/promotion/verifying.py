@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.seen import SETTLED_NS, Seen, digest_of_open
+from agent_sandbox.workspace.seen import SETTLED_NS, Seen, digest_of, digest_of_open
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -48,6 +48,15 @@ def glance(status: os.stat_result | None, seen: Seen | None) -> str:
     if (mode, status.st_uid, status.st_gid) != (node.mode, node.uid, node.gid):
         return "its mode or owner has changed"
     return ""
+
+
+def touched(directory: int, name: str, status: os.stat_result | None, seen: Seen | None) -> str:
+    """Of a file that has not been moved yet: whether it was written although its size and time do not tell, in words. Raises OSError."""
+    if status is None or seen is None or seen.node.type is not EntryType.FILE or status.st_ctime_ns == seen.ctime_ns:
+        return ""
+    if seen.digest and digest_of(directory, name) == seen.digest:
+        return ""
+    return "it has been touched, and what was in it is not known"
 
 
 def surprise(directory: int, name: str, seen: Seen, inside: Mapping[str, Seen]) -> str:
