@@ -22,15 +22,14 @@ _LOOK_SECONDS = 0.25
 
 
 def compile_wasm() -> tuple[str, str]:
-    """Compile it if it has not been; returns "ready", "not-installed" or "failed", and what to say of it."""
+    """Compile it unless that has been done; returns "ready", "not-installed" or "failed", and what to say of it."""
     try:
         runtime = shared.wasm()
-        if not runtime.usable():
-            command = runtime.building()
+        if not runtime.ready:
             print("Compiling the WebAssembly interpreter. This happens once, and takes a minute or two.", file=sys.stderr)
-            code, said = _watched(command)
-            if code:
-                return "failed", f"the WebAssembly interpreter could not be compiled: {said}"
+        code, said = _watched(runtime.building())  # also where it seems ready: it looks whether that is so
+        if code:
+            return "failed", f"the WebAssembly interpreter could not be compiled: {said}"
     except RuntimeUnavailable as error:
         return "not-installed", f"{error.message} ({error.hint})"
     except OSError as error:

@@ -12,10 +12,14 @@ import shutil
 import sys
 import tempfile
 
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, checked, sound
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Untrusted, checked, sound
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.wasm.machine import Machine
 
 
 def main() -> None:
@@ -29,18 +33,30 @@ def main() -> None:
 
 
 def _build(cache: Cache, package: Package) -> None:
-    if _missing(cache, MODULE):
+    machine = _loaded(cache)
+    if machine is None:
         _compile(cache, package)
-    missing = [name for name in IMAGES if _missing(cache, stored_as(name))]
-    compiled = cache.entry(MODULE)
-    assert compiled is not None
+        machine = _loaded(cache)
+        assert machine is not None
+    missing = [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
     if missing:
-        _make_images(cache, compiled, package, missing)
+        _make_images(cache, machine, package, missing)
 
 
-def _missing(cache: Cache, name: str) -> bool:
-    entry = cache.entry(name)
-    return entry is None or not sound(entry)
+def _loaded(cache: Cache) -> Machine | None:
+    """The compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
+    from wasmtime import WasmtimeError
+
+    from agent_sandbox.runtime.wasm.machine import Machine
+
+    entry = cache.entry(MODULE)
+    if entry is None:
+        return None
+    try:
+        with checked(entry) as fd:
+            return Machine.load(f"/proc/self/fd/{fd}")
+    except (Untrusted, WasmtimeError):
+        return None
 
 
 def _compile(cache: Cache, package: Package) -> None:
@@ -54,11 +70,7 @@ def _compile(cache: Cache, package: Package) -> None:
     cache.keep(MODULE, lambda file: file.write(code))
 
 
-def _make_images(cache: Cache, compiled: Entry, package: Package, names: list[str]) -> None:
-    from agent_sandbox.runtime.wasm.machine import Machine
-
-    with checked(compiled) as fd:
-        machine = Machine.load(f"/proc/self/fd/{fd}")
+def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=cache.directory) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"
         os.mkdir(library)

@@ -16,7 +16,7 @@ from agent_sandbox.runtime.base import Launch, PythonCode, Support
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, sound
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
@@ -54,12 +54,8 @@ class WasmRuntime:
         """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
         return all(self._cache.entry(name) for name in (MODULE, *map(stored_as, IMAGES)))
 
-    def usable(self) -> bool:
-        """The same, and that it is as it was made: reads all of it, which takes most of a second."""
-        return all((entry := self._cache.entry(name)) is not None and sound(entry) for name in (MODULE, *map(stored_as, IMAGES)))
-
     def building(self) -> list[str]:
-        """The command that compiles what is missing, and takes a minute for it."""
+        """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do."""
         return argv_for(BUILDER, packages(), *self._directories, self._cache.key, *vars(self._package).values())
 
     def probe(self) -> Support:
@@ -83,7 +79,7 @@ class WasmRuntime:
             raise RuntimeUnavailable(
                 "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
             )
-        for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile")):
+        for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile"), (launch.on_ready, "watch over reads")):
             if wanted:
                 raise RuntimeUnavailable(f"the wasm runtime has no {name}", missing=(name.replace(" ", "-"),), hint='use runtime="process"')
         if strange := [name for name in launch.preload if name not in _PRELOADED]:

@@ -10,7 +10,7 @@ import os
 import resource
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
-from agent_sandbox.runtime.wasm.cache import MODULE, Entry, Untrusted, checked
+from agent_sandbox.runtime.wasm.cache import MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
@@ -29,7 +29,7 @@ def main() -> None:
             machine = Machine.load(f"/proc/self/fd/{fd}")
             held = _held(fd)
         images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
-    except (Untrusted, ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
     seccomp.compile_filter(processes=False, execute=False, system=False)
