@@ -19,7 +19,9 @@ def main() -> None:
     if runtime.ready:
         return
     print("setup: compiling the WebAssembly interpreter for the tests; a minute or two", file=sys.stderr)
-    subprocess.run(runtime.building(), check=True)
+    if subprocess.run(runtime.building(), check=False).returncode:
+        print("setup: WARNING: it could not be compiled, so the tests of the wasm runtime will fail", file=sys.stderr)
+        return
     for directory, _, names in os.walk(PLACE):  # for the unprivileged half: to be read by anybody, and written by nobody else
         os.chmod(directory, 0o755)
         for name in names:

@@ -1,6 +1,6 @@
 """The runtimes that all sandboxes of this process share.
 
-Its zygote, a process with the interpreter warm, is what costs time and memory, and it serves any number of sandboxes, as do the guests
+A zygote, a process with the interpreter warm, is what costs time and memory, and it serves any number of sandboxes, as do the guests
 that wait ready. All of it starts with the first run and ends by itself when this process does; a forked child gets its own.
 """
 

@@ -26,10 +26,13 @@ def main() -> None:
     """Make whatever is missing or not as it was made. The arguments are where packages are, and the fields of `Cache` and `Package`."""
     _, packages, directory, records, key, *package = sys.argv[1:]
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
+    cache = Cache(directory, records, key)
+    if _loaded(cache) is not None and not _missing(cache):
+        return
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _build(Cache(directory, records, key), Package(*package))
+        _build(cache, Package(*package))
 
 
 def _build(cache: Cache, package: Package) -> None:
@@ -38,9 +41,13 @@ def _build(cache: Cache, package: Package) -> None:
         _compile(cache, package)
         machine = _loaded(cache)
         assert machine is not None
-    missing = [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
+    missing = _missing(cache)
     if missing:
         _make_images(cache, machine, package, missing)
+
+
+def _missing(cache: Cache) -> list[str]:
+    return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
 def _loaded(cache: Cache) -> Machine | None:

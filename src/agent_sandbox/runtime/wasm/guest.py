@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import wasmtime
 
@@ -63,7 +64,7 @@ class Guest:
             rehearsed = not _asked(payload)
             if rehearsed:
                 instance.become(self._images["plain"])
-                instance.run(_REHEARSAL)
+                _rehearse(instance)
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(VIEW + SCRIPT, message["source"])
@@ -88,6 +89,14 @@ def _asked(payload: socket.socket) -> bool:
     poller = select.poll()
     poller.register(payload, select.POLLIN)
     return bool(poller.poll(_MOMENT_MS))
+
+
+def _rehearse(instance: Instance) -> None:
+    """Do once what is done for every program, inside and around it: a fork copies each page when it is first written to."""
+    instance.run(_REHEARSAL)
+    with suppress(OSError):  # a view may have no such place; then a program that needs it says so
+        write_script(VIEW + SCRIPT, "")
+    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}))
 
 
 def _start(message: dict[str, Any]) -> str:
