@@ -20,6 +20,7 @@ from agent_sandbox.kernel.mounts import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
+from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
@@ -54,6 +55,15 @@ def test_pandas_is_there_and_was_imported_beforehand(runtime: WasmRuntime) -> No
     )
     assert ran.stdout == b"True 6\n", ran
     assert run(runtime, "import sys; print('pandas' in sys.modules)").stdout == b"False\n", "and only for who wants it"
+
+
+def test_it_gives_what_the_process_runtime_gives(runtime: WasmRuntime) -> None:
+    support, process = runtime.probe(), ProcessRuntime()
+    try:
+        assert (support.available, support.runtime) == (True, "wasm")
+        assert support.guarantees == process.probe().guarantees
+    finally:
+        process.close()
 
 
 OUT_OF_THE_VIEW = """

@@ -95,7 +95,7 @@ class ProcessRuntime:
         if missing:
             names = tuple(sorted(guarantee.value for guarantee in missing))
             raise RuntimeUnavailable(
-                f"the process runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
+                f"the {self.name} runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
             )
         if launch.system and os.geteuid() != 0:
             raise RuntimeUnavailable(

@@ -40,6 +40,7 @@ class WasmRuntime:
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
         self._guests = ProcessRuntime(warm=warm, start=self._start)
+        self._guests.name = self.name  # in what it refuses
 
     @cached_property
     def _package(self) -> Package:
