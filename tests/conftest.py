@@ -4,6 +4,7 @@ the end that nothing was left running, mounted or allocated."""
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def evaluation_data() -> Path:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    for number in (
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGHUP,
+    ):  # a shell ignores them in what it starts in the background
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     session.config.stash[TRACES_BEFORE] = traces()
 
 

@@ -185,3 +185,16 @@ def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anyt
         assert there("undo").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
     finally:
         subprocess.run(["umount", "-l", small], check=True)
+
+
+@pytest.mark.needs_root
+def test_a_file_that_nobody_may_replace_is_named(changed: Shell) -> None:
+    if subprocess.run(["chattr", "+i", changed.cwd / "keep.txt"], check=False, capture_output=True).returncode:
+        pytest.skip("this filesystem has no immutable files")
+    try:
+        refused = changed("promote", "--yes")
+        assert refused.returncode == 125 and "Operation not permitted: 'keep.txt'; nothing was changed" in words(refused), words(refused)
+        assert not (changed.cwd / "new.txt").exists()
+    finally:
+        subprocess.run(["chattr", "-i", changed.cwd / "keep.txt"], check=True)
+    assert changed("promote", "--yes").returncode == 0

@@ -27,7 +27,7 @@ from tests.security.conftest import Tell
 from tests.security.harness import case
 
 SEED = int(os.environ.get("AGENT_SANDBOX_SEED", "20240607"))
-SAMPLE = 60
+SAMPLE = 36  # each fault once
 PATIENCE_SECONDS = 45.0  # more than the longest wait of ours for a helper that does not answer
 FAULTS = (
     *(("openat", error) for error in ("EMFILE", "EIO", "ENOMEM")),

@@ -169,7 +169,6 @@ def start(kind: str, place: Place) -> Supervisor:
 def _become(kind: str, place: Place) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests under nohup ignores it, and we would with them
     os.chdir(place.project)
     os.environ.clear()
     os.environ.update(place.environment)

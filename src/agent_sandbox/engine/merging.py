@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.merging.resolving import Answer, Choice, Word
 
 LARGEST_MERGED = 8 << 20  # bytes of one file; beyond it a side is chosen or it stays a conflict
-LARGEST_LOOKED_INTO = 1 << 20  # bytes of a file whose text decides on its class
 
 OpenBase = Callable[[Base], int]
 
@@ -47,11 +46,6 @@ class Mixed:
             file.write(self._made[change.path])
         os.lseek(made, 0, os.SEEK_SET)
         return made
-
-    def texts(self, change: Change) -> tuple[bytes | None, bytes | None]:
-        """A file before and after; None for what is no file, cannot be read, or is too large to be looked into."""
-        before = _read(change.before, lambda: Machine().open_old(change), LARGEST_LOOKED_INTO)
-        return before, _read(change.after, lambda: self.open_file(change), LARGEST_LOOKED_INTO)
 
 
 def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | None:

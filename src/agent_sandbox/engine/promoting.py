@@ -30,6 +30,7 @@ from agent_sandbox.workspace.merging import Conflict
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion import undoing
 from agent_sandbox.workspace.promotion.expecting import look_at
+from agent_sandbox.workspace.promotion.foreseeing import protected_classes
 from agent_sandbox.workspace.promotion.planning import Expected, plan
 from agent_sandbox.workspace.promotion.promoting import Promotion, promote, refuse_impossible
 from agent_sandbox.workspace.promotion.steps import Plan
@@ -142,7 +143,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         if moved and wanted.drift == "merge":
             chosen, merged, conflicts = brought_together(chosen, moved, contents, stored.open_base, wanted.resolve)
             expected = look_at(root, chosen)
-        classes = _classes(root, chosen, contents, expected)
+        classes = protected_classes(chosen, expected, contents, root=root)
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
         yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
@@ -241,28 +242,6 @@ def _refuse_moved(proposal: Proposal) -> None:
             paths=paths,
             hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
         )
-
-
-def _classes(root: str, changes: ChangeSet, contents: Mixed, expected: Expected) -> dict[str, frozenset[str]]:
-    own = {change.path: change for change in changes}
-
-    def link_at(path: str) -> str | None:
-        change = own.get(path)
-        if change is not None:
-            return change.after.target if change.after is not None and change.after.type is EntryType.SYMLINK else None
-        try:
-            return os.readlink(path)
-        except OSError:
-            return None
-
-    def names_in(directory: str) -> list[str]:
-        try:
-            return os.listdir(directory)
-        except OSError:
-            return []
-
-    gone = [path for path, seen in expected.items() if seen is not None and path not in own]
-    return protected.classes_of_all(changes, root, gone=gone, links=link_at, names=names_in, texts=contents.texts)
 
 
 def _holder(what: str) -> Holder:
