@@ -67,11 +67,9 @@ class Machine:
         engine = wasmtime.Engine(configuration())
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled))
 
-    def instance(self, directories: Sequence[tuple[str, str]], *, memory_bytes: int | None = None) -> Instance:
+    def instance(self, directories: Sequence[tuple[str, str]]) -> Instance:
         """A fresh one that sees these directories, each by the name it has inside; always the same names, which an image remembers."""
         store = wasmtime.Store(self._engine)
-        if memory_bytes is not None:
-            store.set_limits(memory_size=memory_bytes)
         wasi = wasmtime.WasiConfig()
         wasi.argv = ["python"]
         wasi.inherit_stdin()
