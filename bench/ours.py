@@ -9,12 +9,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agent_sandbox import Sandbox, places, shared
+from agent_sandbox import Sandbox, SandboxConfig, places, shared
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Command, Session, Work
+from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from bench.peers import ENVIRONMENT, Call, Job, Missing, command, expect
+from scripts.compile_wasm import CACHE, RECORDS
 
 READY_SECONDS = 120.0
 KIB = 1024
@@ -28,6 +31,23 @@ def locked(job: Job) -> Call:
 def clone(job: Job) -> Call:
     """The whole machine readable and writable, every write captured, processes allowed."""
     return _executing(Sandbox(allow_file_read=True, allow_file_write=True, allow_subprocess=True, preload=job.preload), job)
+
+
+def wasm(job: Job) -> Call:
+    """The same as locked, with the interpreter inside WebAssembly: the one that was compiled for this checkout."""
+    runtime = WasmRuntime(str(CACHE), str(RECORDS), warm=shared.WARM)
+    try:
+        if not runtime.ready:
+            raise Missing("it has not been compiled: make setup")
+    except RuntimeUnavailable as error:
+        raise Missing(f"{error.message}: {error.hint}") from error
+    session = Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), runtime)
+
+    def call() -> None:
+        outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
+
+    return call
 
 
 def _executing(sandbox: Sandbox, job: Job) -> Call:

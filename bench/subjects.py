@@ -26,6 +26,7 @@ def _python_code(job: Job) -> tuple[Subject, ...]:
     return (
         Subject("us", "us, locked", partial(ours.locked, job)),
         Subject("us-clone", "us, clone of the machine", partial(ours.clone, job)),
+        Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm, job)),
         Subject("bubblewrap", "bubblewrap + python", partial(peers.python, job, *peers.BUBBLEWRAP)),
         Subject("sandlock", "sandlock + python", partial(peers.sandlock_run, job)),
         Subject("sandlock-fork", "sandlock fork", partial(peers.sandlock_fork, job)),

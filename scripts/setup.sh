@@ -152,6 +152,7 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 set_up_python 9<&-
+"$VENV/bin/python" -m scripts.compile_wasm 9<&-
 set_up_tools 9<&-
 if ! is_root; then
     say "not root: hard memory limits, disk quotas, the system profile and the tests marked needs_root will be missing here"

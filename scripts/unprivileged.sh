@@ -89,6 +89,7 @@ copy_checkout() {
     "$python" -m venv --without-pip "$copy/.venv"
     packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     cp -a "$packages/." "$("$copy/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    if [ -d .venv/wasm ]; then cp -a .venv/wasm "$copy/.venv/wasm"; fi
     # The editable install names its sources in a .pth file and its interpreter in the scripts' first line.
     find "$copy/.venv/lib" -maxdepth 3 -name '*entersandbox*.pth' -exec sh -c 'printf "%s\n" "$0/src" >"$1"' "$copy" {} \;
     for script in agent-sandbox agentbox; do

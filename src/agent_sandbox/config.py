@@ -21,7 +21,7 @@ from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, nor
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
-RUNTIMES = ("process", "auto")
+RUNTIMES = ("process", "wasm", "auto")
 
 # Field, what `Limits` calls it, and what one of it is there.
 _LIMITS = (
@@ -68,7 +68,8 @@ class SandboxConfig:
         working_dir: where runs begin; None is the private, empty /tmp. It has to lie in what is shown.
         preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
-        runtime: "process", or "auto" for whichever runtime suits the work; in this version that is always "process".
+        runtime: "process"; "wasm" for Python code inside WebAssembly, which needs the extra `wasm` and `agent-sandbox setup`; or "auto" for
+            whichever runtime suits the work, in this version always "process".
     """
 
     timeout_seconds: float | None = 30.0
@@ -107,6 +108,8 @@ class SandboxConfig:
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
         if self.runtime not in RUNTIMES:
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(RUNTIMES)}")
+        if self.runtime == "wasm" and self.allow_subprocess:
+            raise PolicyError("allow_subprocess=True is refused with runtime='wasm': it has no processes", hint='use runtime="process"')
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')

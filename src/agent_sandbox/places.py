@@ -35,6 +35,12 @@ def state_dir() -> str:
     return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".local/state"), "agent-sandbox")
 
 
+def cache_dir() -> str:
+    """Where what can be made again is kept: `agent-sandbox` in the XDG cache directory. It is not made here."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".cache"), "agent-sandbox")
+
+
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time)

@@ -142,7 +142,7 @@ class Sandbox:
         except Denied as error:
             return result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict)
         except RuntimeUnavailable as error:
-            if language in NATIVE and NATIVE[language].commands[0] in error.missing:
+            if "native-programs" in error.missing or (language in NATIVE and NATIVE[language].commands[0] in error.missing):
                 return result.refused(str(error), sandbox_id=self.id, language=language)
             raise
         return result.completed(outcome, sandbox_id=self.id, language=language, wall=wall)
@@ -160,7 +160,7 @@ class Sandbox:
         return (self._session if limits == policy.limits else self._session_for(replace(policy, limits=limits))), wall
 
     def _session_for(self, policy: Policy) -> Session:
-        return Session(Gate(policy, self._ledger, clock=time.time), shared.runtime())
+        return Session(Gate(policy, self._ledger, clock=time.time), shared.wasm() if self.config.runtime == "wasm" else shared.runtime())
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""

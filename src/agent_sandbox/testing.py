@@ -4,9 +4,9 @@
     def test_my_runtime_keeps_the_contract(claim):
         claim(Bench(MyRuntime(), my_plan))
 
-A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. The claims here are those that need
-nothing but a runtime and a view with `/bin/sh` in it. They do not show that a runtime is safe, only that it is one: attacks are a suite
-of their own.
+A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. `CLAIMS` need nothing but a runtime
+and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view. They do not show that a runtime is safe, only that it
+is one: attacks are a suite of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from agent_sandbox.kernel.mounts import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.runtime.base import Argv, Completed, Launch, Reason, Runtime
+from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason, Runtime
 from agent_sandbox.values import dataclass, field, replace
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -39,7 +39,14 @@ class Bench:
 
     def run(self, *words: str, stdin: bytes = b"", limits: Limits | None = None) -> Completed:
         """Run a program to its end."""
-        process = self.runtime.launch(replace(self.launch, program=Argv(words), stdin=stdin, limits=limits or Limits()))
+        return self._run(replace(self.launch, program=Argv(words), stdin=stdin, limits=limits or Limits()))
+
+    def python(self, source: str, *words: str, stdin: bytes = b"", limits: Limits | None = None) -> Completed:
+        """Run Python code to its end."""
+        return self._run(replace(self.launch, program=PythonCode(source, words), stdin=stdin, limits=limits or Limits(), cwd="/tmp"))
+
+    def _run(self, launch: Launch) -> Completed:
+        process = self.runtime.launch(launch)
         try:
             return process.wait()
         finally:
@@ -122,6 +129,102 @@ def nothing_outlives_its_run(bench: Bench) -> None:
     assert time.monotonic() - began < 10
 
 
+def code_ends_with_its_own_exit_code(bench: Bench) -> None:
+    """By falling off its end, by saying so, by raising, and by ending its process on the spot."""
+    ends = {"": 0, "raise SystemExit": 0, "import sys; sys.exit(42)": 42, "exit(255)": 255, "1 / 0": 1, "import os; os._exit(7)": 7}
+    for source, code in ends.items():
+        ended = bench.python(source).exit
+        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), (source, ended)
+    said = bench.python("import sys; sys.exit('gone wrong')")
+    assert (said.exit.code, said.stderr) == (1, b"gone wrong\n")
+
+
+def code_is_a_script(bench: Bench) -> None:
+    """It is `__main__`, has its arguments and a file, and its tracebacks show its lines and nothing of ours."""
+    ran = bench.python("import sys\nprint(__name__, sys.argv[1:], open(__file__).readline())", "one", "", "two words", "é")
+    assert ran.stdout.decode() == "__main__ ['one', '', 'two words', 'é'] import sys\n\n", ran
+    lines = bench.python("def f():\n    1 / 0\nf()").stderr.decode().splitlines()
+    assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "ZeroDivisionError: division by zero", lines
+    assert [line.strip() for line in lines if "File" in line or "1 / 0" in line] == [
+        'File "/run/sandbox/main.py", line 3, in <module>',
+        'File "/run/sandbox/main.py", line 2, in f',
+        "1 / 0",
+    ], lines
+    broken = bench.python("print(")
+    assert broken.exit.code == 1 and b"SyntaxError" in broken.stderr and broken.stdout == b""
+
+
+def code_reads_and_writes_exact_bytes(bench: Bench) -> None:
+    """Each stream on its own; input ends where it ends, and what is not read is no error."""
+    every_byte = bytes(range(256)) * 16
+    copy = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()); print('oops', file=sys.stderr)"
+    ran = bench.python(copy, stdin=every_byte)
+    assert (ran.stdout, ran.stderr) == (every_byte, b"oops\n"), ran
+    assert bench.python("print(input(), input())", stdin="é\n2\n".encode()).stdout.decode() == "é 2\n"
+    assert bench.python("pass", stdin=bytes(1 << 20)).exit.code == 0
+
+
+def code_has_its_environment_and_no_other(bench: Bench) -> None:
+    """What was given is there; what was not is not."""
+    ran = bench.python("import os; print(sorted(os.environ.items()))")
+    assert ran.stdout.decode() == f"{sorted(ENVIRONMENT.items())}\n", ran
+
+
+def code_starts_where_it_was_told_to(bench: Bench) -> None:
+    """And finds its own modules there."""
+    ran = bench.python(
+        "import os; open('mine.py', 'w').write('x = 5'); import mine; print(os.getcwd(), mine.x, os.path.exists('/tmp/mine.py'))"
+    )
+    assert ran.stdout == b"/tmp 5 True\n", ran
+
+
+def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
+    """Whether it computes or waits."""
+    for source in ("print('here')\nwhile True: pass", "import time; print('here'); time.sleep(60)"):
+        began = time.monotonic()
+        ran = bench.python(source, limits=Limits(wall_seconds=0.5))
+        assert ran.exit.reason is Reason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
+        assert ran.stdout.startswith(b"here\n")
+        assert time.monotonic() - began < 0.5 + LATENESS + 2, "the launch itself may take a moment more"
+
+
+def output_of_code_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
+    """The rest of the run goes on."""
+    ran = bench.python("import sys; print('x' * 5000); print('done', file=sys.stderr)", limits=Limits(output_bytes=1000))
+    assert len(ran.stdout) == 1000 and ran.stderr == b"done\n"
+    assert ran.exit.code == 0 and "output" in ran.exit.limits_hit
+    endless = bench.python("while True: print('x' * 1000)", limits=Limits(output_bytes=1000, wall_seconds=30))
+    assert endless.exit.reason is Reason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
+
+
+def memory_of_code_is_limited(bench: Bench) -> None:
+    """It is refused more or ended for it, as this machine can; with room for it the same code runs."""
+    hungry = "x = bytearray(300 << 20); print(len(x))"
+    ran = bench.python(hungry, limits=Limits(memory_bytes=200 << 20, wall_seconds=30))
+    assert ran.exit.code != 0 and (ran.exit.reason is Reason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr), ran
+    assert bench.python(hungry, limits=Limits(memory_bytes=1 << 30)).stdout == b"314572800\n"
+
+
+def code_can_be_killed_from_another_thread(bench: Bench) -> None:
+    """Also while it computes."""
+    process = bench.runtime.launch(replace(bench.launch, program=PythonCode("while True: pass")))
+    killer = threading.Thread(target=process.kill)
+    try:
+        killer.start()
+        assert process.wait().exit.reason is Reason.KILLED
+    finally:
+        killer.join()
+        process.close()
+
+
+def two_runs_of_code_share_nothing(bench: Bench) -> None:
+    """Not what one left in memory or in its scratch directory, and not the numbers they draw."""
+    draw = "import os, random, sys, uuid; sys.left = 1; open('/tmp/left', 'w'); print(random.random(), os.urandom(8).hex(), uuid.uuid4())"
+    first, second = bench.python(draw).stdout.split(), bench.python(draw).stdout.split()
+    assert len(first) == 3 and not set(first) & set(second), (first, second)
+    assert bench.python("import os, sys; print(hasattr(sys, 'left'), os.path.exists('/tmp/left'))").stdout == b"False False\n"
+
+
 Claim = Callable[[Bench], None]
 CLAIMS: tuple[Claim, ...] = (
     an_exit_code_is_the_programs_own,
@@ -133,4 +236,16 @@ CLAIMS: tuple[Claim, ...] = (
     output_beyond_its_limit_is_cut_and_said_to_be,
     a_run_can_be_killed_from_another_thread,
     nothing_outlives_its_run,
+)
+CODE_CLAIMS: tuple[Claim, ...] = (
+    code_ends_with_its_own_exit_code,
+    code_is_a_script,
+    code_reads_and_writes_exact_bytes,
+    code_has_its_environment_and_no_other,
+    code_starts_where_it_was_told_to,
+    code_ends_at_its_deadline_and_what_it_said_before_is_kept,
+    output_of_code_beyond_its_limit_is_cut_and_said_to_be,
+    memory_of_code_is_limited,
+    code_can_be_killed_from_another_thread,
+    two_runs_of_code_share_nothing,
 )

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "src" / "agent_sandbox"
 # Folders whose modules may look at the environment and speak to people; so may the SDK modules, which lie directly in the package.
 TOP_FLOOR = "surfaces"
 
-# Runs inside the sandbox in the place of a fresh interpreter: the environment and the streams that it sees are the guest's own.
-INSIDE = "src/agent_sandbox/runtime/guest.py"
+# Run inside the sandbox in the place of a fresh interpreter: the environment and the streams that it sees are the guest's own.
+INSIDE = ("src/agent_sandbox/runtime/guest.py", "src/agent_sandbox/runtime/script.py")
 
 # Attempts of the self-test: sent into sandboxes as text, and never part of a process of ours.
 SENT = "src/agent_sandbox/surfaces/selftest/attempts/"

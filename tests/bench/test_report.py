@@ -57,7 +57,8 @@ def test_a_target_that_is_a_bound_from_above_is_missed_by_more() -> None:
 
 def test_root_and_rootless_have_targets_of_their_own() -> None:
     wanted = {
-        user: [target.wanted for target in TARGETS if target.measure == "drained" and user in target.users] for user in ("root", "rootless")
+        user: [target.wanted for target in TARGETS if (target.measure, target.under) == ("drained", "us") and user in target.users]
+        for user in ("root", "rootless")
     }
     assert wanted == {"root": [2.5], "rootless": [1.5]}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from tests import compiled
 from tests.e2e.program import Shell
 
 REQUIRED = {"user namespaces", "namespaces", "mount copies", "overlay", "own /proc", "seccomp", "pidfd", "openat2", "a run", "a kept run"}
@@ -12,7 +14,7 @@ REQUIRED = {"user namespaces", "namespaces", "mount copies", "overlay", "own /pr
 def test_every_required_capability_has_a_row_and_is_there(shell: Shell) -> None:
     document = shell.json("doctor")
     rows = {row["name"]: row for row in document["rows"]}
-    assert rows.keys() >= REQUIRED | {"Landlock", "control groups", "state directory", "python", "bash", "javascript", "ruby"}
+    assert rows.keys() >= REQUIRED | {"Landlock", "control groups", "state directory", "python", "bash", "javascript", "ruby", "wasm"}
     assert {name for name in REQUIRED if rows[name]["status"] != "ok"} == set()
     assert document["usable"] is True
 
@@ -35,8 +37,10 @@ def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path
 
 
 def test_setup_makes_the_state_directory_and_says_what_to_do_next(shell: Shell, tmp_path: Path) -> None:
-    done = shell("setup")
+    compiled.offer(tmp_path / "cache", tmp_path / "state")
+    done = replace(shell, env={**shell.env, "XDG_CACHE_HOME": str(tmp_path / "cache")})("setup")
     assert done.returncode == 0
+    assert b"inside WebAssembly" in done.stdout
     assert (tmp_path / "state" / "format").exists()
     assert b'agent-sandbox run "' in done.stdout
 

@@ -21,6 +21,7 @@ class Surface(Enum):
     PROMOTION = "Promotion"
     EXHAUSTION = "Resource exhaustion"
     CRASH = "Crash and recovery"
+    WASM = "WASM"
     SUPPLY = "Supply chain"
 
 
@@ -43,7 +44,8 @@ class Case(NamedTuple):
 
 _PROCESS, _HOST, _BOTH = ("process",), ("host",), ("process", "host")
 _FILES, _KERNEL, _EXHAUSTION = Surface.FILES, Surface.KERNEL, Surface.EXHAUSTION
-_CRASH, _SUPPLY, _PROMOTION = Surface.CRASH, Surface.SUPPLY, Surface.PROMOTION
+_CRASH, _SUPPLY, _PROMOTION, _WASM = Surface.CRASH, Surface.SUPPLY, Surface.PROMOTION, Surface.WASM
+_INSIDE = ("wasm",)
 
 _ALL = (
     Case(1, _FILES, "P0", _PROCESS, "secrets by their names"),
@@ -105,6 +107,14 @@ _ALL = (
     Case(151, _CRASH, "P1", _HOST, "stale locks, half-written state, a full disk"),
     Case(152, _CRASH, "P1", _HOST, "very many runs, after and beside each other"),
     Case(154, _CRASH, "P1", _HOST, "an upgrade between runs"),
+    Case(155, _WASM, "P0", _INSIDE, "paths and links that lead out of the view"),
+    Case(156, _WASM, "P0", _INSIDE, "loops and waits without end"),
+    Case(158, _WASM, "P0", _INSIDE, "asking the host for far too much"),
+    Case(159, _WASM, "P1", _INSIDE, "an instance used again after a call broke off", untried="each serves one run, in its own process"),
+    Case(161, _WASM, "P1", _INSIDE, "a module that takes for ever to compile", untried="a guest's own module is never compiled"),
+    Case(162, _WASM, "P0", _INSIDE, "bridges to native code"),
+    Case(164, _WASM, "P1", _INSIDE, "escape sequences in output", untried="the command line does not run code inside WebAssembly yet"),
+    Case(165, _WASM, "P1", _INSIDE, "an engine that has been broken out of"),
     Case(166, _SUPPLY, "P0", _PROCESS, "install scripts of packages"),
     Case(167, _SUPPLY, "P1", _PROCESS, "a poisoned cache for the next run"),
     Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions: nothing uses an engine yet"),

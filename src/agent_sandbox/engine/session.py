@@ -24,13 +24,17 @@ from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.values import dataclass, field, replace
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+
 SCRATCH = "/tmp"  # where work without a directory of its own begins
+_WHY = {"process": "the only runtime that runs native programs here", "wasm": "it was asked for"}
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -110,7 +114,7 @@ class Session:
     def __init__(
         self,
         gate: Gate,
-        runtime: ProcessRuntime,
+        runtime: ProcessRuntime | WasmRuntime,
         *,
         project: str | None = None,
         state: SandboxState | None = None,
@@ -153,6 +157,8 @@ class Session:
 
     def _plan(self, work: Work, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
         policy = self.policy
+        if isinstance(work.what, Code) and work.what.language in self._runtime.brings:
+            return PythonCode(work.what.source, work.what.arguments), (), self._view(Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
@@ -201,7 +207,7 @@ class Session:
                 stdout=completed.stdout,
                 stderr=completed.stderr,
                 changes=changes,
-                route=Route(self._runtime.name, "the only runtime that runs native programs here"),
+                route=Route(self._runtime.name, _WHY[self._runtime.name]),
                 verdict=allow,
                 seconds=time.monotonic() - began,
                 refused=guest.refused,

@@ -7,6 +7,7 @@ own processes; what a guest could have written is never read through this module
 from __future__ import annotations
 
 import array
+import fcntl
 import marshal
 import os
 import socket
@@ -79,6 +80,11 @@ def close_all(descriptors: Sequence[int]) -> None:
             os.close(fd)
         except OSError:
             continue
+
+
+def seal(memfd: int) -> None:
+    """What is in it stays as it is, whoever else gets hold of it."""
+    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

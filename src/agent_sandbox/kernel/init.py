@@ -42,6 +42,7 @@ class Watch:
         self.crowded = False
         self.sized = request["sized"]  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
+        self._tmp = request["tmp"]
         self._meter = accounting.CpuMeter()
         self._private: list[str | int] = [*private, "/dev/shm", *([layers] if request["in_memory"] else [])]
 
@@ -90,7 +91,7 @@ class Watch:
 
     def _full(self) -> bool:
         """Whether the run filled its scratch directory or its sized layers."""
-        places: list[str | int] = ["/tmp", self.layers] if self.sized else ["/tmp"]
+        places: list[str | int] = [self._tmp, self.layers] if self.sized else [self._tmp]
         return any(_is_full(place) for place in places)
 
 

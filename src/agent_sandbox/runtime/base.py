@@ -111,6 +111,7 @@ class Launch:
     system: bool = False  # namespaced capabilities for package managers; as root only
     terminal: Terminal | None = None
     executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
+    beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True

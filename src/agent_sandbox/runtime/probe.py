@@ -40,6 +40,23 @@ print("not-host-root", int(open("/proc/self/uid_map").read().split()[1]) != 0)
 
 def probe(runtime: ProcessRuntime) -> Support:
     """Launch, look, and report. Never raises."""
+    try:
+        with runtime.launch(trial(_LOOK_AROUND)) as guest:
+            completed = guest.wait()
+    except SandboxError as error:
+        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
+    except OSError as error:
+        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
+    seen = dict(line.split(" ", 1) for line in completed.stdout.decode(errors="replace").splitlines() if " " in line)
+    if completed.exit.reason is not Reason.EXITED or completed.exit.code != 0:
+        said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
+        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
+    return _support(runtime.name, seen)
+
+
+def trial(code: str) -> Launch:
+    """A launch of code on a view that needs next to nothing of the machine."""
     plan = MountPlan(
         ThrowAway(SIZE),
         (
@@ -53,21 +70,7 @@ def probe(runtime: ProcessRuntime) -> Support:
             SealRoot(),
         ),
     )
-    code = PythonCode(_LOOK_AROUND)
-    launch = Launch(code, plan, "/tmp", {}, LIMITS, frozenset({Guarantee.FILES_CONFINED}), processes=False, writable=False)
-    try:
-        with runtime.launch(launch) as guest:
-            completed = guest.wait()
-    except SandboxError as error:
-        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
-    except OSError as error:
-        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
-    seen = dict(line.split(" ", 1) for line in completed.stdout.decode(errors="replace").splitlines() if " " in line)
-    if completed.exit.reason is not Reason.EXITED or completed.exit.code != 0:
-        said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
-        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
-    return _support(runtime.name, seen)
+    return Launch(PythonCode(code), plan, "/tmp", {}, LIMITS, frozenset({Guarantee.FILES_CONFINED}), processes=False, writable=False)
 
 
 def _support(name: str, seen: dict[str, str]) -> Support:

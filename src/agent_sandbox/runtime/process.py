@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread  # all that is needed here of `threading`, which a program with one thread need not load
 import os
+from collections.abc import Callable
 
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
@@ -41,15 +42,25 @@ class ProcessRuntime:
     """Guests forked from zygotes, one zygote per set of preloaded modules. Safe to use from many threads, and on both sides of a fork."""
 
     name = "process"
+    brings: frozenset[str] = frozenset()  # languages that need nothing of the machine
 
-    def __init__(self, *, single_threaded: bool = False, forked: Zygote | None = None, warm: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        single_threaded: bool = False,
+        forked: Zygote | None = None,
+        warm: int = 0,
+        start: Callable[[tuple[str, ...] | None], Zygote] = Zygote,
+    ) -> None:
         """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
 
         `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
+        `start` starts a zygote that has these modules.
         """
         self._single_threaded = single_threaded
         self._warm = warm
+        self._start = start
         self._start_afresh()
         if forked is not None:
             self._zygotes[None] = forked
@@ -84,7 +95,7 @@ class ProcessRuntime:
         if missing:
             names = tuple(sorted(guarantee.value for guarantee in missing))
             raise RuntimeUnavailable(
-                f"the process runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
+                f"the {self.name} runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
             )
         if launch.system and os.geteuid() != 0:
             raise RuntimeUnavailable(
@@ -136,7 +147,7 @@ class ProcessRuntime:
                 zygote.close()
                 zygote = None
             if zygote is None:
-                zygote = self._zygotes[key] = Zygote(key)
+                zygote = self._zygotes[key] = self._start(key)
             return zygote
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
-SCRATCH = ("/tmp", "/run", "/dev", "/dev/shm")  # writable in every view: private to the run
+SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
+DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the program's root is not
 
 
 class ProcessGuest:
@@ -409,7 +410,8 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "system": launch.system,
         "python": not native,
         "readable": launch.writable,  # whether anybody will ask what was written
-        "scratch": None if launch.writable else list(SCRATCH),
+        "scratch": None if launch.writable else [*(launch.beneath + path for path in SCRATCH), *DEVICES],
+        "tmp": f"{launch.beneath}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import errno
-import fcntl
 import itertools
 import marshal
 import os
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from agent_sandbox.errors import LaunchFailed, PolicyError, SandboxError
+from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import DONE, START, WATCH
 from agent_sandbox.values import TYPE_CHECKING, dataclass
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent_sandbox.runtime.zygote_program import main; main()"
+_PROGRAM = "agent_sandbox.runtime.zygote_program"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, the same on every machine (PROC_PID_INIT_INO)
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
@@ -54,12 +54,12 @@ class Line:
 class Zygote:
     """The link to one zygote, which gets ready by itself: the first `start` waits for that. Safe to use from many threads."""
 
-    def __init__(self, preload: Sequence[str] | None = ()) -> None:
-        """Execute one that imports these modules; with None, fork the caller, which must have one thread."""
+    def __init__(self, words: Sequence[str] | None = (), *, program: str = _PROGRAM) -> None:
+        """Execute one with these words, for the usual program modules to preload; with None, fork the caller, who must have one thread."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         me = os.pidfd_open(os.getpid())
         try:
-            self.pid = _fork(theirs, me) if preload is None else _execute(theirs.fileno(), me, preload)
+            self.pid = _fork(theirs, me) if words is None else _execute(theirs.fileno(), me, words, program)
             self._process = os.pidfd_open(self.pid)
         finally:
             theirs.close()
@@ -138,6 +138,9 @@ class Zygote:
             if answer.startswith("preload "):
                 hint = "install the module for this interpreter, or leave it out of preload"
                 self._failure = PolicyError(f"cannot {answer}", hint=hint)
+            if answer.startswith("unusable "):
+                why = f"the runtime's own files cannot be used: {answer.partition(' ')[2]}"
+                self._failure = RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
             raise self._failure
         self._link.settimeout(None)
         self.came_up = True
@@ -205,18 +208,30 @@ def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _execute(link: int, supervisor: int, preload: Sequence[str]) -> int:
+def argv_for(program: str, *words: str) -> list[str]:
+    """A command that runs `main` of one of our modules in our own interpreter: its arguments are our root, `words`, and where packages are.
+
+    Not by `-m`: the application may have found us, or packages, by a search path of its own.
+    """
+    return [sys.executable, "-P", "-c", _BOOT.format(program), _PACKAGE_ROOT, *words]
+
+
+def packages() -> str:
+    """Where packages are, for a process that is started without them."""
+    return os.pathsep.join(path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages"))
+
+
+def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> int:
     """Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest."""
-    packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
-    argv = [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(link), str(supervisor), os.pathsep.join(packages), *preload]
+    argv = argv_for(program, str(link), str(supervisor), packages(), *words)
     kept = [
         (os.POSIX_SPAWN_DUP2, fd, fd) for fd in (link, supervisor, *([] if image is None else [image]))
     ]  # onto itself: so that it is not closed on the way
     nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
-    program = sys.executable if image is None else f"/proc/self/fd/{image}"
+    executed = sys.executable if image is None else f"/proc/self/fd/{image}"
     try:
-        return os.posix_spawn(program, argv, _ENVIRONMENT | surroundings, file_actions=[*kept, *nothing], setsid=True)
+        return os.posix_spawn(executed, argv, _ENVIRONMENT | surroundings, file_actions=[*kept, *nothing], setsid=True)
     except OSError as error:
         raise LaunchFailed(f"the zygote cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
     finally:
@@ -264,6 +279,6 @@ def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
     with open(interpreter, "rb") as file:
         while os.sendfile(image, file.fileno(), None, 1 << 30):
             continue
-    fcntl.fcntl(image, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    channel.seal(image)
     # Some interpreters find their shared library relative to where they are.
     return image, {"LD_LIBRARY_PATH": os.path.join(os.path.dirname(os.path.dirname(interpreter)), "lib")}

@@ -18,9 +18,9 @@ from agent_sandbox.kernel import channel, keeper, seccomp
 from agent_sandbox.runtime import guest
 
 
-def main() -> None:
-    """The zygote program. Ends when the supervisor closes the link or dies."""
-    root, link_fd, supervisor_fd, packages, *preload = sys.argv[1:]
+def begin() -> tuple[socket.socket, int, list[str]]:
+    """Take up what every zygote is started with: the link to the supervisor, its pidfd, and the words that are left."""
+    root, link_fd, supervisor_fd, packages, *words = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     link, supervisor = socket.socket(fileno=int(link_fd)), int(supervisor_fd)
@@ -30,6 +30,12 @@ def main() -> None:
     os.chdir("/")
     with open("/proc/self/comm", "w") as comm:  # executed from a descriptor, we would be called by its number
         comm.write(os.path.basename(sys.executable))
+    return link, supervisor, words
+
+
+def main() -> None:
+    """The zygote program. Ends when the supervisor closes the link or dies."""
+    link, supervisor, preload = begin()
     for name in preload:
         try:
             importlib.import_module(name)

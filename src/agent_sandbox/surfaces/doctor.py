@@ -85,7 +85,7 @@ def examine(here: Situation) -> list[Row]:
         tries.insert(5, ("idmapped mounts", probes.idmapped_root, "never the machine's root", idmapping_remedy(here)))
     rows = [_required(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in tries]
     images = [_images(here)] if here.root else []
-    return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES)]
+    return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> Row:
@@ -131,3 +131,8 @@ def _interpreter(language: str) -> Row:
         "" if trial.worked else f"install it: apt-get install {package}",
         language in ("python", "bash"),
     )
+
+
+def _wasm() -> Row:
+    trial, what_to_do = trials.wasm()
+    return Row("wasm", "ok" if trial.worked else "missing", "Python code inside WebAssembly", trial.said, what_to_do, False)

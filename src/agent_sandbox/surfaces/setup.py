@@ -1,9 +1,10 @@
-"""`setup`: what a new user does once. Makes the state directory, checks the machine, and says what to do next."""
+"""`setup`: what a new user does once. Makes the state directory, checks the machine, compiles, and says what to do next."""
 
 from __future__ import annotations
 
 from agent_sandbox import places
 from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.compiling import compile_wasm
 from agent_sandbox.surfaces.doctor import examine, report
 from agent_sandbox.surfaces.remedies import Situation
 from agent_sandbox.workspace.store import Store
@@ -25,14 +26,16 @@ def setup(request: Request) -> int:
     here = Situation.look()
     rows = [row for row in examine(here) if row.required or row.status != "ok"]
     broken = any(row.fatal for row in rows)
+    wasm, said = ("skipped", "") if broken else compile_wasm()
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import path_fields, print_document
 
         problems = [{"name": row.name, "found": row.found, "remedy": row.remedy} for row in rows if row.fatal]
-        print_document("setup", {**path_fields("state_dir", store.path), "usable": not broken, "problems": problems})
+        print_document("setup", {**path_fields("state_dir", store.path), "usable": not broken, "problems": problems, "wasm": wasm})
         return 1 if broken else 0
     report(rows, here)
     print(f"State is kept in {store.path}.")
     if not broken:
+        print(said)
         print(_NEXT)
     return 1 if broken else 0

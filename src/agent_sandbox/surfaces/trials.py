@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox import places
+from agent_sandbox import places, shared
 from agent_sandbox.engine.languages import NATIVE, tools
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mounts import InImage, Layers, OnDisk, ThrowAway
@@ -19,6 +19,7 @@ from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Argv, Launch
+from agent_sandbox.runtime.probe import trial
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces.quantities import human_size
 from agent_sandbox.workspace.draft import Host
@@ -115,3 +116,21 @@ def interpreter(language: str) -> tuple[Trial, str]:
     search = os.environ.get("PATH", os.defpath)
     found = next((path for command in known.commands if (path := shutil.which(command, path=search))), None)
     return Trial(found is not None, found or f"no {known.commands[0]} in {search}"), known.package
+
+
+def wasm() -> tuple[Trial, str]:
+    """Run a line of Python inside WebAssembly; and what to do where that fails."""
+    runtime = shared.wasm()
+    try:
+        with runtime.launch(trial("print('works')")) as guest:
+            completed = guest.wait()
+    except SandboxError as error:
+        return Trial(False, error.message), error.hint
+    except OSError as error:
+        return Trial(False, str(error)), "run: agent-sandbox setup"
+    finally:
+        runtime.close()
+    if completed.stdout != b"works\n":
+        said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Trial(False, f"its interpreter ended with {completed.exit.code}: {said}"), "please report this"
+    return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms"), ""

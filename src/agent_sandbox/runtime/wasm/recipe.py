@@ -1,0 +1,50 @@
+"""What is compiled and imaged, and how, without the engine that does it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.runtime import script
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMPILED_FOR = "1"  # to be changed with `machine.configuration`: what was compiled under another is not used
+STACK = 8 << 20  # bytes for calls inside: deep but finite recursion must reach Python's own limit first
+ROOM = 8 << 20  # and for the engine and us around them
+
+# What each image has imported. From a zip file inside WebAssembly that takes milliseconds a module, and pandas takes a second. None of
+# these leaves something to do at the end of every run, as logging would.
+_COMMON = """
+    argparse base64 bisect calendar collections contextlib copy csv dataclasses datetime decimal enum fractions functools glob hashlib heapq
+    inspect io itertools json linecache math operator os pathlib pprint random re shutil statistics string struct tempfile textwrap
+    time traceback typing uuid
+"""
+IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
+
+OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
+_PREPARE = """
+import gc, sys
+for name in {modules!r}:
+    __import__(name)
+ours = type(sys)({ours!r})
+exec(compile({source!r}, {ours!r}, "exec"), ours.__dict__)
+sys.modules[{ours!r}] = ours
+ours.prepare({path!r})
+del name, ours
+gc.collect()
+gc.freeze()
+"""
+
+
+def preparation(image: str) -> str:
+    """The code that an interpreter inside runs before its image is taken: imports, and what every script will find."""
+    with open(script.__file__, encoding="utf-8") as file:
+        return _PREPARE.format(modules=IMAGES[image], ours=OURS, source=file.read(), path=SCRIPT)
+
+
+def stored_as(image: str) -> str:
+    """The name of an image's file, which changes with what is in it."""
+    return f"{image}-{hashlib.sha256(preparation(image).encode()).hexdigest()[:16]}"

@@ -1,0 +1,35 @@
+"""Where in its view a program inside WebAssembly lives: in a directory, so that it never meets its own host process.
+
+The view of any other guest has /proc and /dev at its top, and through /proc/self/mem a program could rewrite the very engine that holds it.
+Here the whole plan is moved one directory down, and only that directory is opened for the program: what the policy shows is all there is.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox.kernel.mounts import Bind, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
+from agent_sandbox.values import replace
+
+VIEW = "/view"  # what the program sees as its root
+LIBRARY = "/library"  # its interpreter's standard library, and nothing else
+COMPILED = "/compiled"  # the file that the engine has loaded: each guest opens it again, read-only
+LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for it
+
+
+def moved_down(plan: MountPlan, *, compiled: str, library: str, name: str) -> MountPlan:
+    """The same plan below `VIEW`, without /proc and /dev in it. `library` is the file of the standard library, `name` its name inside."""
+    made: MountPlan | None = plan.__dict__.get("_moved_down")  # a plan is launched many times
+    if made is None:
+        steps = [moved for step in plan.steps if (moved := _moved(step)) is not None]
+        ours = Bind(library, f"{LIBRARY}/{name}"), Bind(compiled, COMPILED)
+        made = plan.__dict__["_moved_down"] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
+    return made
+
+
+def _moved(step: Step) -> Step | None:
+    match step:
+        case SkeletonRoot() | SealRoot():
+            return None  # there is one either way
+        case Devices() | Proc():
+            return step  # init counts there; the program does not reach it
+        case _:
+            return replace(step, target=VIEW if step.target == "/" else VIEW + step.target)

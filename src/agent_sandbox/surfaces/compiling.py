@@ -1,0 +1,68 @@
+"""The part of `setup` that takes a minute: compile the WebAssembly interpreter, once, and show how far it is.
+
+To interrupt it is harmless: what is not whole is not there, and the next `setup` begins again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from agent_sandbox import shared
+from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.kernel import accounting
+from agent_sandbox.surfaces.messages import shown
+
+# What it takes in all. The compiler says nothing on its way, but the processor's time that it needs is much the same on most machines.
+_EXPECTED_CPU_SECONDS = 150.0
+_WIDTH = 30
+_LOOK_SECONDS = 0.25
+
+
+def compile_wasm() -> tuple[str, str]:
+    """Compile it unless that has been done; returns "ready", "not-installed" or "failed", and what to say of it."""
+    try:
+        runtime = shared.wasm()
+        if not runtime.ready:
+            print("Compiling the WebAssembly interpreter. This happens once, and takes a minute or two.", file=sys.stderr)
+        code, said = _watched(runtime.building())  # also where it seems ready: it looks whether that is so
+        if code:
+            return "failed", f"the WebAssembly interpreter could not be compiled: {said}"
+    except RuntimeUnavailable as error:
+        return "not-installed", f"{error.message} ({error.hint})"
+    except OSError as error:
+        return "failed", f"the WebAssembly interpreter could not be compiled: {error.strerror}"
+    return "ready", 'Python code can run inside WebAssembly: Sandbox(runtime="wasm").'
+
+
+def _watched(command: list[str]) -> tuple[int, str]:
+    """Run it, with a bar where somebody is watching. Returns its exit code and the last line of what it said."""
+    began = time.monotonic()
+    said = b""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        try:
+            while True:
+                try:
+                    _, said = child.communicate(timeout=_LOOK_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    _show(child.pid, time.monotonic() - began)
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            if sys.stderr.isatty():
+                sys.stderr.write("\r\x1b[K")
+    return child.returncode, shown(said.decode(errors="replace").strip().rpartition("\n")[2])
+
+
+def _show(pid: int, seconds: float) -> None:
+    if not sys.stderr.isatty():
+        return
+    found = accounting.read_stat(pid)
+    used = found.own_ticks / os.sysconf("SC_CLK_TCK") if found is not None else 0.0
+    done = int(_WIDTH * min(used / _EXPECTED_CPU_SECONDS, 0.99))
+    sys.stderr.write(f"\r[{'=' * done}{' ' * (_WIDTH - done)}] {seconds:.0f} s")
+    sys.stderr.flush()

@@ -1,0 +1,22 @@
+"""The WebAssembly interpreter that `make setup` has compiled for this checkout, for tests to use as if their user had compiled it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from scripts.compile_wasm import CACHE, RECORDS
+
+
+def runtime(*, warm: int = 0) -> WasmRuntime:
+    """A runtime on it. A test that runs without `make setup` fails, and is told what to do."""
+    made = WasmRuntime(str(CACHE), str(RECORDS), warm=warm)
+    assert made.ready, "it has not been compiled: make setup"
+    return made
+
+
+def offer(cache_home: Path, state: Path) -> None:
+    """Put it where a user with these directories would have it."""
+    for link, target in ((cache_home / "agent-sandbox" / "wasm", CACHE), (state / "wasm", RECORDS)):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
