@@ -129,9 +129,8 @@ def test_random_bytes_are_read_or_not_but_never_raise(language: str) -> None:
     for _ in range(300):
         data = made.randbytes(made.randrange(400))
         for encoding in ("latin-1", "utf-16-le"):
-            reading = read(Work(language, data.decode(encoding, "replace")))
-            assert reading.unreadable or reading.features is not None
-        route(Work(language, data.decode("utf-8", "surrogateescape")), frozenset(), Permits(), HOSTS)
+            read(Work(language, data.decode(encoding, "replace")))
+        assert route(Work(language, data.decode("utf-8", "surrogateescape")), frozenset(), Permits(), HOSTS).runtime in ("wasm", "process")
 
 
 def test_damaged_programs_still_get_a_route() -> None:

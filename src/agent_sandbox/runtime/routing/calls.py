@@ -91,7 +91,7 @@ def _method(walk: Walk, node: ast.Call) -> None:
     method = node.func.attr
     if "pandas" in imported and method in IMPLIES_OF_METHOD:
         walk.modules.setdefault(IMPLIES_OF_METHOD[method], node.lineno)
-    if "numpy" in imported and method in ("integers", "randint", "poisson", "binomial"):
+    if "numpy" in imported and method in ("randint", "permutation"):  # `integers` of a Generator has 64 bits everywhere
         walk.need(Feature.WIDE_INTEGERS, f".{method}()", node.lineno)
     if imported & {"numpy", "pandas"} and method in ("astype", "view") and any(default_integer(each) for each in node.args):
         walk.need(Feature.WIDE_INTEGERS, f".{method}(int)", node.lineno)

@@ -49,10 +49,11 @@ _NEEDS = {
         shutil.chown shutil.copymode shutil.copystat shutil.get_terminal_size getpass.getuser
         inotify pyinotify watchdog pygame PyQt5 PyQt6 PySide6 wx gi
     """,
+    # See `numpy_integers` for what depends on the arguments.
     Feature.WIDE_INTEGERS: """
         sys.maxsize numpy.arange numpy.indices numpy.mgrid numpy.ogrid numpy.tri numpy.bincount numpy.fromiter numpy.fromstring
         numpy.loadtxt numpy.genfromtxt numpy.fromfunction numpy.r_ numpy.c_ numpy.vander numpy.int_ numpy.uint numpy.intp numpy.uintp
-        numpy.long numpy.ulong numpy.random.randint numpy.random.random_integers numpy.random.poisson numpy.random.binomial
+        numpy.long numpy.ulong numpy.random.randint numpy.random.random_integers numpy.random.choice
         numpy.random.permutation
     """,
 }

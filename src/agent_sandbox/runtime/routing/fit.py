@@ -65,7 +65,7 @@ def _lacks(host: Host, work: Work, reading: Reading) -> Iterator[str]:
     for name, line in reading.names.items():
         if name in host.absent and name.partition(".")[0] not in work.local:
             yield f"it has no {name[:80]} (line {line})"
-    for name in sorted(host.absent):
+    for name in sorted(host.absent) if reading.loose else ():
         module, _, attribute = name.rpartition(".")
         if module in reading.loose and attribute in reading.words and module not in work.local:
             yield f"it has no {name} (line {reading.loose[module]})"

@@ -23,6 +23,9 @@ BUILTINS = frozenset(
 _IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
 _NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
 
+# Whether an answer was cut short: a name led back to itself, or the way was too long.
+_WHOLE, _BY_CIRCLE, _BY_DEPTH = range(3)
+
 Texts = frozenset[str]
 _NOTHING: frozenset[str] = frozenset()
 
@@ -35,6 +38,9 @@ class Names:
         self._bound: dict[str, list[ast.expr | None]] = {}  # None: to something unknown
         self._stars: list[str] = []
         self._steps = 0
+        self._known: dict[str, frozenset[str]] = {}
+        self._open: set[str] = set()  # names being followed just now
+        self._cut = _WHOLE
 
     @property
     def exhausted(self) -> bool:
@@ -43,6 +49,7 @@ class Names:
 
     def add(self, node: ast.AST) -> None:
         """Note what one node binds."""
+        self._known.clear()
         match node:
             case ast.Import(names=names):
                 for each in names:
@@ -99,11 +106,12 @@ class Names:
     def origins(self, node: ast.expr, depth: int = _DEPTH) -> frozenset[str]:
         """The dotted names that an expression may stand for; nothing where the text does not tell."""
         self._steps += 1
-        if depth == 0 or self.exhausted:
+        if depth <= 0 or self.exhausted:
+            self._cut = _BY_DEPTH
             return _NOTHING
         match node:
             case ast.Name(id=name):
-                return self._of_name(name, depth)
+                return self._followed(name, depth)
             case ast.Attribute(value=value, attr=attr):
                 return frozenset(f"{base}.{attr}" for base in self.origins(value, depth - 1))
             case ast.Call(func=func, args=args):
@@ -117,6 +125,22 @@ class Names:
             case ast.NamedExpr(value=value) | ast.Await(value=value):
                 return self.origins(value, depth - 1)
         return _NOTHING
+
+    def _followed(self, name: str, depth: int) -> frozenset[str]:
+        """What a name stands for, remembered where the answer was whole: one that met a name on the way to itself is so for the first."""
+        if name in self._known:
+            return self._known[name]
+        if name in self._open:
+            self._cut = max(self._cut, _BY_CIRCLE)
+            return _NOTHING
+        self._open.add(name)
+        before, self._cut = self._cut, _WHOLE
+        found = self._of_name(name, depth)
+        self._open.discard(name)
+        if self._cut == _WHOLE or (self._cut == _BY_CIRCLE and not self._open):
+            self._known[name] = found
+        self._cut = max(before, self._cut) if self._open else _WHOLE
+        return found
 
     def _of_name(self, name: str, depth: int) -> frozenset[str]:
         if name == "__builtins__":
@@ -153,7 +177,7 @@ class Names:
             elif base.endswith(".__dict__") or base == "builtins":
                 found |= {f"{base.removesuffix('.__dict__')}.{each}" for each in keys}
         if isinstance(value, ast.Call) and self.origins(value.func, depth) & _NAMESPACES:
-            found |= {origin for each in keys for origin in self._of_name(each, depth)}
+            found |= {origin for each in keys for origin in self._followed(each, depth)}
         if isinstance(value, (ast.List, ast.Tuple)):
             found |= {origin for each in value.elts[:_TEXTS] for origin in self.origins(each, depth - 1)} if depth else _NOTHING
         return frozenset(found)

@@ -18,11 +18,12 @@ _LEAVES = 4096
 def by_its_width(node: ast.Call, name: str) -> bool:
     """Whether a call of this dotted name gives integers of the machine's width."""
     module, _, function = name.rpartition(".")
-    types = [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]
-    if types:
+    if types := [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]:
         return any(default_integer(each) for each in types)
     if module != "numpy" or not node.args:
         return False
+    if any(default_integer(each) for each in node.args[1:]):
+        return True
     if function in _MAKE:
         return _integers(node.args[-1 if function.startswith("full") else 0], unknown=True)
     return function in _COMPUTE and any(_integers(each, unknown=False) for each in node.args)

@@ -27,6 +27,7 @@ _INNARDS = frozenset(
         "__code__",
     }
 )
+_HELD = frozenset({"os", "sys", "subprocess", "socket", "threading"})  # not `signal`, which is a part of scipy
 _CATCHES = frozenset({"ImportError", "ModuleNotFoundError"})
 
 
@@ -55,7 +56,7 @@ class Walk:
 
     def reading(self, *unseen: str) -> Reading:
         """All of it, as a value."""
-        for name in FEATURE_OF:
+        for name in FEATURE_OF if self._escaped else ():
             module, _, attribute = name.rpartition(".")
             if module in self._escaped and attribute in self._words:
                 self.use(name, self._escaped[module])
@@ -80,8 +81,7 @@ class Walk:
 
     def use(self, name: str, line: int) -> None:
         """It uses this dotted name."""
-        if name.startswith("posix."):
-            name = f"os.{name[6:]}"
+        name = _by_its_own_name(name)
         self.used.setdefault(name, line)
         if (feature := feature_of(name)) is not None:
             self.need(feature, name, line)
@@ -112,7 +112,7 @@ class Walk:
                 return orelse[::-1]
             case ast.Try() if (alternatives := _alternatives(node)) is not None:
                 return self._guarded(node, alternatives)
-            case ast.Assign(targets=targets, value=ast.Name()):  # an alias: the names know
+            case ast.Assign(targets=targets, value=ast.Name()) if all(isinstance(each, ast.Name) for each in targets):  # an alias
                 return targets[::-1]
             case ast.Attribute(value=value, attr=attr):
                 self._words.add(attr)
@@ -181,6 +181,15 @@ class Walk:
             self._words.add(text)
         if text.startswith(MACHINE_FILES) and text.split("/")[1] in ("proc", "sys", "dev"):
             self.need(Feature.MACHINE, text, line)
+
+
+def _by_its_own_name(name: str) -> str:
+    """`os.fork` for `shutil.os.fork` and `posix.fork`: many modules hold others under their names."""
+    parts = name.split(".")
+    for index in range(len(parts) - 1, 0, -1):
+        if parts[index].lstrip("_") in _HELD:
+            return ".".join((parts[index].lstrip("_"), *parts[index + 1 :]))
+    return f"os{name[5:]}" if parts[0] == "posix" else name
 
 
 def _alternatives(node: ast.Try) -> tuple[tuple[str, ...], ...] | None:

@@ -1,8 +1,7 @@
 """The Python of the `wasm` runtime as a table: CPython 3.15 for WASI with the scientific packages that are linked into it.
 
-Found by importing every module inside, and by comparing the names in each with those of a CPython for Linux. The engine may hand the router
-a newer table; this one belongs to the artefact that the runtime pins. `tests/runtime/routing/test_wasm_table.py` holds it against reality
-where that artefact is installed.
+Found by importing every module inside, and by comparing the names in each with those of a CPython for Linux. It belongs to the artefact
+that the runtime pins, and is to be found anew with each new one. An entry too many costs a second start, one too few a slower one.
 """
 
 from __future__ import annotations
