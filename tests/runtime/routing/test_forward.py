@@ -39,6 +39,10 @@ def test_any_other_end_is_its_own(code: int, stderr: bytes) -> None:
     assert lack_in(code, stderr) is None
 
 
+def test_the_stack_that_javascript_prints_below_its_error_is_no_hindrance() -> None:
+    assert lack_in(1, b"ReferenceError: require is not defined\n    at <eval> (main.js:1:11)\n") == "ReferenceError: require is not defined"
+
+
 def test_what_a_program_writes_is_shortened_and_made_printable() -> None:
     said = lack_in(1, b"ImportError: \x1b[2J" + b"x" * 3_000)
     assert said is not None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -105,6 +109,27 @@ def test_a_route_is_total_deterministic_and_never_weaker_than_required(
     assert explain(chosen)[0].startswith(f"runtime: {chosen.runtime or 'none'}: ")
 
 
+def test_the_same_question_has_the_same_answer_in_another_process() -> None:
+    program = (
+        "import hashlib; from tests.runtime.routing.test_routes import *; "
+        "answers = repr([route(Work(*each), frozenset(), Permits(), HOSTS) for each in SOURCES]); "
+        "print(hashlib.sha256(answers.encode()).hexdigest())"
+    )
+    checkout = Path(__file__).parents[3]
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=checkout,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(answers) == 1
+
+
 @settings(max_examples=200, deadline=None)
 @given(WORK, GUARANTEES, st.sampled_from(list(Guarantee)))
 def test_requiring_more_never_leads_to_a_cheaper_runtime(work: Work, requires: frozenset[Guarantee], more: Guarantee) -> None:
@@ -168,7 +193,6 @@ def test_hostile_text_is_given_up_or_read_in_bounded_time(name: str) -> None:
 
 def test_reading_runs_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     import builtins
-    import sys
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the router ran something")

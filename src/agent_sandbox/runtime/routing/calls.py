@@ -30,7 +30,7 @@ def enter(walk: Walk, node: ast.Call) -> list[ast.AST]:
         if not name.startswith("builtins."):
             walk.use(name, node.lineno)
         _named(walk, node, name)
-    for name in walk.names.origins(node):  # what it gives: a module, an attribute
+    for name in sorted(walk.names.origins(node)):  # what it gives: a module, an attribute
         walk.use(name, node.lineno)
     _method(walk, node)
     if by_its_width(node, ""):

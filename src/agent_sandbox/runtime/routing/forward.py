@@ -21,7 +21,8 @@ def lack_in(code: int, stderr: bytes) -> str | None:
     """What the runtime seems to have lacked, in the words of the error that ended the program; None when it ended in another way."""
     if code == 0:
         return None
-    last = stderr[-_TAIL:].decode("utf-8", "replace").rstrip().rpartition("\n")[2].strip()
+    lines = stderr[-_TAIL:].decode("utf-8", "replace").splitlines()
+    last = next((line for line in reversed(lines) if line and not line[0].isspace()), "")  # JavaScript's stack follows, set in
     if last.startswith((*_MISSING, *_UNSUPPORTED)) or (last.startswith("AttributeError: module '") and " has no attribute " in last):
         return shown(last, 200)
     return None

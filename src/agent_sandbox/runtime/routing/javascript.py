@@ -13,7 +13,7 @@ from agent_sandbox.runtime.routing.measure import too_much
 from agent_sandbox.runtime.routing.model import Feature, Reading
 
 _DEEPEST = 200  # templates within templates
-_MISREAD = 100  # beginnings of a regular expression that were none
+_MISREAD = 20  # beginnings of a regular expression that were none
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?(?:\*/|\Z)|\A\#![^\n]*)

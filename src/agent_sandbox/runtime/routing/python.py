@@ -57,8 +57,8 @@ def _parse(source: str) -> ast.AST | str:
     """The tree, or why there is none."""
     filters: list[object] = warnings.filters  # type: ignore[assignment]
     if filters[:1] != [_QUIET]:
-        if _QUIET in filters:
-            filters.remove(_QUIET)
+        if _QUIET in filters[1:]:  # somebody has put another before it
+            filters[:] = [each for each in filters if each != _QUIET]
         filters.insert(0, _QUIET)
     try:
         tree = compile(source, _FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)

@@ -118,7 +118,7 @@ class Walk:
                 self._words.add(attr)
                 if attr in _INNARDS:
                     self.miss(f"reaches for {attr}", node.lineno)
-                for name in self.names.origins(node):
+                for name in sorted(self.names.origins(node)):
                     self.use(name, node.lineno)
                 return [] if isinstance(value, ast.Name) else [value]
             case ast.Name(ctx=ast.Load()):
@@ -128,7 +128,7 @@ class Walk:
             case ast.Constant(value=str(text)):
                 self._text(text, node.lineno)
             case ast.Subscript():
-                for name in self.names.origins(node):
+                for name in sorted(self.names.origins(node)):
                     self.use(name, node.lineno)
             case ast.BinOp():
                 calls.size_of(self, node)
@@ -169,7 +169,7 @@ class Walk:
 
     def _passed_around(self, node: ast.Name) -> None:
         """A name that is neither called nor looked into here: what becomes of it is not followed."""
-        for name in self.names.origins(node):
+        for name in sorted(self.names.origins(node)):
             if name in ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import__", "builtins.getattr", "builtins"):
                 self.miss(f"passes {name} around", node.lineno)
             elif not name.startswith("builtins."):
