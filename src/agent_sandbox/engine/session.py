@@ -21,7 +21,7 @@ from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
+from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Talk, Terminal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
@@ -74,6 +74,8 @@ class Work:
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
+    tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
+    talk: Talk | None = None  # what comes of them
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,16 @@ class Outcome:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A guest that is given its work in turns, and where it is."""
+
+    guest: ProcessGuest
+    route: Route
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,11 @@ class Session:
         self._known: _Known | None = None  # replaced whole, so threads may share it
 
     @property
+    def gate(self) -> Gate:
+        """The door of all that is done here."""
+        return self._gate
+
+    @property
     def policy(self) -> Policy:
         """What decides here."""
         return self._gate.policy
@@ -145,7 +162,20 @@ class Session:
 
         Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
         """
-        return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
+        if not work.tools:
+            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+        from agent_sandbox.engine.tools import Hearing  # few runs have them
+
+        hearing = Hearing(self._gate, work.tools)
+        talking = replace(work, talk=hearing.talk())
+        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def open(self, work: Work) -> Opened:
+        """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
+        program, executables, plan = self._plan(work, ThrowAway(self._disk_bytes))
+        guest = self._runtime.launch(self._launch(work, program, executables, plan))
+        return Opened(guest, Route(self._runtime.name, _WHY[self._runtime.name]), (*plan.notes, *guest.notes))
 
     def explain(self, work: Work) -> MountPlan:
         """The plan of what the guest would see. Nothing is run, and nothing made or attached."""
@@ -201,7 +231,7 @@ class Session:
                 work.on_start(guest)
             completed = guest.wait()
             said = self._after(self._state, kept, guest) if self._state is not None and kept is not None else ()
-            changes, unlisted = self._changes(guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
+            changes, unlisted = self.changes(guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=completed.exit,
                 stdout=completed.stdout,
@@ -262,9 +292,10 @@ class Session:
             preload=work.preload,
             on_output=work.on_output,
             collect=work.collect,
+            talk=work.talk if isinstance(program, PythonCode) else None,
         )
 
-    def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
         try:
@@ -307,7 +338,7 @@ def _title(work: Work) -> str:
     return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
 
 
-def _facts(outcome: Outcome) -> dict[str, str | int | float]:
+def facts(outcome: Outcome) -> dict[str, str | int | float]:
     """What the ledger keeps of an outcome: no output, which may hold anything."""
     return {
         "exit_code": outcome.exit.code,

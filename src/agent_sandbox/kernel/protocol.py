@@ -18,3 +18,7 @@ READY = b"R"  # the guest's one byte: everything is in force
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
 SCRIPT = f"{SCRIPTS}/main.py"
+
+# Between the supervisor and a program it talks with while that runs: the length of what follows, and the number of the question.
+TALK = struct.Struct("!IQ")
+HELLO = TALK.pack(0, 0)  # the guest's first, when it has what it needs and the program is about to start

@@ -18,7 +18,9 @@ import wasmtime
 
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
+from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
@@ -41,7 +43,15 @@ __import__("os").chdir({cwd})
 ours = __import__("sys").modules.pop({ours})
 ours.reseed()
 ours.give({path}, {env}, {arguments}, {cwd})
-ours.run({path}, {source})
+"""
+_RUN = "ours.run({path}, {source})"
+_TALK = """
+ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
+names = ours.talking.offered(talk["tools"], ask, spell)
+if talk["turns"]:
+    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    ours.end(turns.main, turns.take())
+ours.run({path}, {source}, names)
 """
 
 
@@ -72,7 +82,12 @@ class Guest:
             if image != "plain" or not rehearsed:
                 instance.become(self._images[image])
             code = _start(message)
-            payload.close()
+            if "talk" in message:
+                speaker = Speaker(payload)
+                self._machine.door.answer = speaker.ask
+                speaker.begin()
+            else:
+                payload.close()
         except BaseException as error:
             refuse(payload, error)
         os._exit(_drive(instance, code))
@@ -108,8 +123,10 @@ def _start(message: dict[str, Any]) -> str:
         "source": message["source"],
         "path": SCRIPT,
         "ours": OURS,
+        "talk": crossing.packed(message.get("talk")),
     }
-    return _START.format(**{name: ascii(value) for name, value in given.items()})
+    code = _START + (_TALK if "talk" in message else _RUN)
+    return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
 def _drive(instance: Instance, code: str) -> int:
