@@ -84,6 +84,11 @@ class Hearing:
     """What one program may say, and what it is answered. `errors` are those that tools raised, for the caller alone."""
 
     def __init__(self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS) -> None:
+        from inspect import iscoroutinefunction
+
+        if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
+            why = f"nobody would await these tools: {', '.join(coroutines)}"
+            raise PolicyError(why, hint="use AsyncSandbox, or hand over functions that are no coroutines")
         self.errors: list[Exception] = []
         self._gate = gate
         self._tools = tools
