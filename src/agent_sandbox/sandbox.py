@@ -195,7 +195,8 @@ class Sandbox:
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
         """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""
-        seconds = self.config.limits(timeout_seconds=timeout).wall_seconds
+        own = self._session.policy.limits
+        seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
         left = None if self._expires is None else max(self._expires - time.monotonic(), 0.001)
         if left is not None and (seconds is None or left < seconds):
             return left, "lifetime", left

@@ -15,7 +15,7 @@ from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.runtime import crossing
-from agent_sandbox.runtime.base import Exit, Reason
+from agent_sandbox.runtime.base import Exit, Launch, Reason
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
@@ -82,11 +82,8 @@ class Turns:
         opened = self._opened or self._open(turn)
         if turn.on_start is not None:
             turn.on_start(opened.guest)
-        limits = replace(self._session.policy.limits, wall_seconds=turn.wall)
         try:
-            completed, said = opened.guest.turn(
-                message, replace(opened.guest.launch, limits=limits, on_output=turn.on_output), idle=turn.idle
-            )
+            completed, said = opened.guest.turn(message, self._launch(opened.guest.launch, turn.wall, turn.on_output), idle=turn.idle)
         except BaseException as error:  # a callback raised: where the interpreter stands is not known
             self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
             raise
@@ -115,6 +112,12 @@ class Turns:
             outcome = replace(outcome, changes=self.changes)
         return Turned(outcome, value, described)
 
+    def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
+        """What holds for one turn; mostly what held for the one before."""
+        if before.limits.wall_seconds == wall and before.on_output is on_output:
+            return before
+        return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
+
     def _open(self, turn: Turn) -> Opened:
         # The source is there to be looked at, for what had better be imported beforehand; what runs is sent as the turn.
         seen = f"import {', '.join(self._work.preload)}\n{turn.source}" if self._work.preload else turn.source
@@ -134,9 +137,8 @@ class Turns:
     def close(self) -> None:
         """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
         if self._opened is not None and not self.ended:
-            launch = self._opened.guest.launch
-            limits = replace(launch.limits, wall_seconds=CLOSING_SECONDS)
-            self._opened.guest.turn(_NO_MORE, replace(launch, limits=limits, on_output=None), idle=None)
+            guest = self._opened.guest
+            guest.turn(_NO_MORE, self._launch(guest.launch, CLOSING_SECONDS, None), idle=None)
         self._end("it was closed")
 
     def _end(self, why: str) -> None:

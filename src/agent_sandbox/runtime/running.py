@@ -259,9 +259,9 @@ class ProcessGuest:
         channel.close_all([] if self._stdin is None else [self._stdin])
         self._stdin = None
         sinks = {name: Sink(name, fd, launch.limits.output_bytes, launch) for name, fd in self._outputs.items()}
+        self._talk.give(work)
         with suppress(OSError):  # it has ended, as we are about to hear
             self._allow(launch.limits.wall_seconds)
-        self._talk.give(work)
         said = self._pump(sinks, Poller())
         if said is None:
             return _completed(self._exit(sinks), sinks), None
