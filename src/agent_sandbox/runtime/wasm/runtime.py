@@ -88,7 +88,7 @@ class WasmRuntime:
             raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
         compiled, package = self._entry(MODULE).path, self._package
         root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
-        return self._guests.launch(replace(launch, root=root, beneath=VIEW, processes=False, executables=(), preload=()))
+        return self._guests.launch(replace(launch, root=root, beneath=VIEW, farewell=True, processes=False, executables=(), preload=()))
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
