@@ -50,6 +50,11 @@ class WasmRuntime:
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
 
+    @cached_property
+    def _compiled(self) -> str:
+        """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
+        return self._entry(MODULE).path
+
     @property
     def ready(self) -> bool:
         """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
@@ -86,8 +91,8 @@ class WasmRuntime:
         if strange := [name for name in launch.preload if name not in _PRELOADED]:
             why = f"the wasm runtime has no image with {', '.join(strange)} imported"
             raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
-        compiled, package = self._entry(MODULE).path, self._package
-        root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
+        package = self._package
+        root = moved_down(launch.root, compiled=self._compiled, library=package.library, name=package.library_name)
         return self._guests.launch(replace(launch, root=root, beneath=VIEW, farewell=True, processes=False, executables=(), preload=()))
 
     def close(self, *, leaving: bool = False) -> None:
