@@ -13,7 +13,7 @@ from functools import cached_property
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Launch, PythonCode, Support
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
@@ -36,6 +36,7 @@ class WasmRuntime:
 
     name = "wasm"
     brings = frozenset({"python"})  # languages that need nothing of the machine
+    guarantees = GUARANTEES
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
@@ -80,15 +81,21 @@ class WasmRuntime:
             raise RuntimeUnavailable(
                 "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
             )
-        for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile"), (launch.on_ready, "watch over reads")):
-            if wanted:
-                raise RuntimeUnavailable(f"the wasm runtime has no {name}", missing=(name.replace(" ", "-"),), hint='use runtime="process"')
-        if strange := [name for name in launch.preload if name not in _PRELOADED]:
-            why = f"the wasm runtime has no image with {', '.join(strange)} imported"
-            raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
+        if why := self.objection(
+            terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
+        ):
+            raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
         compiled, package = self._entry(MODULE).path, self._package
         root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
         return self._guests.launch(replace(launch, root=root, beneath=VIEW, processes=False, executables=(), preload=()))
+
+    def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
+        """Why it does not take such a launch, whatever the program; or nothing."""
+        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads")):
+            if wanted:
+                return f"it has no {name}"
+        strange = [name for name in preload if name not in _PRELOADED]
+        return f"it has no image with {', '.join(strange)} imported" if strange else ""
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
