@@ -39,7 +39,7 @@ def runtimes(wish: str) -> Runtimes:
 
 @lru_cache(maxsize=8)
 def _runtimes(wish: str, cache: str, state: str) -> Runtimes:
-    return Runtimes(wish, runtime, lambda: _wasm(cache, state, WARM))
+    return Runtimes(wish, runtime, lambda: _wasm(cache, state, WARM), background=places.may_work_in_the_background())
 
 
 @lru_cache(maxsize=2)

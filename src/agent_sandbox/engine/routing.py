@@ -66,12 +66,17 @@ class Runtimes:
         process: Callable[[], ProcessRuntime],
         wasm: Callable[[], WasmRuntime] | None = None,
         *,
+        background: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`process` and `wasm` give the runtimes, and are not called before one is needed."""
+        """`process` and `wasm` give the runtimes, and are not called before one is needed.
+
+        With `background`, what is still to be compiled is compiled meanwhile, by a process of its own that may outlive this one.
+        """
         self.wish = wish
         self._process = process
         self._wasm = wasm
+        self._background = background
         self._clock = clock
         self._absent: dict[str, _Absence] = {}
 
@@ -98,6 +103,8 @@ class Runtimes:
             raise error
         if "wasm" in failed:
             self._absent["wasm"] = _Absence(failed["wasm"], self._clock() + _TRY_AGAIN_SECONDS)
+            if isinstance(error, RuntimeUnavailable) and self._background and self._wasm is not None:
+                self._wasm().compile_in_background()  # it has been compiled, but is not as it was
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:
@@ -153,7 +160,8 @@ class Runtimes:
         if known is not None and self._clock() < known.until:
             return known.why
         try:
-            why = "" if wasm().ready else "it has not been compiled yet (run: agent-sandbox setup)"
+            runtime = wasm()
+            why = "" if runtime.ready else runtime.compile_in_background() if acting and self._background else runtime.standing
         except RuntimeUnavailable as error:
             why = f"{error.message} ({error.hint})"
         if why:

@@ -101,7 +101,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
     try:
         if wish not in WISHES:
             raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(WISHES)}")
-        yield Runtimes(wish, lambda: process, wasm)
+        yield Runtimes(wish, lambda: process, wasm, background=places.may_work_in_the_background())
     finally:
         process.close(leaving=True)
         for runtime in made:

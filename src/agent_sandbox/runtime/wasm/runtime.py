@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
@@ -58,7 +59,31 @@ class WasmRuntime:
 
     def building(self) -> list[str]:
         """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do."""
-        return argv_for(BUILDER, packages(), *self._directories, self._cache.key, *vars(self._package).values())
+        return argv_for(BUILDER, *self._told())
+
+    def compile_in_background(self) -> str:
+        """Have that done while nobody waits for it; says how it stands. Raises `RuntimeUnavailable` when the extra is not installed."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.begin(self._cache, self._told(), now=time.time())
+
+    @property
+    def standing(self) -> str:
+        """How it stands with compiling, in words. Raises as `ready` does."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.standing(self._cache, now=time.time())
+
+    @property
+    def compiler(self) -> int | None:
+        """The process that compiles just now; None when there is none."""
+        from agent_sandbox.runtime.wasm.building import holder
+
+        return holder(self._cache)
+
+    def _told(self) -> list[str]:
+        """What who compiles has to know."""
+        return [packages(), *self._directories, self._cache.key, *vars(self._package).values()]
 
     def probe(self) -> Support:
         """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them."""
@@ -104,12 +129,13 @@ class WasmRuntime:
     def _entry(self, name: str) -> Entry:
         entry = self._cache.entry(name)
         if entry is None:
-            why = "the wasm runtime has not been compiled for this machine yet"
+            why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
         entries = {MODULE: self._entry(MODULE)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        self._cache.used(entries.values(), time.time())
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 
