@@ -22,3 +22,7 @@ FAREWELL_FD = 4  # in the guest: after its three streams and the payload
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
 SCRIPT = f"{SCRIPTS}/main.py"
+
+# Between the supervisor and a program it talks with while that runs: the length of what follows, and the number of the question.
+TALK = struct.Struct("!IQ")
+HELLO = TALK.pack(0, 0)  # the guest's first, when it has what it needs and the program is about to start

@@ -19,7 +19,9 @@ import wasmtime
 
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, SCRIPT
+from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
+from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
@@ -37,7 +39,17 @@ ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
 ours.rehearse_within({SCRIPT!r}, {_LIKELY!r})
 """
-_START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_TALK = """
+ours = __import__("sys").modules.pop({ours})
+ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
+ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
+names = ours.talking.offered(talk["tools"], ask, spell)
+if talk["turns"]:
+    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    ours.end(turns.main, turns.take())
+ours.run({path}, {source}, names)
+"""
 
 
 class Guest:
@@ -67,7 +79,12 @@ class Guest:
             if image != "plain" or not rehearsed:
                 instance.become(self._images[image])
             code = _start(message, seeded=rehearsed and image == "plain")
-            payload.close()
+            if "talk" in message:
+                speaker = Speaker(payload)
+                self._machine.door.answer = speaker.ask
+                speaker.begin()
+            else:
+                payload.close()
         except BaseException as error:
             refuse(payload, error)
         leave(_drive(instance, code))
@@ -112,8 +129,10 @@ def _start(message: dict[str, Any], *, seeded: bool) -> str:
         "path": SCRIPT,
         "ours": OURS,
         "seeded": seeded,
+        "talk": crossing.packed(message.get("talk")),
     }
-    return _START.format(**{name: ascii(value) for name, value in given.items()})
+    code = _TALK if "talk" in message else _RUN
+    return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
 def _drive(instance: Instance, code: str) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import wasmtime
 
 from agent_sandbox.kernel.memory import move_over
+from agent_sandbox.runtime.wasm.door import Door
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.values import dataclass
 
 PAGE = 1 << 16  # of WebAssembly
 
 _I32 = wasmtime.ValType.i32()
-_NO_HOST = -1  # what the interpreter takes for "there is nobody there"
 
 
 def configuration(*, threads: bool = False) -> wasmtime.Config:
@@ -57,8 +57,8 @@ class Machine:
         linker.allow_shadowing = True
         # The engine's own knows no codes above 125. The process is the program's, and ends with it.
         linker.define_func("wasi_snapshot_preview1", "proc_exit", wasmtime.FuncType([_I32], []), lambda code: leave(code & 0xFF))
-        # Whatever it hands over, pointers included, is not looked at.
-        linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), lambda *_: _NO_HOST)
+        self.door = Door()
+        linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), self.door, access_caller=True)
         self._ready = linker.instantiate_pre(module)
 
     @classmethod
