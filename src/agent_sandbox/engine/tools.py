@@ -73,9 +73,10 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
                     raise PolicyError(why, hint="make it a parameter that has a name") from None
         parameters.append(about)
         if parameter.annotation is not parameter.empty:
-            annotations[parameter.name] = inspect.formatannotation(parameter.annotation)
+            annotations[parameter.name] = parameter.annotation
     if signature.return_annotation is not signature.empty:
-        annotations["return"] = inspect.formatannotation(signature.return_annotation)
+        annotations["return"] = signature.return_annotation
+    annotations = {where: what if isinstance(what, str) else inspect.formatannotation(what) for where, what in annotations.items()}
     return {"name": name, "doc": inspect.getdoc(tool), "parameters": parameters, "annotations": annotations}
 
 

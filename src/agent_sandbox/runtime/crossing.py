@@ -17,68 +17,57 @@ if TYPE_CHECKING:
 
 LARGEST = 16 << 20  # bytes of one message, either way
 DEEPEST = 100  # lists and dicts in one another
-MOST = 1_000_000  # lists and dicts in one message
+MOST = 500_000  # lists and dicts in one message
+MOST_ITEMS = 4_000_000  # in one list or dict
 _LONG = 2000  # bits: a longer number is spelt in hexadecimal, which no setting of an interpreter limits
 _INT, _BYTES, _DICT = "$int", "$bytes", "$dict"
+_NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as Python's own reader of JSON takes them
+_TOO_MUCH = f"too much data at once: at most {LARGEST >> 20} MiB, and {MOST} lists and dicts, cross"
 _READER = 3  # version of marshal that every interpreter reads
 
 
 def spell(value: Any) -> bytes:
     """The JSON of data. Raises TypeError for what is none, ValueError for too much of it. Tuples become lists."""
-    parts: list[str] = []
-    _spell(value, parts.append, 0)
-    message = "".join(parts).encode("utf-8", "surrogatepass")
+    message = _spelt(value, 0).encode("utf-8", "surrogatepass")
     if len(message) > LARGEST or message.count(b"[") + message.count(b"{") > MOST:
-        raise ValueError(f"too much data at once: at most {LARGEST >> 20} MiB, and {MOST} lists and dicts, cross")
+        raise ValueError(_TOO_MUCH)
     return message
 
 
-def _spell(value: Any, add: Any, depth: int) -> None:
+def _spelt(value: Any, depth: int) -> str:
     if value is None or value is True or value is False:
-        add("null" if value is None else "true" if value else "false")
-    elif isinstance(value, str):
-        add(encode_basestring(str.__str__(value)))
-    elif isinstance(value, int):
+        return "null" if value is None else "true" if value else "false"
+    if isinstance(value, str):
+        return encode_basestring(str.__str__(value))
+    if isinstance(value, int):
         number = int(value)
-        add(int.__repr__(number) if number.bit_length() <= _LONG else f'{{"{_INT}":"{number:x}"}}')
-    elif isinstance(value, float):
-        add({"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text := float.__repr__(value), text))
-    elif isinstance(value, bytes | bytearray | memoryview):
-        add(f'{{"{_BYTES}":"{binascii.b2a_base64(value, newline=False).decode()}"}}')
-    elif isinstance(value, list | tuple | dict):
-        _spell_container(value, add, depth + 1)
-    else:
-        raise TypeError(f"{type(value).__name__} is not data: None, bool, int, float, str, bytes, list and dict are")
+        return int.__repr__(number) if number.bit_length() <= _LONG else f'{{"{_INT}":"{number:x}"}}'
+    if isinstance(value, float):
+        text = float.__repr__(value)
+        return _NO_NUMBERS.get(text, text)
+    if isinstance(value, list | tuple | dict):
+        if len(value) > MOST_ITEMS:
+            raise ValueError(_TOO_MUCH)
+        _check_depth(depth + 1)
+        return _spelt_dict(value, depth + 1) if isinstance(value, dict) else _spelt_list(value, depth + 1)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f'{{"{_BYTES}":"{binascii.b2a_base64(value, newline=False).decode()}"}}'
+    raise TypeError(f"{type(value).__name__} is not data: None, bool, int, float, str, bytes, list and dict are")
 
 
-def _spell_container(value: Any, add: Any, depth: int) -> None:
-    _check_depth(depth)
-    if isinstance(value, list | tuple):
-        _spell_list(value, add, depth)
-        return
+def _spelt_list(value: Any, depth: int) -> str:
+    return f"[{','.join([_spelt(item, depth) for item in value])}]"
+
+
+def _spelt_dict(value: dict[Any, Any], depth: int) -> str:
+    marked = False
     for key in value:
         if not isinstance(key, str):
             raise TypeError(f"a key of a dict must be text, not {type(key).__name__}")
-    if any(key.startswith("$") for key in value):  # not to be taken for one of our marks
-        add(f'{{"{_DICT}":')
-        _spell_list([[key, item] for key, item in value.items()], add, depth)
-        add("}")
-        return
-    before = "{"
-    for key, item in value.items():
-        add(before + encode_basestring(str.__str__(key)) + ":")
-        _spell(item, add, depth)
-        before = ","
-    add("}" if value else "{}")
-
-
-def _spell_list(value: Any, add: Any, depth: int) -> None:
-    before = "["
-    for item in value:
-        add(before)
-        _spell(item, add, depth)
-        before = ","
-    add("]" if value else "[]")
+        marked = marked or key.startswith("$")
+    if marked:  # not to be taken for one of our marks
+        return f'{{"{_DICT}":{_spelt_list([[key, item] for key, item in value.items()], depth)}}}'
+    return f"{{{','.join([f'{encode_basestring(str.__str__(key))}:{_spelt(item, depth)}' for key, item in value.items()])}}}"
 
 
 def _check_depth(depth: int) -> None:
