@@ -130,6 +130,7 @@ class Launch:
     terminal: Terminal | None = None
     executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
     beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
+    farewell: bool = False  # the guest's process is ours to its end, and says when the program in it has ended
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True

@@ -31,6 +31,7 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "system": launch.system,
         "python": not native,
         "readable": launch.writable,  # whether anybody will ask what was written
+        "farewell": launch.farewell,
         "scratch": None if launch.writable else [*(launch.beneath + path for path in SCRATCH), *DEVICES],
         "tmp": f"{launch.beneath}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +45,35 @@ def rehearse(path: str) -> None:
     _execute(path, _REHEARSAL, {})
     sys.modules["__main__"] = before
     os.write(1, b"")
+
+
+def rehearse_within(path: str, directory: str) -> None:
+    """The same where this interpreter has no process of its own to be prepared in: all that `go` and `give` touch, too."""
+    with suppress(OSError):  # a view may have no such place
+        go(directory)
+    give(path, {"_": ""}, (), directory)
+    del os.environ["_"], sys.path[0]
+    rehearse(path)
+
+
+def go(directory: str) -> None:
+    """Make it the working directory, which costs nothing where it is."""
+    if os.getcwd() != directory:
+        os.chdir(directory)
+
+
+def begin(path: str, environment: Mapping[str, str], arguments: Sequence[str], directory: str, *, seeded: bool) -> None:
+    """What comes before the script, in an interpreter that is told what to do in Python."""
+    if not seeded:
+        reseed()
+    go(directory)
+    give(path, environment, arguments, directory)
+
+
+def start(path: str, source: str, environment: Mapping[str, str], arguments: Sequence[str], directory: str, *, seeded: bool) -> NoReturn:
+    """All of it in one call."""
+    begin(path, environment, arguments, directory, seeded=seeded)
+    run(path, source)
 
 
 def reseed() -> None:

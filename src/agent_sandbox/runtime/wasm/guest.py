@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -17,7 +18,7 @@ from contextlib import suppress
 import wasmtime
 
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, SCRIPT
 from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
 from agent_sandbox.runtime.speaking import Speaker
@@ -32,20 +33,16 @@ if TYPE_CHECKING:
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
 _MOMENT_MS = 2  # after which nobody is waiting for this guest
+_LIKELY = "/tmp"  # where most programs begin
 _REHEARSAL = f"""
-__import__("os").chdir("/")
 ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
-ours.rehearse({SCRIPT!r})
+ours.rehearse_within({SCRIPT!r}, {_LIKELY!r})
 """
-_START = """
-__import__("os").chdir({cwd})
-ours = __import__("sys").modules.pop({ours})
-ours.reseed()
-ours.give({path}, {env}, {arguments}, {cwd})
-"""
-_RUN = "ours.run({path}, {source})"
+_RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
 _TALK = """
+ours = __import__("sys").modules.pop({ours})
+ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
 ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
 names = ours.talking.offered(talk["tools"], ask, spell)
 if talk["turns"]:
@@ -81,7 +78,7 @@ class Guest:
             image = "pandas" if _HEAVY.search(message["source"]) else "plain"
             if image != "plain" or not rehearsed:
                 instance.become(self._images[image])
-            code = _start(message)
+            code = _start(message, seeded=rehearsed and image == "plain")
             if "talk" in message:
                 speaker = Speaker(payload)
                 self._machine.door.answer = speaker.ask
@@ -90,13 +87,21 @@ class Guest:
                 payload.close()
         except BaseException as error:
             refuse(payload, error)
-        os._exit(_drive(instance, code))
+        leave(_drive(instance, code))
 
     def _open_again(self) -> None:
         fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
         if fd != self._held:
             os.dup2(fd, self._held, inheritable=False)
             os.close(fd)
+
+
+def leave(code: int) -> NoReturn:
+    """The program has ended: say so, and go. The kernel takes longer to take the engine's memory apart than most programs take."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    with suppress(OSError):
+        os.write(FAREWELL_FD, FAREWELL.pack(code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
+    os._exit(code)
 
 
 def _asked(payload: socket.socket) -> bool:
@@ -111,10 +116,10 @@ def _rehearse(instance: Instance) -> None:
     instance.run(_REHEARSAL)
     with suppress(OSError):  # a view may have no such place; then a program that needs it says so
         write_script(VIEW + SCRIPT, "")
-    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}))
+    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
 
 
-def _start(message: dict[str, Any]) -> str:
+def _start(message: dict[str, Any], *, seeded: bool) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
@@ -123,9 +128,10 @@ def _start(message: dict[str, Any]) -> str:
         "source": message["source"],
         "path": SCRIPT,
         "ours": OURS,
+        "seeded": seeded,
         "talk": crossing.packed(message.get("talk")),
     }
-    code = _START + (_TALK if "talk" in message else _RUN)
+    code = _TALK if "talk" in message else _RUN
     return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
