@@ -224,3 +224,25 @@ def test_the_lifetime_of_a_sandbox_ends_a_session_that_waits(sandboxes: Make) ->
         assert session.run("1").value == 1
         late = session.run("while True: pass")
         assert (late.status, late.limits_hit) == (SandboxStatus.TIMEOUT, ("lifetime",)), late
+
+
+ODD_ENDS = (
+    "import sys; sys.excepthook = lambda *_: 1 / 0",
+    "import sys; sys.stdout.close()",
+    "import sys; sys.stdout = sys.stderr = None",
+    "import sys; sys.stdout = sys.stderr = object()",
+    "class Flush:\n    def flush(self): raise SystemExit(3)\nimport sys; sys.stdout = Flush()",
+    "class Evil(int):\n    def __int__(self): raise KeyError\nEvil(1)",
+    "class Evil(dict):\n    def __iter__(self): raise KeyboardInterrupt('x') if False else ValueError\nEvil(a=1)",
+    "import linecache; linecache.cache = None; linecache.clearcache = None",
+    "import builtins; builtins.print = None; builtins.repr = None",
+)
+
+
+def test_what_a_turn_does_to_its_interpreter_ends_no_session(sandboxes: Make) -> None:
+    sandbox = sandboxes()
+    for code in ODD_ENDS:
+        with sandbox.session() as session:
+            session.run(code)
+            session.run("1 / 0")
+            assert session.run("40 + 2").value == 42, (code, session.ended)

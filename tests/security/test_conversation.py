@@ -7,7 +7,12 @@ that breaks out of the engine is where the first is, so what the supervisor can 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -337,3 +342,39 @@ def test_a_host_that_listens_no_longer_is_a_fault_and_no_more() -> None:
         raise ConnectionError
 
     assert _door_of(_asking(0, 4, 0, 4), gone) == -2
+
+
+def test_a_guest_that_reads_its_own_output_keeps_nobody_waiting() -> None:
+    code = """
+import os, threading
+def steal():
+    pipe = os.open("/proc/self/fd/1", os.O_RDONLY)
+    while True: os.read(pipe, 1 << 16)
+threading.Thread(target=steal, daemon=True).start()
+"""
+    with Sandbox().session() as session:
+        assert session.run(code).success
+        for _ in range(30):
+            assert session.run("print('x' * 5000)").success
+
+
+KILLED = """
+import os, signal
+from agent_sandbox import Sandbox, shared
+session = Sandbox(tools={"gone": lambda: os.kill(os.getpid(), signal.SIGKILL)}).session()
+session.run("1")
+print(session._turns._opened.guest.init, flush=True)
+WORK
+"""
+
+
+@pytest.mark.parametrize("work", ["os.kill(os.getpid(), signal.SIGKILL)", "session.run('gone()')"], ids=["between turns", "in a tool"])
+def test_a_session_ends_with_its_supervisor(work: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED.replace("WORK", work)], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        init = os.pidfd_open(int(supervisor.stdout.readline()))
+        try:
+            assert select.select([init], [], [], 20)[0], "it lives on"
+        finally:
+            os.close(init)
+    assert supervisor.returncode == -signal.SIGKILL

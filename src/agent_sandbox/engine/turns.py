@@ -6,6 +6,7 @@ turn goes beyond a limit; the turn in which that happens says why, and there is 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -53,6 +54,7 @@ class Turns:
 
     def __init__(self, session: Session, work: Work) -> None:
         """`work` holds what all turns share: environment, directory, arguments, tools, modules to have at hand."""
+        self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more
         self.changes = ChangeSet()  # known when it has ended
         self._session = session
@@ -127,7 +129,7 @@ class Turns:
         return self._opened
 
     def _facts(self, turned: Turned) -> Facts:
-        return {**facts(turned.outcome), "turn": self._count}
+        return {**facts(turned.outcome), "session": self.id, "turn": self._count}
 
     def kill(self) -> None:
         """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
@@ -136,10 +138,12 @@ class Turns:
 
     def close(self) -> None:
         """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
-        if self._opened is not None and not self.ended:
-            guest = self._opened.guest
-            guest.turn(_NO_MORE, self._launch(guest.launch, CLOSING_SECONDS, None), idle=None)
-        self._end("it was closed")
+        try:
+            if self._opened is not None:
+                guest = self._opened.guest
+                guest.turn(_NO_MORE, self._launch(guest.launch, CLOSING_SECONDS, None), idle=None)
+        finally:
+            self._end("it was closed")
 
     def _end(self, why: str) -> None:
         self.ended = self.ended or why

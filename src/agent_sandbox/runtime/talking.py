@@ -148,7 +148,7 @@ class Turns:
     def _reported(self, done: dict[str, Any]) -> bytes:
         try:
             return self._spell({"turn": done})
-        except (TypeError, ValueError):
+        except Exception:  # too large, or something that only looks like data
             return self._spell({"turn": {**done, "value": None, "repr": _described(done["value"])}})
 
     def _turn(self, name: str, source: str, stdin: bytes) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Turns:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (AttributeError, OSError, ValueError):
+            except BaseException:  # it may be anything by now, or nothing
                 code = code or 120  # as an interpreter reports output that could not be written
         return {"code": code, "value": value}
 
