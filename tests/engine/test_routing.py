@@ -231,11 +231,10 @@ def test_input_from_a_descriptor_is_not_read_twice(auto: Runtimes, ledger: Path)
 
 
 def test_what_has_called_a_tool_does_not_start_again(auto: Runtimes, ledger: Path) -> None:
-    def call(guest: object) -> None:
-        guest.irrevocable = True  # type: ignore[attr-defined]  # as who carries out a call for the guest would
-
-    outcome = session(auto, ledger).run(python(FAKED, on_start=call))
-    assert (outcome.route.runtime, outcome.route.fell_forward) == ("wasm", "")
+    calls: list[int] = []
+    work = python(f"take(1)\n{FAKED}", tools={"take": calls.append})
+    outcome = session(auto, ledger, locked(tools=["take"])).run(work)
+    assert (outcome.route.runtime, outcome.route.fell_forward, calls) == ("wasm", "", [1])
 
 
 def test_a_stored_sandbox_tries_nothing_that_it_would_have_to_take_back(
