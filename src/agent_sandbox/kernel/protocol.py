@@ -15,6 +15,10 @@ HERE = b"h"  # init's first byte, and again when it wants its ids
 MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
 READY = b"R"  # the guest's one byte: everything is in force
 
+# From a guest that counts, on the socket where it got its program, when it ends: this, what was used, and perhaps more lines.
+FUEL = b"fuel "
+REPORT_BYTES = 2 << 20  # of such a report that are kept
+
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
 SCRIPT = f"{SCRIPTS}/main.py"

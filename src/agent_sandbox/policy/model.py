@@ -97,6 +97,7 @@ def implied(processes: bool, limits: Limits) -> frozenset[Guarantee]:
         Guarantee.NO_NEW_PROCESSES: not processes,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
         Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
+        Guarantee.FUEL_LIMITED: limits.fuel is not None,
         Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
     }
     return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids, mounts
-from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import FUEL, GO, HERE, MAPPED, ORDER, READY, REPORT_BYTES, SCRIPT, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Poller, Sink, Source
@@ -48,6 +48,7 @@ class ProcessGuest:
         self._cgroup = cgroups.Cgroup()
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
+        self._answer = b""  # on the socket that the program went over: why it was not started, or what it used
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
@@ -180,19 +181,37 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments))
+                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments), **_counted(self.launch))
             case _:
                 assert_never(program)
         channel.send(self._payload, message)
 
-    def _take_answer(self) -> None:
-        with suppress(OSError):  # nothing has come: it was ended before it could answer
-            self._payload.settimeout(0)
-            answer = self._payload.recv(4096)
-            if answer:
-                code, _, why = answer.decode(errors="replace").partition(" ")
-                self._refused = int(code) if code.isdigit() else 126
-                self.refused = why or "it could not be started"
+    def _take_answer(self) -> bool:
+        """Take what there is. False when that was all."""
+        try:
+            answer = self._payload.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._answer += answer[: REPORT_BYTES - len(self._answer)]
+        return bool(answer)
+
+    def _read_answer(self) -> tuple[int | None, bytes]:
+        """What it used, if it counted, and what it looked into; or nothing, and why it was not started is noted. All in its own words."""
+        self._payload.settimeout(0)
+        before = -1
+        while len(self._answer) != before and self._take_answer():  # nothing may have come: it was ended before it could answer
+            before = len(self._answer)
+        first, _, rest = self._answer.partition(b"\n")
+        fuel = first.removeprefix(FUEL)
+        if fuel != first:
+            return (int(fuel) if fuel.isdigit() and len(fuel) < 20 else None), rest
+        if self._answer:
+            code, _, why = self._answer[:4096].decode(errors="replace").partition(" ")
+            self._refused = int(code) if code.isdigit() and len(code) < 4 else 126
+            self.refused = why or "it could not be started"
+        return None, b""
 
     @property
     def init(self) -> int:
@@ -255,7 +274,8 @@ class ProcessGuest:
                 sink.close()
         stdout = sinks["stdout"]
         stderr = sinks.get("stderr")
-        return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
+        fuel, inputs = self._read_answer()
+        return Completed(self._exit(sinks, fuel), stdout.kept(), stderr.kept() if stderr else b"", inputs)
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> None:
         wall = self.launch.limits.wall_seconds
@@ -270,6 +290,9 @@ class ProcessGuest:
             poller.add(sink.fd, sink.take)
         if self._waker is not None:
             poller.add(self._waker, self._woken)
+        if self.launch.watch_inputs:  # more than a socket holds by itself
+            self._payload.settimeout(0)
+            poller.add(self._payload.fileno(), self._take_answer)
         look = self.launch.on_tick if self.layers is not None else None
         while control in poller and "exit" not in self._messages:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -288,7 +311,6 @@ class ProcessGuest:
                 self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
-        self._take_answer()
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
 
@@ -316,7 +338,7 @@ class ProcessGuest:
         self._messages[message["kind"]] = message
         return True
 
-    def _exit(self, sinks: dict[str, Sink]) -> Exit:
+    def _exit(self, sinks: dict[str, Sink], fuel: int | None) -> Exit:
         ended = self._messages.get("exit")  # from init, unless it was killed itself
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
@@ -338,6 +360,10 @@ class ProcessGuest:
             reason = Reason.DISK_LIMIT
         if reason is Reason.KILLED and self._killed and self._killed != "killed":
             reason = Reason(self._killed)
+        limit = self.launch.limits.fuel
+        if reason is Reason.SIGNALLED and fuel is not None and limit is not None and fuel >= limit:
+            reason = Reason.FUEL_LIMIT
+            hit.append("fuel")
         if reason is Reason.CPU_LIMIT and "cpu" not in hit:
             hit.append("cpu")
         if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
@@ -347,6 +373,7 @@ class ProcessGuest:
             wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else time.monotonic() - self._began,
             cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
             peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
+            fuel=fuel,
         )
         if self._refused is not None and reason is Reason.EXITED:
             code = self._refused
@@ -414,6 +441,16 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "tmp": f"{launch.beneath}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
+    }
+
+
+def _counted(launch: Launch) -> dict[str, Any]:
+    """What a guest that counts is told besides."""
+    return {
+        "fuel": launch.limits.fuel,
+        "seed": launch.deterministic,
+        "memory": launch.limits.memory_bytes,
+        "watch": launch.watch_inputs,
     }
 
 

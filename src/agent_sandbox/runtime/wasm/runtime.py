@@ -16,7 +16,7 @@ from agent_sandbox.runtime.base import Launch, PythonCode, Support
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
@@ -25,6 +25,8 @@ from agent_sandbox.values import replace
 
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
 BUILDER = "agent_sandbox.runtime.wasm.building"
+# What only a program inside WebAssembly can be given: every instruction is ours to count, and every system call ours to answer.
+GUARANTEES = frozenset({Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC})
 _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
 
 
@@ -52,23 +54,39 @@ class WasmRuntime:
 
     @property
     def ready(self) -> bool:
-        """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
-        return all(self._cache.entry(name) for name in (MODULE, *map(stored_as, IMAGES)))
+        """Whether all that ordinary runs need has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
+        return self._has(MODULE)
 
-    def building(self) -> list[str]:
-        """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do."""
-        return argv_for(BUILDER, packages(), *self._directories, self._cache.key, *vars(self._package).values())
+    @property
+    def ready_to_count(self) -> bool:
+        """Whether what deterministic runs and runs with a limit on fuel need has been compiled as well."""
+        return self._has(MODULE) and self._has(COUNTING)
+
+    def _has(self, module: str) -> bool:
+        return all(self._cache.entry(name) for name in (module, *map(stored_as, IMAGES)))
+
+    def building(self, *, counting: bool = False) -> list[str]:
+        """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do.
+
+        `counting` makes the second module, too, for another minute.
+        """
+        wanted = COUNTING if counting else MODULE
+        return argv_for(BUILDER, packages(), *self._directories, self._cache.key, wanted, *vars(self._package).values())
 
     def probe(self) -> Support:
-        """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them."""
+        """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;
+        and what only code inside WebAssembly can be given, as live runs show."""
         from agent_sandbox.runtime.probe import probe, trial
+        from agent_sandbox.runtime.wasm.proving import proved
 
         walls = ProcessRuntime()
         try:
             support = probe(walls)
             with self.launch(trial("pass")) as guest:
                 ended = guest.wait().exit
-            return replace(support, runtime=self.name) if ended.code == 0 else _nothing(f"its interpreter ended with {ended.code}")
+            if ended.code != 0:
+                return _nothing(f"its interpreter ended with {ended.code}")
+            return proved(self, replace(support, runtime=self.name))
         except (SandboxError, OSError) as error:
             return _nothing(str(error))
         finally:
@@ -86,9 +104,22 @@ class WasmRuntime:
         if strange := [name for name in launch.preload if name not in _PRELOADED]:
             why = f"the wasm runtime has no image with {', '.join(strange)} imported"
             raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
-        compiled, package = self._entry(MODULE).path, self._package
-        root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
-        return self._guests.launch(replace(launch, root=root, beneath=VIEW, processes=False, executables=(), preload=()))
+        if Guarantee.DETERMINISTIC in launch.requires and launch.deterministic is None:
+            launch = replace(launch, deterministic=0)
+        module = COUNTING if launch.deterministic is not None or launch.limits.fuel is not None else MODULE
+        package = self._package
+        root = moved_down(launch.root, compiled=self._entry(module).path, library=package.library, name=package.library_name)
+        return self._guests.launch(
+            replace(
+                launch,
+                root=root,
+                beneath=VIEW,
+                processes=False,
+                executables=(),
+                preload=(module,),  # there is a zygote for each
+                requires=launch.requires - GUARANTEES,  # ours, not those of the process around it
+            )
+        )
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
@@ -97,12 +128,14 @@ class WasmRuntime:
     def _entry(self, name: str) -> Entry:
         entry = self._cache.entry(name)
         if entry is None:
-            why = "the wasm runtime has not been compiled for this machine yet"
+            what = "for deterministic runs and limits on fuel" if name == COUNTING else "for this machine"
+            why = f"the wasm runtime has not been compiled {what} yet"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
-        entries = {MODULE: self._entry(MODULE)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        (module,) = preload or (MODULE,)
+        entries = {module: self._entry(module)} | {image: self._entry(stored_as(image)) for image in IMAGES}
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 

@@ -10,7 +10,7 @@ import os
 import resource
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
-from agent_sandbox.runtime.wasm.cache import MODULE, Entry, checked
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
@@ -25,10 +25,11 @@ def main() -> None:
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
-        with checked(files.pop(MODULE)) as fd:
-            machine = Machine.load(f"/proc/self/fd/{fd}")
+        module = COUNTING if COUNTING in files else MODULE
+        with checked(files.pop(module)) as fd:
+            machine = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
             held = _held(fd)
-        images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
+        images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
@@ -59,14 +60,17 @@ def _is(fd: int, file: os.stat_result) -> bool:
         return False
 
 
-def _mapped(entry: Entry) -> tuple[int, int]:
-    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file."""
+def _mapped(entry: Entry) -> list[tuple[int, int]]:
+    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file.
+
+    Twice: one may be rehearsed on, the other stays as it was made.
+    """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(copy, "wb", closefd=False) as file, checked(entry, file.write):
             pass
         channel.seal(copy)
         size = os.fstat(copy).st_size
-        return memory.map_privately(copy, size), size
+        return [(memory.map_privately(copy, size), size) for _ in range(2)]
     finally:
         os.close(copy)
