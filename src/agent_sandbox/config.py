@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from agent_sandbox import places
 from agent_sandbox.audit import AuditLevel
+from agent_sandbox.engine.routing import WISHES
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked
@@ -21,7 +22,6 @@ from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, nor
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
-RUNTIMES = ("process", "wasm", "auto")
 
 # Field, what `Limits` calls it, and what one of it is there.
 _LIMITS = (
@@ -68,8 +68,9 @@ class SandboxConfig:
         working_dir: where runs begin; None is the private, empty /tmp. It has to lie in what is shown.
         preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
-        runtime: "process"; "wasm" for Python code inside WebAssembly, which needs the extra `wasm` and `agent-sandbox setup`; or "auto" for
-            whichever runtime suits the work, in this version always "process".
+        runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
+            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
+            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so.
     """
 
     timeout_seconds: float | None = 30.0
@@ -106,8 +107,8 @@ class SandboxConfig:
             raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
-        if self.runtime not in RUNTIMES:
-            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(RUNTIMES)}")
+        if self.runtime not in WISHES:
+            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
         if self.runtime == "wasm" and self.allow_subprocess:
             raise PolicyError("allow_subprocess=True is refused with runtime='wasm': it has no processes", hint='use runtime="process"')
         for name in self.preload:

@@ -16,8 +16,9 @@ from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.session import Outcome, Route
+    from agent_sandbox.engine.session import Outcome
     from agent_sandbox.policy.decide import Verdict
+    from agent_sandbox.runtime.routing.model import Route
 
 NOTHING_CHANGED = ChangeSet()
 _TRACEBACK = "Traceback (most recent call last):"
@@ -52,7 +53,7 @@ class SandboxResult:
     language: str | None  # its canonical name; None for a command
     exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
     changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
-    route: Route | None = None  # which runtime did it, and why
+    route: Route | None = None  # which runtime did it, why, what was passed over, and what a first try elsewhere lacked
     verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel", "lifetime"
     notes: tuple[str, ...] = ()  # what was weaker or different than might be expected

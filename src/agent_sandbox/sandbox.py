@@ -160,7 +160,7 @@ class Sandbox:
         return (self._session if limits == policy.limits else self._session_for(replace(policy, limits=limits))), wall
 
     def _session_for(self, policy: Policy) -> Session:
-        return Session(Gate(policy, self._ledger, clock=time.time), shared.wasm() if self.config.runtime == "wasm" else shared.runtime())
+        return Session(Gate(policy, self._ledger, clock=time.time), shared.runtimes(self.config.runtime))
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""

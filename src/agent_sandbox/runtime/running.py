@@ -46,6 +46,7 @@ class ProcessGuest:
         self.layers: int | None = None
         self._init = 0  # its pid; not another's before we are done with the run
         self._cgroup = cgroups.Cgroup()
+        self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
         self._answer = b""  # on the socket that the program went over: why it was not started, or what it used

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Launch, PythonCode, Support
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Cache, Entry
@@ -26,7 +27,7 @@ from agent_sandbox.values import replace
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
 BUILDER = "agent_sandbox.runtime.wasm.building"
 # What only a program inside WebAssembly can be given: every instruction is ours to count, and every system call ours to answer.
-GUARANTEES = frozenset({Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC})
+ONLY_HERE = frozenset({Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC})
 _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
 
 
@@ -38,6 +39,7 @@ class WasmRuntime:
 
     name = "wasm"
     brings = frozenset({"python"})  # languages that need nothing of the machine
+    guarantees = GUARANTEES | ONLY_HERE
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
@@ -70,8 +72,31 @@ class WasmRuntime:
 
         `counting` makes the second module, too, for another minute.
         """
-        wanted = COUNTING if counting else MODULE
-        return argv_for(BUILDER, packages(), *self._directories, self._cache.key, wanted, *vars(self._package).values())
+        return argv_for(BUILDER, *self._told(COUNTING if counting else MODULE))
+
+    def compile_in_background(self) -> str:
+        """Have that done while nobody waits for it; says how it stands. Raises `RuntimeUnavailable` when the extra is not installed."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.begin(self._cache, self._told(MODULE), now=time.time())
+
+    @property
+    def standing(self) -> str:
+        """How it stands with compiling, in words. Raises as `ready` does."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.standing(self._cache, now=time.time())
+
+    @property
+    def compiler(self) -> int | None:
+        """The process that compiles just now; None when there is none."""
+        from agent_sandbox.runtime.wasm.building import holder
+
+        return holder(self._cache)
+
+    def _told(self, module: str) -> list[str]:
+        """What who compiles has to know."""
+        return [packages(), *self._directories, self._cache.key, module, *vars(self._package).values()]
 
     def probe(self) -> Support:
         """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;
@@ -98,12 +123,10 @@ class WasmRuntime:
             raise RuntimeUnavailable(
                 "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
             )
-        for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile"), (launch.on_ready, "watch over reads")):
-            if wanted:
-                raise RuntimeUnavailable(f"the wasm runtime has no {name}", missing=(name.replace(" ", "-"),), hint='use runtime="process"')
-        if strange := [name for name in launch.preload if name not in _PRELOADED]:
-            why = f"the wasm runtime has no image with {', '.join(strange)} imported"
-            raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
+        if why := self.objection(
+            terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
+        ):
+            raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
         if Guarantee.DETERMINISTIC in launch.requires and launch.deterministic is None:
             launch = replace(launch, deterministic=0)
         module = COUNTING if launch.deterministic is not None or launch.limits.fuel is not None else MODULE
@@ -117,9 +140,17 @@ class WasmRuntime:
                 processes=False,
                 executables=(),
                 preload=(module,),  # there is a zygote for each
-                requires=launch.requires - GUARANTEES,  # ours, not those of the process around it
+                requires=launch.requires - ONLY_HERE,  # ours, not those of the process around it
             )
         )
+
+    def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
+        """Why it does not take such a launch, whatever the program; or nothing."""
+        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads")):
+            if wanted:
+                return f"it has no {name}"
+        strange = [name for name in preload if name not in _PRELOADED]
+        return f"it has no image with {', '.join(strange)} imported" if strange else ""
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
@@ -128,14 +159,16 @@ class WasmRuntime:
     def _entry(self, name: str) -> Entry:
         entry = self._cache.entry(name)
         if entry is None:
-            what = "for deterministic runs and limits on fuel" if name == COUNTING else "for this machine"
-            why = f"the wasm runtime has not been compiled {what} yet"
+            why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
+            if name == COUNTING and self.ready:
+                why = "the wasm runtime has not been compiled for deterministic runs and limits on fuel yet"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
         (module,) = preload or (MODULE,)
         entries = {module: self._entry(module)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        self._cache.used(entries.values(), time.time())
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 

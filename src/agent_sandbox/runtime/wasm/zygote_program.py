@@ -5,6 +5,7 @@ No program has run in it, not even one of ours: an engine that has served a call
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -29,6 +30,7 @@ def main() -> None:
         with checked(files.pop(module)) as fd:
             machine = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
             held = _held(fd)
+            fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
         images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
