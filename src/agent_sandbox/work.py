@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
@@ -20,6 +21,8 @@ class RunOptions(TypedDict, total=False):
     env_vars: added to those of the configuration.
     timeout: seconds of wall time, in place of the configuration's.
     args: what the program finds in its argument list.
+    deterministic, seed: in place of the configuration's.
+    record: a file to write the record of a deterministic run to, for `replay`.
     on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
     """
 
@@ -27,6 +30,9 @@ class RunOptions(TypedDict, total=False):
     env_vars: Mapping[str, str]
     timeout: float
     args: Sequence[str]
+    deterministic: bool
+    seed: int
+    record: str | os.PathLike[str]
     on_output: OnOutput
 
 

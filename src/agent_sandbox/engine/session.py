@@ -20,6 +20,7 @@ from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavail
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 _NOTHING_SPENT = Usage()
+_AT_A_REAL_MOMENT = frozenset(
+    {Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.OUT_OF_MEMORY, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT, Reason.KILLED}
+)
 _A_MOMENT = 0.001  # seconds: no limit can be nothing
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
@@ -78,6 +82,9 @@ class Work:
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
+    seed: int = 0  # where the policy requires a deterministic run
+    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
+    record: str = ""  # of such a run: the file to write its record to
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class Outcome:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    inputs: bytes = b""  # see `Completed`
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,16 @@ class Session:
 
         Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
         """
+        if work.record:
+            from agent_sandbox.engine.records.recorder import run_recorded  # few runs are
+
+            return run_recorded(self, work, action)
         return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What deterministic runs here rest on: engine, interpreter, machine. Raises `RuntimeUnavailable` where there are none."""
+        return self._runtimes.identity
 
     def route(self, work: Work) -> Route:
         """Where it would run, and why there. Nothing is run or set going."""
@@ -210,8 +227,17 @@ class Session:
                 verdict=allow,
                 seconds=time.monotonic() - began,
                 refused=ran.guest.refused,
-                notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted),
+                notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
+                inputs=ran.completed.inputs,
             )
+
+    def _not_the_same(self, end: Exit) -> tuple[str, ...]:
+        """What is to be said of a deterministic run that was ended from outside."""
+        if Guarantee.DETERMINISTIC not in self.policy.requires or end.reason not in _AT_A_REAL_MOMENT:
+            return ()
+        return (
+            f"it was ended from outside ({end.reason.value}), at a moment that another run need not share: so this is not deterministic",
+        )
 
     def _ran(self, work: Work, kept: ForRun | None, stack: ExitStack) -> _Ran:
         """Run it where it is to run; and once more elsewhere if it lacked something there and nothing of it can have been noticed."""
@@ -327,6 +353,8 @@ class Session:
             preload=work.preload,
             on_output=work.on_output,
             collect=work.collect,
+            deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
+            watch_inputs=work.watch_inputs,
         )
 
     def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
@@ -395,6 +423,7 @@ def _facts(outcome: Outcome) -> dict[str, str | int | float]:
         "limits_hit": ",".join(outcome.exit.limits_hit),
         "seconds": round(outcome.seconds, 6),
         "changes": len(outcome.changes),
+        **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
         "runtime": outcome.route.runtime or "",
         # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.
         **({"fell_forward": outcome.route.fell_forward.partition(":")[0]} if outcome.route.fell_forward else {}),

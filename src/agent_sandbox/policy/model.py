@@ -15,7 +15,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import dataclass, replace
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
@@ -133,6 +133,11 @@ def cloned(
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
     return Policy("cloned", files, True, limits, required(True, limits), network, system)
+
+
+def repeatable(policy: Policy) -> Policy:
+    """The same policy for runs that are the same every time."""
+    return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 
 def _hidden(path: str, pattern: PathPattern) -> bool:

@@ -125,13 +125,16 @@ def _compile(cache: Cache, package: Package, name: str) -> None:
 
 
 def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:
+    from agent_sandbox.runtime.wasm.machine import Determinism
+
     with tempfile.TemporaryDirectory(dir=cache.directory, prefix=SCRATCH) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"
         os.mkdir(library)
         os.mkdir(view)
         shutil.copyfile(package.library, f"{library}/{package.library_name}")
         for name in names:
-            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")))
+            # The same everywhere: what a deterministic run begins with must not hold the time and chance of whoever made it.
+            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), Determinism(0, None, lambda *_: None))
             if instance.run(preparation(name)) != 0:
                 raise SystemExit(f"the interpreter could not be prepared for the image {name!r}")
             image = instance.memory()

@@ -94,6 +94,18 @@ class WasmRuntime:
 
         return holder(self._cache)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """All that a deterministic run rests on beside its input. Raises `RuntimeUnavailable` when it has not been compiled."""
+        images = {f"image {name}": self._entry(stored_as(name)).digest for name in IMAGES}
+        return {
+            "engine": self._package.engine,
+            "interpreter": self._package.digest,
+            "configuration": COMPILED_FOR,
+            "machine": os.uname().machine,
+            **images,
+        }
+
     def _told(self, module: str) -> list[str]:
         """What who compiles has to know."""
         return [packages(), *self._directories, self._cache.key, module, *vars(self._package).values()]
