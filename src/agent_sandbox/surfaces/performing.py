@@ -32,18 +32,17 @@ TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125,
 
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
-    same = request.has("--deterministic")
-    if same or request.has("--seed") or request.has("--record"):
-        from agent_sandbox.surfaces import repeating  # few runs are
-
-        repeating.check(request)
+    same = _same_every_time(request)
     with _runtimes(request, forked) as runtimes:
         session, found, project = session_for(request, runtimes, _say_who_has_it)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), _directory(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
-        work = repeating.repeated(request, work) if same else work
+        if same:
+            from agent_sandbox.surfaces.repeating import repeated
+
+            work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
         if request.has("--diff"):
@@ -55,6 +54,15 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
 
             return run_document(session, work, found, project)
         return _streamed(request, session, work, found)
+
+
+def _same_every_time(request: Request) -> bool:
+    """Whether it is to be deterministic. Raises `UsageError` for options that go with that alone."""
+    if any(request.has(option) for option in ("--deterministic", "--seed", "--record")):
+        from agent_sandbox.surfaces.repeating import check  # few runs are
+
+        check(request)
+    return request.has("--deterministic")
 
 
 def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from agent_sandbox import places, replaying, shared
 from agent_sandbox.engine.gate import Gate
@@ -42,10 +43,9 @@ def replay(request: Request) -> int:
         from agent_sandbox.surfaces.documents import print_document
 
         listed = [{"what": each.what, "message": shown(each.message)} for each in found]
-        print_document(
-            "replay", {"same": not found, "departures": listed, "fuel": outcome.exit.usage.fuel, "exit": DEPARTED if found else 0}
-        )
-        return DEPARTED if found else 0
+        code = DEPARTED if found else 0
+        print_document("replay", {"same": not found, "departures": listed, "fuel": outcome.exit.usage.fuel, "exit": code})
+        return code
     for departure in found:
         print(f"{departure.what}: {shown(departure.message)}")
     if not request.has("--quiet"):
@@ -75,4 +75,5 @@ def _limits(request: Request, record: Record) -> Limits:
     limits = CLONED_LIMITS
     if (text := request.value("--timeout")) is not None:
         limits = replace(limits, wall_seconds=quantities.seconds("--timeout", text))
-    return replace(limits, **{name: record.limits[name] for name in replaying.within_reason(record)})
+    shaping: dict[str, Any] = {name: record.limits[name] for name in replaying.within_reason(record)}
+    return replace(limits, **shaping)

@@ -78,9 +78,7 @@ _OPTIONS = (
     Option("--allow", "TOOLS", later="the gating of tools"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
-    Option(
-        "--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; code in WebAssembly only"
-    ),
+    Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
     Option("--seed", "N", "what the randomness of a deterministic run begins with; 0 without it"),
     Option("--fuel", "N", "how many instructions code inside WebAssembly may execute"),
     Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
@@ -135,8 +133,8 @@ where; with 125 when it cannot be run again here: another engine, other rules ab
 What it prints is not shown. A record holds code from whoever made it: it runs in a throw-away sandbox, and is granted
 nothing by its record.
 
-  agent-sandbox code --deterministic --throw-away --record run.json analyse.py
-  agent-sandbox replay run.json""",
+  agent-sandbox code --deterministic --throw-away --record /var/tmp/run.json analyse.py
+  agent-sandbox replay /var/tmp/run.json""",
     ),
     "diff": Verb(
         'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
