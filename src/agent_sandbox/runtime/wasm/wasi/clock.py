@@ -20,9 +20,9 @@ class Clock:
         self._worked += READING_NS
         return self._shows(which)
 
-    @property
-    def now(self) -> int:
-        """The time of day, without a reading: what a file is stamped with."""
+    def stamp(self) -> int:
+        """The time of day for a file that was written: it takes as long as a reading, so that what was written later is newer."""
+        self._elapsed += READING_NS
         return START_NS + self._elapsed
 
     def sleep(self, which: int, when: int, *, absolute: bool) -> int | None:

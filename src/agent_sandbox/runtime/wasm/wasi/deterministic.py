@@ -213,7 +213,7 @@ class Deterministic:
         self._memory.write(out, told)
 
     def _stamp(self, file: File, accessed: int, modified: int, which: int) -> None:
-        now, whole = self._clock.now, (1 << 64) - 1
+        now, whole = self._clock.stamp(), (1 << 64) - 1
         if which & (abi.ACCESSED | abi.ACCESSED_NOW):
             file.accessed = now if which & abi.ACCESSED_NOW else accessed & whole
         if which & (abi.MODIFIED | abi.MODIFIED_NOW):

@@ -98,7 +98,7 @@ class Names:
 
     def touched(self, file: File) -> None:
         """It was written to."""
-        file.modified = file.changed = self._clock.now
+        file.modified = file.changed = self._clock.stamp()
 
     def _parent_touched(self, path: str) -> None:
         self.touched(self.file(path.rpartition("/")[0] or "/"))
