@@ -378,3 +378,48 @@ def test_a_session_ends_with_its_supervisor(work: str) -> None:
         finally:
             os.close(init)
     assert supervisor.returncode == -signal.SIGKILL
+
+
+def test_an_alarm_between_turns_ends_the_session_and_is_said() -> None:
+    code = """
+import signal, threading
+def wake(*_): raise KeyError("late")
+signal.signal(signal.SIGALRM, wake)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+"""
+    with Sandbox().session() as session:
+        assert session.run(code).success
+        guest = session._turns._opened.guest  # type: ignore[union-attr]
+        while guest.waiting:
+            os.sched_yield()
+        with pytest.raises(SandboxError, match="exited between two turns"):
+            session.run("1")
+
+
+def test_programs_that_a_turn_starts_find_their_input_empty() -> None:
+    with Sandbox(allow_subprocess=True).session() as session:
+        ran = session.run("import subprocess; subprocess.run(['cat'], check=True, timeout=10)", stdin="for the turn alone")
+        assert (ran.stdout, ran.success) == ("", True), ran
+
+
+FORKED = """
+import os, sys
+from agent_sandbox import Sandbox, SandboxError
+with Sandbox() as sandbox, sandbox.session() as session:
+    session.run("x = 1")
+    child = os.fork()
+    if child == 0:
+        try:
+            session.run("x = 2")
+        except SandboxError as error:
+            print(error, flush=True)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(session.run("x").value, flush=True)
+"""
+
+
+def test_a_fork_of_the_application_leaves_its_parents_session_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "another process" in done.stdout.splitlines()[0] and done.stdout.splitlines()[1] == "1"

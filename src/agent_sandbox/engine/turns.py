@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
+LONGEST_REPR = 10_000  # characters
 _NO_MORE = crossing.packed(None)
 
 
@@ -62,9 +63,16 @@ class Turns:
         self._hearing = Hearing(session.gate, work.tools)
         self._opened: Opened | None = None
         self._count = 0
+        self._process = os.getpid()
+
+    def _leave_to_its_own_process(self) -> None:
+        """In a fork of the application: the interpreter is its parent's, who may be in the middle of a turn."""
+        if self._process != os.getpid():
+            self.ended, self._opened = "it is that of another process, which this one was forked from", None
 
     def run(self, turn: Turn) -> Turned:
         """Take a turn. Raises as `Session.run` does, and `SandboxError` when there are no more."""
+        self._leave_to_its_own_process()
         if self._opened is not None and not self._opened.guest.waiting:
             self._end(f"it was {self._opened.guest.ended().reason.value} between two turns")
         if self.ended:
@@ -133,11 +141,13 @@ class Turns:
 
     def kill(self) -> None:
         """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
+        self._leave_to_its_own_process()
         if self._opened is not None:
             self._opened.guest.kill()
 
     def close(self) -> None:
         """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
+        self._leave_to_its_own_process()
         try:
             if self._opened is not None:
                 guest = self._opened.guest
@@ -161,5 +171,5 @@ def _understood(said: bytes) -> tuple[int, Any, str | None]:
     match crossing.understood(said):
         case {"turn": {"code": int(code), "value": value, **more}} if 0 <= code <= 255:
             described = more.get("repr")
-            return code, value, described if isinstance(described, str) else None
+            return code, value, described[:LONGEST_REPR] if isinstance(described, str) else None
     raise ValueError("there is no exit code in it")

@@ -137,7 +137,10 @@ class Turns:
         done: dict[str, Any] = {}
         number = 0
         while True:
-            turn = marshal.loads(self._ask(self._reported(done)))
+            try:
+                turn = marshal.loads(self._ask(self._reported(done)))
+            except BaseException as error:  # an alarm of its own, or nobody is there: it has asked, and cannot ask twice
+                return self._ended(error)
             if turn is None:
                 return 0
             number += 1
