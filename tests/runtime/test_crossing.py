@@ -6,7 +6,7 @@ import marshal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.runtime import crossing
@@ -17,11 +17,13 @@ KEYS = TEXT | st.sampled_from(["$int", "$bytes", "$dict", "$"])
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=20)
 
 
+@settings(max_examples=50)
 @given(DATA)
 def test_what_is_spelt_is_understood_exactly(value: Any) -> None:
     assert _typed(crossing.understood(crossing.spell(value))) == _typed(value)
 
 
+@settings(max_examples=50)
 @given(DATA)
 def test_what_is_packed_is_unpacked_exactly(value: Any) -> None:
     assert _typed(marshal.loads(crossing.packed(crossing.plain(value)))) == _typed(value)
@@ -36,6 +38,7 @@ def _typed(value: Any) -> Any:
     return type(value), repr(value) if isinstance(value, float) else value
 
 
+@settings(max_examples=50)
 @given(
     st.binary()
     | st.text().map(str.encode)

@@ -23,6 +23,9 @@ from agent_sandbox import Sandbox, SandboxError, SandboxStatus, shared
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 
+# What is said is heard alike for everybody: as root in `make test`, for others in `make torture`; that it is at all is in the contract.
+pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
+
 WIRE = """
 import marshal, os, socket, struct
 def opened(fd):
