@@ -17,8 +17,9 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids, mounts
-from agent_sandbox.kernel.protocol import FUEL, GO, HERE, MAPPED, ORDER, READY, REPORT_BYTES, SCRIPT, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.runtime.answer import Answer, asked
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Poller, Sink, Source
 from agent_sandbox.runtime.zygote import Line, Zygote
@@ -49,7 +50,6 @@ class ProcessGuest:
         self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
-        self._answer = b""  # on the socket that the program went over: why it was not started, or what it used
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
@@ -62,6 +62,7 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
+        self._answer = Answer(self._payload)
 
     def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []
@@ -182,37 +183,10 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments), **_counted(self.launch))
+                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments), **asked(self.launch))
             case _:
                 assert_never(program)
         channel.send(self._payload, message)
-
-    def _take_answer(self) -> bool:
-        """Take what there is. False when that was all."""
-        try:
-            answer = self._payload.recv(65536)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._answer += answer[: REPORT_BYTES - len(self._answer)]
-        return bool(answer)
-
-    def _read_answer(self) -> tuple[int | None, bytes]:
-        """What it used, if it counted, and what it looked into; or nothing, and why it was not started is noted. All in its own words."""
-        self._payload.settimeout(0)
-        before = -1
-        while len(self._answer) != before and self._take_answer():  # nothing may have come: it was ended before it could answer
-            before = len(self._answer)
-        first, _, rest = self._answer.partition(b"\n")
-        fuel = first.removeprefix(FUEL)
-        if fuel != first:
-            return (int(fuel) if fuel.isdigit() and len(fuel) < 20 else None), rest
-        if self._answer:
-            code, _, why = self._answer[:4096].decode(errors="replace").partition(" ")
-            self._refused = int(code) if code.isdigit() and len(code) < 4 else 126
-            self.refused = why or "it could not be started"
-        return None, b""
 
     @property
     def init(self) -> int:
@@ -275,8 +249,9 @@ class ProcessGuest:
                 sink.close()
         stdout = sinks["stdout"]
         stderr = sinks.get("stderr")
-        fuel, inputs = self._read_answer()
-        return Completed(self._exit(sinks, fuel), stdout.kept(), stderr.kept() if stderr else b"", inputs)
+        said = self._answer.said()
+        self._refused, self.refused = said.refused, said.why
+        return Completed(self._exit(sinks, said.fuel), stdout.kept(), stderr.kept() if stderr else b"", said.inputs)
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> None:
         wall = self.launch.limits.wall_seconds
@@ -292,8 +267,7 @@ class ProcessGuest:
         if self._waker is not None:
             poller.add(self._waker, self._woken)
         if self.launch.watch_inputs:  # more than a socket holds by itself
-            self._payload.settimeout(0)
-            poller.add(self._payload.fileno(), self._take_answer)
+            poller.add(self._payload.fileno(), self._answer.take)
         look = self.launch.on_tick if self.layers is not None else None
         while control in poller and "exit" not in self._messages:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -442,16 +416,6 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "tmp": f"{launch.beneath}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
-    }
-
-
-def _counted(launch: Launch) -> dict[str, Any]:
-    """What a guest that counts is told besides."""
-    return {
-        "fuel": launch.limits.fuel,
-        "seed": launch.deterministic,
-        "memory": launch.limits.memory_bytes,
-        "watch": launch.watch_inputs,
     }
 
 

@@ -1,0 +1,68 @@
+"""What comes back on the socket that a program was handed over: why it was not started, or what a guest that counts has to report.
+
+All of it in the guest's own words, which one that has broken out of its engine can choose: bounded, and parsed by hand.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from agent_sandbox.kernel.protocol import FUEL, REPORT_BYTES
+from agent_sandbox.runtime.base import Launch
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_MOST_DIGITS = 20  # of 64 bits
+_LONGEST_WHY = 4096
+
+
+@dataclass(frozen=True)
+class Said:
+    """What it came to. `refused` is the exit code for a program that was not started, and `why`; else None."""
+
+    fuel: int | None = None
+    inputs: bytes = b""
+    refused: int | None = None
+    why: str = ""
+
+
+class Answer:
+    """Taken as it comes, or at the end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._kept = b""
+
+    def take(self) -> bool:
+        """Take what there is. False when the other side has gone."""
+        self._socket.settimeout(0)
+        try:
+            said = self._socket.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._kept += said[: REPORT_BYTES - len(self._kept)]
+        return bool(said)
+
+    def said(self) -> Said:
+        """All of it, once nobody can say more. Nothing may have come: it was ended before it could answer."""
+        before = -1
+        while len(self._kept) != before and self.take():
+            before = len(self._kept)
+        first, _, rest = self._kept.partition(b"\n")
+        fuel = first.removeprefix(FUEL)
+        if fuel != first:
+            return Said(int(fuel) if fuel.isdigit() and len(fuel) <= _MOST_DIGITS else None, rest)
+        if not self._kept:
+            return Said()
+        code, _, why = self._kept[:_LONGEST_WHY].decode(errors="replace").partition(" ")
+        return Said(refused=int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why=why or "it could not be started")
+
+
+def asked(launch: Launch) -> dict[str, Any]:
+    """What a guest that counts is told with its program."""
+    limits = launch.limits
+    return {"fuel": limits.fuel, "seed": launch.deterministic, "memory": limits.memory_bytes, "watch": launch.watch_inputs}
