@@ -24,7 +24,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Terminal, Usage
+from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Talk, Terminal, Usage
 from agent_sandbox.runtime.routing.model import COMMAND, Route
 from agent_sandbox.runtime.routing.model import Work as RoutedWork
 from agent_sandbox.runtime.running import ProcessGuest
@@ -82,6 +82,8 @@ class Work:
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
+    tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
+    talk: Talk | None = None  # what comes of them
     seed: int = 0  # where the policy requires a deterministic run
     watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
     record: str = ""  # of such a run: the file to write its record to
@@ -100,7 +102,17 @@ class Outcome:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A guest that is given its work in turns, and where it is."""
+
+    guest: ProcessGuest
+    route: Route
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,11 @@ class Session:
         self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
 
     @property
+    def gate(self) -> Gate:
+        """The door of all that is done here."""
+        return self._gate
+
+    @property
     def policy(self) -> Policy:
         """What decides here."""
         return self._gate.policy
@@ -163,7 +180,21 @@ class Session:
             from agent_sandbox.engine.records.recorder import run_recorded  # few runs are
 
             return run_recorded(self, work, action)
-        return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
+        if not work.tools:
+            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+        from agent_sandbox.engine.tools import Hearing  # few runs have them
+
+        hearing = Hearing(self._gate, work.tools)
+        talking = replace(work, talk=hearing.talk())
+        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def open(self, work: Work) -> Opened:
+        """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work))
+        with ExitStack() as stack:  # for what is watched or kept, which a session is not
+            choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
+        return Opened(guest, choice.route, (*plan.notes, *guest.notes))
 
     @property
     def identity(self) -> dict[str, str]:
@@ -217,7 +248,7 @@ class Session:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
             ran = self._ran(work, kept, stack)
             said = self._after(self._state, kept, ran.guest) if self._state is not None and kept is not None else ()
-            changes, unlisted = self._changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
+            changes, unlisted = self.changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=ran.completed.exit,
                 stdout=ran.completed.stdout,
@@ -294,13 +325,17 @@ class Session:
 
     def _question(self, work: Work) -> Question:
         """What the router has to know of it."""
+        from agent_sandbox.runtime.talking import MODULE
+
         language, source = (work.what.language, work.what.source) if isinstance(work.what, Code) else (COMMAND, "")
-        repeatable = self._state is None and work.on_output is None and not _takes_input(work)
+        goes_on = work.talk is not None and work.talk.offer["turns"]
+        repeatable = self._state is None and work.on_output is None and not goes_on and not _takes_input(work)
         directory = work.cwd if work.cwd is not None and self.policy.files.read and self.policy.files.reaches(work.cwd) else None
         local: frozenset[str] | None = frozenset()
         if directory is not None and language != COMMAND:
             local = modules_in(directory) if self._state is None else None  # its layers are not looked through
-        asked = RoutedWork(language, source, repeatable, local)
+        given = frozenset({MODULE} if work.tools else ())
+        asked = RoutedWork(language, source, repeatable, local, given, goes_on)
         return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
@@ -353,11 +388,12 @@ class Session:
             preload=work.preload,
             on_output=work.on_output,
             collect=work.collect,
+            talk=work.talk if isinstance(program, PythonCode) else None,
             deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
             watch_inputs=work.watch_inputs,
         )
 
-    def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
         try:
@@ -415,7 +451,7 @@ def _title(work: Work) -> str:
     return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
 
 
-def _facts(outcome: Outcome) -> dict[str, str | int | float]:
+def facts(outcome: Outcome) -> dict[str, str | int | float]:
     """What the ledger keeps of an outcome: no output, which may hold anything."""
     return {
         "exit_code": outcome.exit.code,

@@ -1,4 +1,4 @@
-"""What comes back on the socket that a program was handed over: why it was not started, or what a guest that counts has to report.
+"""What comes back on the socket that a program was handed over: why it was not started, or what it looked into.
 
 All of it in the guest's own words, which one that has broken out of its engine can choose: bounded, and parsed by hand.
 """
@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import socket
 
-from agent_sandbox.kernel.protocol import FUEL, REPORT_BYTES
+from agent_sandbox.kernel.protocol import INPUTS, REPORT_BYTES
 from agent_sandbox.runtime.base import Launch
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import Any
 
-_MOST_DIGITS = 20  # of 64 bits
 _LONGEST_WHY = 4096
 
 
 @dataclass(frozen=True)
 class Said:
-    """What it came to. `refused` is the exit code for a program that was not started, and `why`; else None."""
+    """What it came to. `refused` is the exit code for a program that was not started, for the reason in `why`; else None."""
 
-    fuel: int | None = None
     inputs: bytes = b""
     refused: int | None = None
     why: str = ""
@@ -52,14 +50,17 @@ class Answer:
         before = -1
         while len(self._kept) != before and self.take():
             before = len(self._kept)
-        first, _, rest = self._kept.partition(b"\n")
-        fuel = first.removeprefix(FUEL)
-        if fuel != first:
-            return Said(int(fuel) if fuel.isdigit() and len(fuel) <= _MOST_DIGITS else None, rest)
-        if not self._kept:
-            return Said()
-        code, _, why = self._kept[:_LONGEST_WHY].decode(errors="replace").partition(" ")
-        return Said(refused=int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why=why or "it could not be started")
+        return parsed(self._kept)
+
+
+def parsed(words: bytes) -> Said:
+    """What a guest's last words mean."""
+    if words.startswith(INPUTS):
+        return Said(words.removeprefix(INPUTS))
+    if not words:
+        return Said()
+    code, _, why = words[:_LONGEST_WHY].decode(errors="replace").partition(" ")
+    return Said(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
 
 
 def asked(launch: Launch) -> dict[str, Any]:

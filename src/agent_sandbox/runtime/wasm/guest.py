@@ -18,7 +18,9 @@ import wasmtime
 
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
+from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.runtime.wasm.ending import Counted, Ending
 from agent_sandbox.runtime.wasm.inputs import Inputs
 from agent_sandbox.runtime.wasm.machine import Determinism, Image, Instance, Machine
@@ -32,18 +34,22 @@ if TYPE_CHECKING:
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
 _MOMENT_MS = 2  # after which nobody is waiting for this guest
+_LIKELY = "/tmp"  # where most programs begin
 _REHEARSAL = f"""
-__import__("os").chdir("/")
 ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
-ours.rehearse({SCRIPT!r})
+ours.rehearse_within({SCRIPT!r}, {_LIKELY!r})
 """
-_START = """
-__import__("os").chdir({cwd})
+_RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_TALK = """
 ours = __import__("sys").modules.pop({ours})
-ours.reseed()
-ours.give({path}, {env}, {arguments}, {cwd})
-ours.run({path}, {source})
+ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
+ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
+names = ours.talking.offered(talk["tools"], ask, spell)
+if talk["turns"]:
+    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    ours.end(turns.main, turns.take())
+ours.run({path}, {source}, names)
 """
 
 
@@ -73,18 +79,22 @@ class Guest:
             write_script(VIEW + SCRIPT, message["source"])
             image = self._images["pandas" if _HEAVY.search(message["source"]) else "plain"][0]
             ending = Ending()
+            inputs = Inputs() if message["watch"] else None
             if self._machine.counting:
-                inputs = Inputs()
                 if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has
                     instance = self._machine.instance(_DIRECTORIES, _determinism(message, image, inputs))
                     rehearsed = False
-                ending = Counted(payload, instance, inputs)
+                ending = Counted(instance, payload, inputs)
             if image is not self._images["plain"][0] or not rehearsed:
                 instance.become(image)
-            code = _start(message)
+            code = _start(message, seeded=rehearsed and image is self._images["plain"][0])
             ending.begin(message.get("fuel"))
             self._machine.leave = ending.leave
-            if not self._machine.counting:
+            if "talk" in message:
+                speaker = Speaker(payload)
+                self._machine.door.answer = speaker.ask
+                speaker.begin()
+            elif inputs is None:
                 payload.close()
         except BaseException as error:
             refuse(payload, error)
@@ -109,10 +119,10 @@ def _rehearse(instance: Instance) -> None:
     instance.run(_REHEARSAL)
     with suppress(OSError):  # a view may have no such place; then a program that needs it says so
         write_script(VIEW + SCRIPT, "")
-    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}))
+    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
 
 
-def _start(message: dict[str, Any]) -> str:
+def _start(message: dict[str, Any], *, seeded: bool) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
@@ -121,15 +131,18 @@ def _start(message: dict[str, Any]) -> str:
         "source": message["source"],
         "path": SCRIPT,
         "ours": OURS,
+        "seeded": seeded,
+        "talk": crossing.packed(message.get("talk")),
     }
-    return _START.format(**{name: ascii(value) for name, value in given.items()})
+    code = _TALK if "talk" in message else _RUN
+    return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
-def _determinism(message: dict[str, Any], image: Image, inputs: Inputs) -> Determinism:
+def _determinism(message: dict[str, Any], image: Image, inputs: Inputs | None) -> Determinism:
     """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
     memory = message["memory"]
     most = None if memory is None else max(memory * 3 // 4, image.size)
-    return Determinism(message["seed"], most, inputs.note if message["watch"] else lambda *_: None)
+    return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
 def _drive(instance: Instance, code: str) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import wasmtime
 
 from agent_sandbox.kernel.memory import move_over
+from agent_sandbox.runtime.wasm.door import Door
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.runtime.wasm.wasi import abi
 from agent_sandbox.runtime.wasm.wasi.deterministic import FUNCTIONS, PASSED_ON, Deterministic, Watch
@@ -23,7 +24,6 @@ from agent_sandbox.values import dataclass
 PAGE = 1 << 16  # of WebAssembly
 
 _TYPES = {"i": wasmtime.ValType.i32(), "l": wasmtime.ValType.i64()}
-_NO_HOST = -1  # what the interpreter takes for "there is nobody there"
 _FIRST_DIRECTORY = 3  # the descriptor of the first one that a program is given
 _NO_END = (1 << 63) - 1  # fuel for whoever may use as much as they like: centuries
 
@@ -81,8 +81,8 @@ class Machine:
         linker.allow_shadowing = True
         # The engine's own knows no codes above 125. The process is the program's, and ends with it.
         linker.define_func(abi.MODULE, "proc_exit", _function("i", results=""), lambda code: self.leave(code & 0xFF))
-        # Whatever it hands over, pointers included, is not looked at.
-        linker.define_func("host", "call", _function("iiii"), lambda *_: _NO_HOST)
+        self.door = Door()
+        linker.define_func("host", "call", _function("iiii"), self.door, access_caller=True)
         linker.define_func(abi.MODULE, "fd_readdir", _function(abi.SIGNATURES["fd_readdir"]), self._list)
         self._ready = linker.instantiate_pre(module)
         for name in FUNCTIONS:

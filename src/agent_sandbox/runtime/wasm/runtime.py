@@ -45,6 +45,7 @@ class WasmRuntime:
         self._directories = cache, records
         self._guests = ProcessRuntime(warm=warm, start=self._start)
         self._guests.name = self.name  # in what it refuses
+        self._found: dict[str, str] = {}
 
     @cached_property
     def _package(self) -> Package:
@@ -53,6 +54,12 @@ class WasmRuntime:
     @cached_property
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
+
+    def _compiled(self, module: str) -> str:
+        """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
+        if module not in self._found:
+            self._found[module] = self._entry(module).path
+        return self._found[module]
 
     @property
     def ready(self) -> bool:
@@ -143,12 +150,13 @@ class WasmRuntime:
             launch = replace(launch, deterministic=0)
         module = COUNTING if launch.deterministic is not None or launch.limits.fuel is not None else MODULE
         package = self._package
-        root = moved_down(launch.root, compiled=self._entry(module).path, library=package.library, name=package.library_name)
+        root = moved_down(launch.root, compiled=self._compiled(module), library=package.library, name=package.library_name)
         return self._guests.launch(
             replace(
                 launch,
                 root=root,
                 beneath=VIEW,
+                farewell=True,
                 processes=False,
                 executables=(),
                 preload=(module,),  # there is a zygote for each
