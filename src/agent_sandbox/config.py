@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from agent_sandbox import places
 from agent_sandbox.audit import AuditLevel
-from agent_sandbox.engine.routing import WISHES
+from agent_sandbox.engine.routing import ONE_WALL, WISHES
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked
@@ -70,7 +70,8 @@ class SandboxConfig:
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
         runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
             extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
-            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so.
+            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so. Outside
+            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, with nothing of the kernel's behind it and no files shown.
     """
 
     timeout_seconds: float | None = 30.0
@@ -97,6 +98,7 @@ class SandboxConfig:
     runtime: str = "process"
 
     def __post_init__(self) -> None:
+        places.check_system()
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
@@ -109,8 +111,9 @@ class SandboxConfig:
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
         if self.runtime not in WISHES:
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
-        if self.runtime == "wasm" and self.allow_subprocess:
-            raise PolicyError("allow_subprocess=True is refused with runtime='wasm': it has no processes", hint='use runtime="process"')
+        if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
+            why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
+            raise PolicyError(why, hint='use runtime="process"')
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')

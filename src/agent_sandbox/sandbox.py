@@ -24,7 +24,7 @@ from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, Sandbo
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.base import Guest
 from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, RunOptions, Shell, code_of, encoded, with_arguments, work_of
 
@@ -36,11 +36,11 @@ class Run:
     """The handle of one execution, by which any thread can end it. It may be ended before it has begun."""
 
     def __init__(self) -> None:
-        self._guest: ProcessGuest | None = None
+        self._guest: Guest | None = None
         self._cancelled = False
         self.thread = 0  # the one it runs in, once it does
 
-    def started(self, guest: ProcessGuest) -> None:
+    def started(self, guest: Guest) -> None:
         """There is something to end now."""
         self._guest = guest
         if self._cancelled:

@@ -8,22 +8,29 @@ work goes to the next runtime that gives the same, and what was learnt counts fo
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.routing.model import Host, Permits, Route, Work
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from agent_sandbox.engine.holding import Held
+    from agent_sandbox.runtime.process import ProcessRuntime
+    from agent_sandbox.runtime.wasm.one_wall import OneWall
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
-    Runtime = ProcessRuntime | WasmRuntime
+    Runtime = ProcessRuntime | WasmRuntime | OneWall
 
-WISHES = ("process", "wasm", "auto")
+ONE_WALL = "wasm-one-wall"
+WISHES = ("process", "wasm", "auto", ONE_WALL)
+_CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
+NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 _NONE: Mapping[str, str] = {}
 _MOST_MODULES = 4096  # names in a directory that are looked at before each run
 _LOOK_AGAIN_SECONDS = 2.0  # after which one that is not there may have come: it is being compiled, or was installed
@@ -65,17 +72,19 @@ class Runtimes:
         wish: str,
         process: Callable[[], ProcessRuntime],
         wasm: Callable[[], WasmRuntime] | None = None,
+        one_wall: Callable[[], OneWall] | None = None,
         *,
         background: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`process` and `wasm` give the runtimes, and are not called before one is needed.
+        """`process`, `wasm` and `one_wall` give the runtimes, and are not called before one is needed. The last is never a choice of ours.
 
         With `background`, what is still to be compiled is compiled meanwhile, by a process of its own that may outlive this one.
         """
         self.wish = wish
         self._process = process
         self._wasm = wasm
+        self._one_wall = one_wall
         self._background = background
         self._clock = clock
         self._absent: dict[str, _Absence] = {}
@@ -86,7 +95,7 @@ class Runtimes:
         Raises `RuntimeUnavailable` when none gives what the policy requires and takes the work.
         """
         if self.wish != "auto":
-            return Choice(self._made(self.wish), Route(self.wish, "the caller chose it"))
+            return Choice(self._made(self.wish), Route(self.wish, _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS))
         return self._chosen(policy, ask(), acting)
 
     def held(self, choice: Choice, on_output: Callable[[str, bytes], None] | None) -> Held | None:
@@ -171,8 +180,9 @@ class Runtimes:
     def _made(self, name: str) -> Runtime:
         if name == "process":
             return self._process()
-        assert self._wasm is not None
-        return self._wasm()
+        make = self._one_wall if name == ONE_WALL else self._wasm
+        assert make is not None
+        return make()
 
 
 def modules_in(directory: str) -> frozenset[str] | None:
@@ -187,4 +197,5 @@ def modules_in(directory: str) -> frozenset[str] | None:
 
 def only(runtime: Runtime) -> Runtimes:
     """For who has one and wants no other."""
-    return Runtimes(runtime.name, lambda: runtime, lambda: runtime)  # type: ignore[arg-type,return-value]  # the one of its name is asked for
+    give: Any = lambda: runtime  # noqa: E731  the one of its name is asked for, whichever it is
+    return Runtimes(runtime.name, give, give, give)

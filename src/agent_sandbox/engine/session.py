@@ -13,9 +13,7 @@ from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.recovering import recovered
 from agent_sandbox.engine.routing import Choice, Question, Runtimes, modules_in
-from agent_sandbox.engine.stored import ForRun, Stored, changes_of, stack_in
 from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
@@ -26,15 +24,18 @@ from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Terminal, Usage
 from agent_sandbox.runtime.routing.model import COMMAND, Route
 from agent_sandbox.runtime.routing.model import Work as RoutedWork
-from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from agent_sandbox.engine.holding import Held
+    from agent_sandbox.engine.stored import ForRun, Stored
+    from agent_sandbox.runtime.base import Guest
+    from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 _NOTHING_SPENT = Usage()
@@ -74,7 +75,7 @@ class Work:
     terminal: Terminal | None = None
     preload: tuple[str, ...] = ()
     on_output: Callable[[str, bytes], None] | None = None
-    on_start: Callable[[ProcessGuest], None] | None = None
+    on_start: Callable[[Any], None] | None = None
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
@@ -110,7 +111,7 @@ class _Ran:
 
     choice: Choice
     plan: MountPlan
-    guest: ProcessGuest
+    guest: Guest
     completed: Completed
 
 
@@ -168,6 +169,15 @@ class Session:
 
     def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
         policy, where = self.policy, choice.runtime.name
+        if not choice.runtime.views and (policy.files.read or policy.files.write):
+            why = f"the runtime {where!r} shows no files of the machine, and the policy is about some"
+            raise RuntimeUnavailable(why, missing=("view",), hint="run it without file permissions, or on Linux")
+        if not choice.runtime.views:
+            if not (isinstance(work.what, Code) and work.what.language in choice.runtime.brings):
+                raise RuntimeUnavailable(
+                    f"the runtime {where!r} runs Python code only", missing=("native-programs",), hint="run it on Linux"
+                )
+            return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
         if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
             return PythonCode(work.what.source, work.what.arguments), (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
@@ -235,9 +245,7 @@ class Session:
             work.on_start(guest)
         return _Ran(choice, plan, guest, guest.wait())
 
-    def _started(
-        self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage
-    ) -> tuple[Choice, MountPlan, ProcessGuest]:
+    def _started(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage) -> tuple[Choice, MountPlan, Guest]:
         failed: dict[str, str] = {}
         while True:
             program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
@@ -279,6 +287,8 @@ class Session:
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
+        from agent_sandbox.engine.stored import Stored
+
         self._hold(state, work, stack)
         stored = Stored(state)
         said = _recovered(stored, self._gate)
@@ -288,8 +298,10 @@ class Session:
             self._beside(lambda: stored.remember_names(masks))
         return replace(ready, notes=(*said, *ready.notes)) if said else ready
 
-    def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
+    def _after(self, state: SandboxState, kept: ForRun, guest: Guest) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
+        from agent_sandbox.engine.stored import Stored
+
         refused = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
         if guest.layers is not None:
             try:
@@ -329,8 +341,10 @@ class Session:
             collect=work.collect,
         )
 
-    def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def _changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
+        from agent_sandbox.engine.stored import changes_of, stack_in
+
         assert guest.layers is not None
         try:
             with stack_in(guest.layers) as stack:
@@ -362,6 +376,8 @@ def action_of(work: Work) -> Action:
 
 def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
     """Bring to an end what was cut off in the tree before a guest looks at it. What cannot be is said, and is no reason not to run."""
+    from agent_sandbox.engine.recovering import recovered
+
     try:
         return recovered(stored, gate, held=True)
     except (SandboxError, OSError) as error:

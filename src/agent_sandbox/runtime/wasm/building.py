@@ -105,7 +105,7 @@ def _loaded(cache: Cache) -> Machine | None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}")
+            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path)
     except (Untrusted, WasmtimeError):
         return None
 

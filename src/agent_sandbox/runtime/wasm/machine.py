@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import wasmtime
 
-from agent_sandbox.kernel.memory import move_over
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.values import dataclass
 
@@ -92,6 +91,8 @@ class Instance:
 
     def become(self, image: Image) -> None:
         """Take the memory of another interpreter, which was at rest, for one's own. It is moved here: an image serves once."""
+        from agent_sandbox.kernel.memory import move_over  # Linux's; who only compiles need not have it
+
         missing = image.size - self._memory.data_len(self._store)
         if missing > 0:
             self._memory.grow(self._store, missing // PAGE)

@@ -39,10 +39,10 @@ gc.freeze()
 """
 
 
-def preparation(image: str) -> str:
-    """The code that an interpreter inside runs before its image is taken: imports, and what every script will find."""
+def preparation(image: str = "") -> str:
+    """The code that an interpreter inside runs before its image is taken: imports, if there is one, and what every script will find."""
     with open(script.__file__, encoding="utf-8") as file:
-        return _PREPARE.format(modules=IMAGES[image], ours=OURS, source=file.read(), path=SCRIPT)
+        return _PREPARE.format(modules=IMAGES.get(image, ("sys",)), ours=OURS, source=file.read(), path=SCRIPT)
 
 
 def stored_as(image: str) -> str:
