@@ -104,7 +104,7 @@ def test_what_one_wall_cannot_give_is_refused() -> None:
     for guarantee in (Guarantee.MEMORY_HARD, Guarantee.SEPARATE_KERNEL):
         with pytest.raises(RuntimeUnavailable, match=guarantee.value):
             RUNTIME.launch(launch("", requires=frozenset({guarantee})))
-    for more in ({"program": Argv(("true",))}, {"writable": True}, {"cwd": "/etc"}, {"preload": ("csv",)}):
+    for more in ({"program": Argv(("true",))}, {"writable": True}, {"cwd": "/etc"}, {"preload": ("csv",)}, {"talk": object()}):
         with pytest.raises(RuntimeUnavailable):
             RUNTIME.launch(launch("", **more))
 

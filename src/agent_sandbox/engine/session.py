@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
+from agent_sandbox.engine.attempts import lack_of, question_of, rest
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.routing import Choice, Question, Runtimes, modules_in
+from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
-from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Terminal, Usage
-from agent_sandbox.runtime.routing.model import COMMAND, Route
-from agent_sandbox.runtime.routing.model import Work as RoutedWork
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Script, Talk, Terminal, Usage
+from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.draft import Host, Needs
@@ -32,14 +31,13 @@ from agent_sandbox.workspace.view import plan_view
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.engine.holding import Held
     from agent_sandbox.engine.stored import ForRun, Stored
     from agent_sandbox.runtime.base import Guest
+    from agent_sandbox.runtime.running import ProcessGuest
     from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 _NOTHING_SPENT = Usage()
-_A_MOMENT = 0.001  # seconds: no limit can be nothing
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -79,6 +77,8 @@ class Work:
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
+    tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
+    talk: Talk | None = None  # what comes of them
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,16 @@ class Outcome:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A guest that is given its work in turns, and where it is."""
+
+    guest: ProcessGuest
+    route: Route
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,11 @@ class Session:
         self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
 
     @property
+    def gate(self) -> Gate:
+        """The door of all that is done here."""
+        return self._gate
+
+    @property
     def policy(self) -> Policy:
         """What decides here."""
         return self._gate.policy
@@ -152,7 +167,22 @@ class Session:
 
         Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
         """
-        return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
+        if not work.tools:
+            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+        from agent_sandbox.engine.tools import Hearing  # few runs have them
+
+        hearing = Hearing(self._gate, work.tools)
+        talking = replace(work, talk=hearing.talk())
+        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def open(self, work: Work) -> Opened:
+        """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work))
+        with ExitStack() as stack:  # for what is watched or kept, which a session is not
+            choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
+        # One wall has no sessions, and has refused by now.
+        return Opened(guest, choice.route, (*plan.notes, *guest.notes))  # type: ignore[arg-type]
 
     def route(self, work: Work) -> Route:
         """Where it would run, and why there. Nothing is run or set going."""
@@ -210,7 +240,7 @@ class Session:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
             ran = self._ran(work, kept, stack)
             said = self._after(self._state, kept, ran.guest) if self._state is not None and kept is not None else ()
-            changes, unlisted = self._changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
+            changes, unlisted = self.changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=ran.completed.exit,
                 stdout=ran.completed.stdout,
@@ -228,7 +258,8 @@ class Session:
         choice = self._runtimes.choose(self.policy, lambda: self._question(work))
         held = self._runtimes.held(choice, work.on_output)
         ran = self._completed(work if held is None else replace(work, on_output=held), choice, kept, stack)
-        if (lack := self._lack(work, ran, held)) is not None:
+        lack = lack_of(work, ran.choice, ran.guest, ran.completed, held, stored=self._state is not None)
+        if lack is not None:
             again = self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
             if again is not None:
                 ran.guest.close()
@@ -262,28 +293,8 @@ class Session:
                 failed[choice.runtime.name] = error.message
                 choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
 
-    def _lack(self, work: Work, ran: _Ran, held: Held | None) -> str | None:
-        """What its runtime lacked, if that is how it ended and it could start again as if nothing had been."""
-        end = ran.completed.exit
-        shown = held.passed if held is not None else work.on_output is not None or not work.collect
-        if not ran.choice.may_lack or end.reason is not Reason.EXITED or self._state is not None or _takes_input(work) or shown:
-            return None
-        if ran.guest.refused or ran.guest.irrevocable:
-            return None
-        from agent_sandbox.runtime.routing.forward import lack_in
-
-        return lack_in(end.code, ran.completed.stderr if held is None else held.stderr)
-
     def _question(self, work: Work) -> Question:
-        """What the router has to know of it."""
-        language, source = (work.what.language, work.what.source) if isinstance(work.what, Code) else (COMMAND, "")
-        repeatable = self._state is None and work.on_output is None and not _takes_input(work)
-        directory = work.cwd if work.cwd is not None and self.policy.files.read and self.policy.files.reaches(work.cwd) else None
-        local: frozenset[str] | None = frozenset()
-        if directory is not None and language != COMMAND:
-            local = modules_in(directory) if self._state is None else None  # its layers are not looked through
-        asked = RoutedWork(language, source, repeatable, local)
-        return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
+        return question_of(work, self.policy, stored=self._state is not None)
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
@@ -328,7 +339,7 @@ class Session:
             root=plan,
             cwd=work.cwd or SCRATCH,
             env=work.env,
-            limits=policy.limits if spent is _NOTHING_SPENT else _rest(policy.limits, spent),
+            limits=policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent),
             requires=policy.requires,
             stdin=work.stdin,
             processes=policy.processes,
@@ -339,9 +350,10 @@ class Session:
             preload=work.preload,
             on_output=work.on_output,
             collect=work.collect,
+            talk=work.talk if isinstance(program, PythonCode) else None,
         )
 
-    def _changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         from agent_sandbox.engine.stored import changes_of, stack_in
 
@@ -384,26 +396,11 @@ def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
         return (f"a promotion was cut off and could not be brought to its end: {error}",)
 
 
-def _takes_input(work: Work) -> bool:
-    """Whether it reads from a descriptor, where what was read is gone."""
-    return isinstance(work.stdin, int) and work.stdin != DEVNULL
-
-
-def _rest(limits: Limits, spent: Usage) -> Limits:
-    """What a second run may use so that both together stay within the limits. The rest of them hold for each."""
-    left = {
-        name: max(limit - used, _A_MOMENT)
-        for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
-        if (limit := getattr(limits, name)) is not None
-    }
-    return replace(limits, **left)
-
-
 def _title(work: Work) -> str:
     return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
 
 
-def _facts(outcome: Outcome) -> dict[str, str | int | float]:
+def facts(outcome: Outcome) -> dict[str, str | int | float]:
     """What the ledger keeps of an outcome: no output, which may hold anything."""
     return {
         "exit_code": outcome.exit.code,

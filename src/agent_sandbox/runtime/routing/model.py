@@ -39,13 +39,16 @@ class Work:
 
     `repeatable` says whether a run that turns out to lack something can start again as if nothing had been: not after input was taken from
     a descriptor, output was passed on, or a tool of the caller was called. `local` names the modules that lie where the code would look
-    first, in its own directory: they may shadow any other, and nobody has read them. None where that is not known.
+    first, in its own directory: they may shadow any other, and nobody has read them. None where that is not known. `given` are modules that
+    every runtime has for it. With `goes_on` there is more to come, in turns that nobody has read either.
     """
 
     language: str
     source: str = ""
     repeatable: bool = True
     local: frozenset[str] | None = frozenset()
+    given: frozenset[str] = frozenset()
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,12 @@ class OneWall:
         why = self.objection(
             terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
         )
-        if why or launch.root.steps or launch.writable or launch.cwd != "/tmp":
-            raise RuntimeUnavailable(
-                f"this runtime cannot do that: {why or 'it shows nothing of the machine'}", missing=("view",), hint="run it on Linux"
-            )
+        if launch.talk is not None:
+            why = "it has no sessions and no tools"
+        if launch.root.steps or launch.writable or launch.cwd != "/tmp":
+            why = "it shows nothing of the machine"
+        if why:
+            raise RuntimeUnavailable(f"this runtime cannot do that: {why}", missing=("second-wall",), hint="run it on Linux")
         entry = self._cache.entry(MODULE)
         if entry is None:
             hint = "run: agent-sandbox setup"

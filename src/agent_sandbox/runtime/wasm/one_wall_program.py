@@ -28,13 +28,7 @@ _LOOK_SECONDS = 0.05
 _ENTRY_BYTES = 1024  # what each takes at least
 _ABORTED, _ENDED = 134, 137  # as a shell reports SIGABRT and SIGKILL
 _I32 = wasmtime.ValType.i32()
-_START = """
-__import__("os").chdir({cwd})
-ours = __import__("sys").modules.pop({ours})
-ours.reseed()
-ours.give({path}, {env}, {arguments}, {cwd})
-ours.run({path}, {source})
-"""
+_START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded=False)"
 
 
 def main() -> None:

@@ -53,6 +53,11 @@ class WasmRuntime:
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
 
+    @cached_property
+    def _compiled(self) -> str:
+        """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
+        return self._entry(MODULE).path
+
     @property
     def ready(self) -> bool:
         """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
@@ -111,9 +116,9 @@ class WasmRuntime:
             terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
         ):
             raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
-        compiled, package = self._entry(MODULE).path, self._package
-        root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
-        return self._guests.launch(replace(launch, root=root, beneath=VIEW, processes=False, executables=(), preload=()))
+        package = self._package
+        root = moved_down(launch.root, compiled=self._compiled, library=package.library, name=package.library_name)
+        return self._guests.launch(replace(launch, root=root, beneath=VIEW, farewell=True, processes=False, executables=(), preload=()))
 
     def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
         """Why it does not take such a launch, whatever the program; or nothing."""

@@ -22,12 +22,12 @@ def main() -> None:
     files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
         # Not before `begin`: the engine is found where packages are.
-        from agent_sandbox.runtime.wasm.guest import Guest
+        from agent_sandbox.runtime.wasm.guest import Guest, leave
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
         with checked(files.pop(MODULE)) as fd:
-            machine = Machine.load(f"/proc/self/fd/{fd}")
+            machine = Machine.load(f"/proc/self/fd/{fd}", leave)
             held = _held(fd)
             fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
         images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
