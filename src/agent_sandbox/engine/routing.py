@@ -58,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Absence:
-    """Why a runtime is not to be used, and until when that is believed."""
+    """Why a runtime is not to be used, or nothing, and until when that is believed."""
 
     why: str
     until: float
@@ -87,7 +87,7 @@ class Runtimes:
         self._one_wall = one_wall
         self._background = background
         self._clock = clock
-        self._absent: dict[str, _Absence] = {}
+        self._absence = _Absence("", 0.0)  # of wasm; replaced whole, so threads may share it
 
     def choose(self, policy: Policy, ask: Callable[[], Question], *, acting: bool = True) -> Choice:
         """The runtime for a piece of work. `ask` is called where there is something to choose; without `acting` nothing is set going.
@@ -111,7 +111,7 @@ class Runtimes:
         if self.wish != "auto":
             raise error
         if "wasm" in failed:
-            self._absent["wasm"] = _Absence(failed["wasm"], self._clock() + _TRY_AGAIN_SECONDS)
+            self._absence = _Absence(failed["wasm"], self._clock() + _TRY_AGAIN_SECONDS)
             if isinstance(error, RuntimeUnavailable) and self._background and self._wasm is not None:
                 self._wasm().compile_in_background()  # it has been compiled, but is not as it was
         try:
@@ -165,16 +165,15 @@ class Runtimes:
 
     def _absence_of_wasm(self, wasm: Callable[[], WasmRuntime], acting: bool) -> str:
         """Why it cannot be used now, or nothing."""
-        known = self._absent.get("wasm")
-        if known is not None and self._clock() < known.until:
+        if self._clock() < (known := self._absence).until:
             return known.why
         try:
             runtime = wasm()
             why = "" if runtime.ready else runtime.compile_in_background() if acting and self._background else runtime.standing
         except RuntimeUnavailable as error:
             why = f"{error.message} ({error.hint})"
-        if why:
-            self._absent["wasm"] = _Absence(why, self._clock() + _LOOK_AGAIN_SECONDS)
+        # Whether it is there is not looked up each time: should it have gone, its launch fails, and that is noted too.
+        self._absence = _Absence(why, self._clock() + (_LOOK_AGAIN_SECONDS if why else _TRY_AGAIN_SECONDS))
         return why
 
     def _made(self, name: str) -> Runtime:
