@@ -115,7 +115,7 @@ class SandboxConfig:
             raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
-        if self.runtime not in WISHES:
+        if self.runtime not in (*WISHES, ONE_WALL):
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
         if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
             why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine import routing
+from agent_sandbox.engine import languages, routing
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.holding import Held
 from agent_sandbox.engine.routing import Runtimes, modules_in, only
@@ -121,6 +121,22 @@ def test_of_the_first_try_no_change_is_told(auto: Runtimes, ledger: Path, projec
     assert outcome.route.fell_forward
     assert len(told) == 1 and "linux" in told[0][0]
     assert told == [[os.path.basename(change.path) for change in outcome.changes]]
+
+
+@pytest.mark.parametrize("where", ["in planning it", "in launching it"])
+def test_what_cannot_start_again_stays_as_it_was(
+    auto: Runtimes, process: ProcessRuntime, ledger: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeUnavailable("no interpreter here", missing=("python",))
+
+    monkeypatch.setattr(*((languages, "prepare") if where == "in planning it" else (process, "launch")), fail)
+    started: list[object] = []
+    outcome = session(auto, ledger).run(python(FAKED, on_start=started.append))
+    assert len(started) == 1
+    assert (outcome.exit.code, outcome.route.runtime, outcome.route.fell_forward) == (1, "wasm", "")
+    assert outcome.route.notes == ("it could not start again on process: no interpreter here",)
+    assert b"ModuleNotFoundError" in outcome.stderr
 
 
 def test_who_fakes_a_lack_gets_one_more_run_and_no_third(auto: Runtimes, ledger: Path) -> None:

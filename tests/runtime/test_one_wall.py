@@ -83,7 +83,13 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize(("source", "limits", "reason", "hit"), ENDLESS.values(), ids=ENDLESS.keys())
+@pytest.mark.parametrize(
+    ("source", "limits", "reason", "hit"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.torture] if name in ("processor", "output") else [])
+        for name, case in ENDLESS.items()
+    ],
+)
 def test_what_has_no_end_is_ended_with_its_reason(source: str, limits: Limits, reason: Reason, hit: tuple[str, ...]) -> None:
     ended = run(source, limits).exit
     assert (ended.reason, ended.limits_hit) == (reason, hit), ended

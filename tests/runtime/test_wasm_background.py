@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox import shared
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Question, Runtimes
 from agent_sandbox.engine.session import Code, Session
@@ -26,6 +27,7 @@ from agent_sandbox.runtime.routing.model import Work
 from agent_sandbox.runtime.wasm import background, building
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from agent_sandbox.surfaces import compiling
 from scripts.compile_wasm import CACHE, RECORDS
 from tests.runtime.test_wasm import run
 
@@ -167,6 +169,26 @@ def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Cal
     assert subprocess.run(wasm.building(), check=False).returncode == 0, "who asks for it does not wait"
     assert wasm.ready
     assert not [name for name in os.listdir(wasm._cache.directory) if name.startswith("scratch-") or name.endswith(".new")]
+
+
+def test_setup_waits_for_what_goes_on_in_the_background(
+    own: Callable[[], WasmRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wasm = own()
+    monkeypatch.setattr(shared, "wasm", lambda: wasm)
+    lock = building.try_lock(wasm._cache)
+    assert lock is not None
+    waited: list[int] = []
+
+    def look(pid: int, _: float) -> None:
+        if not waited:
+            os.close(lock)
+        waited.append(pid)
+
+    monkeypatch.setattr(compiling, "_show", look)
+    assert compiling.compile_wasm()[0] == "ready"
+    assert waited and wasm.ready
+    assert "in the background. Waiting" in capfd.readouterr().err
 
 
 def test_files_that_nobody_has_used_for_long_are_removed_and_others_stay(tmp_path: Path) -> None:

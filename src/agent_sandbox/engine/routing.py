@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     Runtime = ProcessRuntime | WasmRuntime | OneWall
 
-ONE_WALL = "wasm-one-wall"
-WISHES = ("process", "wasm", "auto", ONE_WALL)
+WISHES = ("process", "wasm", "auto")
+ONE_WALL = "wasm-one-wall"  # chosen by name only, or by the system that has no other
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 _NONE: Mapping[str, str] = {}

@@ -257,26 +257,31 @@ class Session:
         """Run it where it is to run; and once more elsewhere if it lacked something there and nothing of it can have been noticed."""
         choice = self._runtimes.choose(self.policy, lambda: self._question(work))
         held = self._runtimes.held(choice, work.on_output)
-        ran = self._completed(work if held is None else replace(work, on_output=held), choice, kept, stack)
+        first = work if held is None else replace(work, on_output=held)
+        ran = self._awaited(first, *self._started(first, choice, kept, stack, _NOTHING_SPENT), stack)
         lack = lack_of(work, ran.choice, ran.guest, ran.completed, held, stored=self._state is not None)
-        if lack is not None:
-            again = self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
-            if again is not None:
+        again = None if lack is None else self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
+        if again is not None:
+            try:
+                started = self._started(work, again, kept, stack, ran.completed.exit.usage)
+            except SandboxError as error:  # it has not what it takes either: how the first one ended is how it ended
+                note = f"it could not start again on {again.runtime.name}: {error.message}"
+                ran = replace(ran, choice=replace(ran.choice, route=replace(ran.choice.route, notes=(*ran.choice.route.notes, note))))
+            else:
                 ran.guest.close()
-                return self._completed(work, again, kept, stack, spent=ran.completed.exit.usage)
+                return self._awaited(work, *started, stack)
         if held is not None:
             held.release()
         return ran
 
-    def _completed(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage = _NOTHING_SPENT) -> _Ran:
-        """Start it, wherever of the machine's runtimes that succeeds, and wait for its end."""
-        choice, plan, guest = self._started(work, choice, kept, stack, spent)
+    def _awaited(self, work: Work, choice: Choice, plan: MountPlan, guest: Guest, stack: ExitStack) -> _Ran:
         stack.callback(guest.close)
         if work.on_start is not None:
             work.on_start(guest)
         return _Ran(choice, plan, guest, guest.wait())
 
     def _started(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage) -> tuple[Choice, MountPlan, Guest]:
+        """Start it, wherever of the machine's runtimes that succeeds."""
         failed: dict[str, str] = {}
         while True:
             program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
@@ -290,6 +295,8 @@ class Session:
             try:
                 return choice, plan, choice.runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
             except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
+                if spent is not _NOTHING_SPENT:  # a second try goes nowhere else
+                    raise
                 failed[choice.runtime.name] = error.message
                 choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
 
