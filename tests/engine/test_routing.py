@@ -130,7 +130,8 @@ def test_what_cannot_start_again_stays_as_it_was(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeUnavailable("no interpreter here", missing=("python",))
 
-    monkeypatch.setattr(*((languages, "prepare") if where == "in planning it" else (process, "launch")), fail)
+    target: object = languages if where == "in planning it" else process
+    monkeypatch.setattr(target, "prepare" if target is languages else "launch", fail)
     started: list[object] = []
     outcome = session(auto, ledger).run(python(FAKED, on_start=started.append))
     assert len(started) == 1
