@@ -24,6 +24,7 @@ from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reas
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.view import plan_view
@@ -228,7 +229,7 @@ def test_a_spoilt_image_is_made_anew_by_whoever_comes_first_and_nothing_else_is(
     for source, copy in ((CACHE, tmp_path / "cache"), (RECORDS, tmp_path / "records")):
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*-counting*"))
         copy.chmod(0o700)
-    (image,) = (tmp_path / "cache").glob("*-plain-*")
+    (image,) = (tmp_path / "cache").glob(f"*-{stored_as('plain')}")
     good = image.read_bytes()
     image.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     module = next((tmp_path / "cache").glob("*-module")).stat().st_ino
