@@ -8,8 +8,8 @@ where work runs: a guest forked from a warm process into namespaces of its own. 
 changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
 record. `surfaces` is the command line.
 
-Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `persistent` (`Workspace`, whose changes wait
-until they are promoted), `config` (every setting, explained), `work`,
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `sessions` (interpreters that stay),
+`persistent` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained), `work`,
 `result`, `aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that
 fails in a sandbox is not an error but a result.
 
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
         PolicyError,
         RuntimeUnavailable,
         SandboxError,
+        ToolError,
         WorkspaceError,
     )
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.persistent import Workspace
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox
+    from agent_sandbox.sessions import SandboxSession
     from agent_sandbox.work import shell
 
 __all__ = [
@@ -62,7 +64,9 @@ __all__ = [
     "SandboxConfig",
     "SandboxError",
     "SandboxResult",
+    "SandboxSession",
     "SandboxStatus",
+    "ToolError",
     "Workspace",
     "WorkspaceError",
     "create_sandbox",
@@ -75,12 +79,13 @@ _HOMES = {
     "config": ("SandboxConfig",),
     "errors": (
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
-        *("RuntimeUnavailable", "SandboxError", "WorkspaceError"),
+        *("RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
     ),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "persistent": ("Workspace",),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox"),
+    "sessions": ("SandboxSession",),
     "work": ("shell",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -14,6 +14,8 @@
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
+`ToolError` is not ours: tools raise it to tell the program inside why they failed.
+
 A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """
 
@@ -103,3 +105,7 @@ class LedgerUnavailable(SandboxError):
 
 class LedgerBroken(SandboxError):
     """The ledger does not agree with itself: an entry was changed, removed, reordered or torn."""
+
+
+class ToolError(Exception):
+    """To be raised by a tool that a program inside has called: what it says is what the program is told. Other exceptions stay outside."""

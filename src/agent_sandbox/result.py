@@ -10,14 +10,15 @@ import re
 import signal
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.session import Outcome, Route
+    from agent_sandbox.engine.session import Outcome
     from agent_sandbox.policy.decide import Verdict
+    from agent_sandbox.runtime.routing.model import Route
 
 NOTHING_CHANGED = ChangeSet()
 _TRACEBACK = "Traceback (most recent call last):"
@@ -52,10 +53,13 @@ class SandboxResult:
     language: str | None  # its canonical name; None for a command
     exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
     changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
-    route: Route | None = None  # which runtime did it, and why
+    route: Route | None = None  # which runtime did it, why, what was passed over, and what a first try elsewhere lacked
     verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "lifetime"
     notes: tuple[str, ...] = ()  # what was weaker or different than might be expected
+    value: Any = None  # of the last expression of a turn, as data: see `Session`
+    value_repr: str | None = None  # where that is no data, what `repr` says of it; `value` is None then
+    tool_errors: tuple[Exception, ...] = ()  # what tools raised, the first hundred; the program was told less
 
     @property
     def stdout(self) -> str:
@@ -98,6 +102,7 @@ def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: 
         verdict=outcome.verdict,
         limits_hit=hit,
         notes=outcome.notes,
+        tool_errors=outcome.tool_errors,
     )
 
 
@@ -127,6 +132,8 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
             return "too much output: it went on far beyond the output limit and was ended"
         case Reason.DISK_LIMIT:
             return "too much written: the disk limit was reached"
+        case Reason.GARBLED:
+            return f"ended for what it said to its host: {outcome.refused}"
         case Reason.KILLED:
             return "killed: the sandbox was closed or the run was cancelled"
         case Reason.SIGNALLED:

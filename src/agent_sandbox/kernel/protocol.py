@@ -15,6 +15,14 @@ HERE = b"h"  # init's first byte, and again when it wants its ids
 MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
 READY = b"R"  # the guest's one byte: everything is in force
 
+# From a guest that is our own code to its end, to init: the program in it has ended. Its code, processor time, peak of memory in bytes.
+FAREWELL = struct.Struct("!BdQ")
+FAREWELL_FD = 4  # in the guest: after its three streams and the payload
+
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
 SCRIPT = f"{SCRIPTS}/main.py"
+
+# Between the supervisor and a program it talks with while that runs: the length of what follows, and the number of the question.
+TALK = struct.Struct("!IQ")
+HELLO = TALK.pack(0, 0)  # the guest's first, when it has what it needs and the program is about to start

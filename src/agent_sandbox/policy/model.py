@@ -76,6 +76,7 @@ class Policy:
     requires: frozenset[Guarantee]
     network: bool = False
     system: bool = False  # namespaced capabilities for package managers
+    tools: tuple[str, ...] = ()  # functions of the caller's that a program may call, sorted
 
     def __post_init__(self) -> None:
         if self.network:
@@ -118,11 +119,12 @@ def locked(
     processes: bool = False,
     network: bool = False,
     limits: Limits | None = None,
+    tools: Iterable[str] = (),
 ) -> Policy:
     """The SDK's preset: everything is off until it is named. `allowed=EVERYWHERE` is the whole machine, less masks and `denied`."""
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
-    return Policy("locked", files, processes, limits, required(processes, limits), network)
+    return Policy("locked", files, processes, limits, required(processes, limits), network, tools=tuple(sorted(tools)))
 
 
 def cloned(

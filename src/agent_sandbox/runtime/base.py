@@ -14,7 +14,7 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
@@ -29,6 +29,7 @@ class Reason(Enum):
     OUT_OF_MEMORY = "out-of-memory"
     OUTPUT_LIMIT = "output-limit"
     DISK_LIMIT = "disk-limit"
+    GARBLED = "garbled"  # what it said to its host was nothing that can be said
     KILLED = "killed"  # by us: cancelled, or its supervisor went away
 
 
@@ -90,6 +91,23 @@ class Terminal:
 
 
 @dataclass(frozen=True)
+class Talk:
+    """A conversation with Python code while it runs.
+
+    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer; or None for a question that a turn
+    answers, see `ProcessGuest.turn`. It raises `Nonsense` for what cannot be asked, which ends the run; what else it raises ends it, too.
+    `offer` is what the program is told of it: "tools", described, and whether it is given its program in "turns".
+    """
+
+    hear: Callable[[bytes], bytes | None]
+    offer: Mapping[str, Any]
+
+
+class Nonsense(Exception):
+    """A guest has said what cannot be said. The message is for the caller."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """Everything a runtime needs to run something once.
 
@@ -112,11 +130,13 @@ class Launch:
     terminal: Terminal | None = None
     executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
     beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
+    farewell: bool = False  # the guest's process is ours to its end, and says when the program in it has ended
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True
     on_tick: Callable[[int], None] | None = None
     on_ready: Callable[[int], None] | None = None
+    talk: Talk | None = None  # for PythonCode
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from agent_sandbox import shared
 from agent_sandbox.errors import RuntimeUnavailable
@@ -25,9 +26,11 @@ def compile_wasm() -> tuple[str, str]:
     """Compile it unless that has been done; returns "ready", "not-installed" or "failed", and what to say of it."""
     try:
         runtime = shared.wasm()
-        if not runtime.ready:
+        if runtime.compiler is not None:
+            print("The WebAssembly interpreter is being compiled in the background. Waiting for that.", file=sys.stderr)
+        elif not runtime.ready:
             print("Compiling the WebAssembly interpreter. This happens once, and takes a minute or two.", file=sys.stderr)
-        code, said = _watched(runtime.building())  # also where it seems ready: it looks whether that is so
+        code, said = _watched(runtime.building(), lambda: runtime.compiler)  # also where it seems ready: it looks whether that is so
         if code:
             return "failed", f"the WebAssembly interpreter could not be compiled: {said}"
     except RuntimeUnavailable as error:
@@ -37,8 +40,11 @@ def compile_wasm() -> tuple[str, str]:
     return "ready", 'Python code can run inside WebAssembly: Sandbox(runtime="wasm").'
 
 
-def _watched(command: list[str]) -> tuple[int, str]:
-    """Run it, with a bar where somebody is watching. Returns its exit code and the last line of what it said."""
+def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[int, str]:
+    """Run it, with a bar where somebody is watching. Returns its exit code and the last line of what it said.
+
+    It may have to wait for another, which was there before it: `compiler` says who it is.
+    """
     began = time.monotonic()
     said = b""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
@@ -48,7 +54,7 @@ def _watched(command: list[str]) -> tuple[int, str]:
                     _, said = child.communicate(timeout=_LOOK_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    _show(child.pid, time.monotonic() - began)
+                    _show(compiler() or child.pid, time.monotonic() - began)
         except BaseException:
             child.kill()
             raise

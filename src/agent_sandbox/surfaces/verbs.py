@@ -53,10 +53,10 @@ _OPTIONS = (
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
     Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
     Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
-    Option("--explain", help="print what the program would see, one line for each step, and stop"),
+    Option("--explain", help="print where the program would run and what it would see there, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
-    Option("--runtime", "NAME", "the kind of isolation: process"),
+    Option("--runtime", "NAME", "the kind of isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that does)"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
     Option("--all", help="caches and what changed elsewhere on the machine in full, too"),
     Option("--stat", help="only how many lines of each file"),
@@ -117,6 +117,7 @@ It exits as the command does; 124 timed out, 125 the sandbox could not start, 12
 standard input.
 
   agent-sandbox code analyse.py -- --fast data.csv
+  agent-sandbox code --runtime auto --throw-away analyse.py
   echo 'print(6 * 7)' | agent-sandbox code - --language python""",
     ),
     "diff": Verb(

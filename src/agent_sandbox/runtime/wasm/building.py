@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Untrusted, checked, sound
+from agent_sandbox.runtime.wasm.cache import MODULE, SCRATCH, Cache, Untrusted, checked, sound
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
@@ -24,15 +24,59 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Make whatever is missing or not as it was made. The arguments are where packages are, and the fields of `Cache` and `Package`."""
-    _, packages, directory, records, key, *package = sys.argv[1:]
-    sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
-    cache = Cache(directory, records, key)
+    cache, _ = _told(sys.argv[1:])
     if _loaded(cache) is not None and not _missing(cache):
         return
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    with open(os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as lock:
+    with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _build(cache, Package(*package))
+        make(sys.argv[1:], lock.fileno())
+
+
+def make(words: list[str], lock: int) -> None:
+    """The same for who holds the lock."""
+    cache, package = _told(words)
+    os.truncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)  # for who waits and would like to know how far it is
+    cache.clear_debris()
+    _build(cache, package)
+
+
+def try_lock(cache: Cache) -> int | None:
+    """The lock, held until its descriptor is closed by everybody who has it; None while another has it. Raises OSError."""
+    lock = _open_lock(cache)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def holder(cache: Cache) -> int | None:
+    """The process that compiles just now, 0 where it has not said which it is; None when nobody does."""
+    try:
+        lock = os.open(f"{cache.directory}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        said = os.pread(lock, 20, 0)
+        return int(said) if said.isdigit() else 0
+    finally:
+        os.close(lock)
+
+
+def _told(words: list[str]) -> tuple[Cache, Package]:
+    _, packages, directory, records, key, *package = words
+    sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
+    return Cache(directory, records, key), Package(*package)
+
+
+def _open_lock(cache: Cache) -> int:
+    os.makedirs(cache.directory, mode=0o700, exist_ok=True)
+    return os.open(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _build(cache: Cache, package: Package) -> None:
@@ -78,7 +122,7 @@ def _compile(cache: Cache, package: Package) -> None:
 
 
 def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:
-    with tempfile.TemporaryDirectory(dir=cache.directory) as scratch:
+    with tempfile.TemporaryDirectory(dir=cache.directory, prefix=SCRATCH) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"
         os.mkdir(library)
         os.mkdir(view)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -17,8 +18,10 @@ from contextlib import suppress
 import wasmtime
 
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, SCRIPT
+from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
+from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
@@ -30,18 +33,22 @@ if TYPE_CHECKING:
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
 _MOMENT_MS = 2  # after which nobody is waiting for this guest
+_LIKELY = "/tmp"  # where most programs begin
 _REHEARSAL = f"""
-__import__("os").chdir("/")
 ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
-ours.rehearse({SCRIPT!r})
+ours.rehearse_within({SCRIPT!r}, {_LIKELY!r})
 """
-_START = """
-__import__("os").chdir({cwd})
+_RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_TALK = """
 ours = __import__("sys").modules.pop({ours})
-ours.reseed()
-ours.give({path}, {env}, {arguments}, {cwd})
-ours.run({path}, {source})
+ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
+ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
+names = ours.talking.offered(talk["tools"], ask, spell)
+if talk["turns"]:
+    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    ours.end(turns.main, turns.take())
+ours.run({path}, {source}, names)
 """
 
 
@@ -71,17 +78,30 @@ class Guest:
             image = "pandas" if _HEAVY.search(message["source"]) else "plain"
             if image != "plain" or not rehearsed:
                 instance.become(self._images[image])
-            code = _start(message)
-            payload.close()
+            code = _start(message, seeded=rehearsed and image == "plain")
+            if "talk" in message:
+                speaker = Speaker(payload)
+                self._machine.door.answer = speaker.ask
+                speaker.begin()
+            else:
+                payload.close()
         except BaseException as error:
             refuse(payload, error)
-        os._exit(_drive(instance, code))
+        leave(_drive(instance, code))
 
     def _open_again(self) -> None:
         fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
         if fd != self._held:
             os.dup2(fd, self._held, inheritable=False)
             os.close(fd)
+
+
+def leave(code: int) -> NoReturn:
+    """The program has ended: say so, and go. The kernel takes longer to take the engine's memory apart than most programs take."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    with suppress(OSError):
+        os.write(FAREWELL_FD, FAREWELL.pack(code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
+    os._exit(code)
 
 
 def _asked(payload: socket.socket) -> bool:
@@ -96,10 +116,10 @@ def _rehearse(instance: Instance) -> None:
     instance.run(_REHEARSAL)
     with suppress(OSError):  # a view may have no such place; then a program that needs it says so
         write_script(VIEW + SCRIPT, "")
-    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}))
+    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
 
 
-def _start(message: dict[str, Any]) -> str:
+def _start(message: dict[str, Any], *, seeded: bool) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
@@ -108,8 +128,11 @@ def _start(message: dict[str, Any]) -> str:
         "source": message["source"],
         "path": SCRIPT,
         "ours": OURS,
+        "seeded": seeded,
+        "talk": crossing.packed(message.get("talk")),
     }
-    return _START.format(**{name: ascii(value) for name, value in given.items()})
+    code = _TALK if "talk" in message else _RUN
+    return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
 def _drive(instance: Instance, code: str) -> int:

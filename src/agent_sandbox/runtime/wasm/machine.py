@@ -7,18 +7,18 @@ thread started), an `Instance` of it in each guest. The compiler and the maker o
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import wasmtime
 
 from agent_sandbox.kernel.memory import move_over
+from agent_sandbox.runtime.wasm.door import Door
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.values import dataclass
 
 PAGE = 1 << 16  # of WebAssembly
 
 _I32 = wasmtime.ValType.i32()
-_NO_HOST = -1  # what the interpreter takes for "there is nobody there"
 
 
 def configuration(*, threads: bool = False) -> wasmtime.Config:
@@ -50,22 +50,25 @@ class Image:
 class Machine:
     """A loaded module with all it may import."""
 
-    def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module) -> None:
+    def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module, leave: Callable[[int], object] = os._exit) -> None:
         self._engine = engine
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
         linker.allow_shadowing = True
         # The engine's own knows no codes above 125. The process is the program's, and ends with it.
-        linker.define_func("wasi_snapshot_preview1", "proc_exit", wasmtime.FuncType([_I32], []), lambda code: os._exit(code & 0xFF))
-        # Whatever it hands over, pointers included, is not looked at.
-        linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), lambda *_: _NO_HOST)
+        linker.define_func("wasi_snapshot_preview1", "proc_exit", wasmtime.FuncType([_I32], []), lambda code: leave(code & 0xFF))
+        self.door = Door()
+        linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), self.door, access_caller=True)
         self._ready = linker.instantiate_pre(module)
 
     @classmethod
-    def load(cls, compiled: str) -> Machine:
-        """From a file that was compiled here. It is native code that is executed as it is: whoever calls this has checked it."""
+    def load(cls, compiled: str, leave: Callable[[int], object] = os._exit) -> Machine:
+        """From a file that was compiled here. It is native code that is executed as it is: whoever calls this has checked it.
+
+        `leave` ends the process with the exit code of a program that has ended itself.
+        """
         engine = wasmtime.Engine(configuration())
-        return cls(engine, wasmtime.Module.deserialize_file(engine, compiled))
+        return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), leave)
 
     def instance(self, directories: Sequence[tuple[str, str]]) -> Instance:
         """A fresh one that sees these directories, each by the name it has inside; always the same names, which an image remembers."""

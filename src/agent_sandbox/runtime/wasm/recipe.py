@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from agent_sandbox.kernel.protocol import SCRIPT
-from agent_sandbox.runtime import script
+from agent_sandbox.runtime import crossing, script, talking
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,16 +26,19 @@ _COMMON = """
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
 
-OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
+OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts; `crossing` and `talking` are attributes of it
 _PREPARE = """
 import gc, sys
 for name in {modules!r}:
     __import__(name)
 ours = type(sys)({ours!r})
-exec(compile({source!r}, {ours!r}, "exec"), ours.__dict__)
+for name, source in {sources!r}.items():
+    part = ours if name == "script" else type(sys)(name)
+    exec(compile(source, {ours!r}, "exec"), part.__dict__)
+    setattr(ours, name, part)
 sys.modules[{ours!r}] = ours
 ours.prepare({path!r})
-del name, ours
+del name, source, part, ours
 gc.collect()
 gc.freeze()
 """
@@ -43,8 +46,11 @@ gc.freeze()
 
 def preparation(image: str) -> str:
     """The code that an interpreter inside runs before its image is taken: imports, and what every script will find."""
-    with open(script.__file__, encoding="utf-8") as file:
-        return _PREPARE.format(modules=IMAGES[image], ours=OURS, source=file.read(), path=SCRIPT)
+    sources = {}
+    for module in (script, crossing, talking):
+        with open(str(module.__file__), encoding="utf-8") as file:
+            sources[module.__name__.rpartition(".")[2]] = file.read()
+    return _PREPARE.format(modules=IMAGES[image], ours=OURS, sources=sources, path=SCRIPT)
 
 
 def stored_as(image: str) -> str:

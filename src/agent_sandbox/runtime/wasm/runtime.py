@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Launch, PythonCode, Support
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
@@ -36,6 +37,7 @@ class WasmRuntime:
 
     name = "wasm"
     brings = frozenset({"python"})  # languages that need nothing of the machine
+    guarantees = GUARANTEES
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
@@ -50,6 +52,11 @@ class WasmRuntime:
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
 
+    @cached_property
+    def _compiled(self) -> str:
+        """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
+        return self._entry(MODULE).path
+
     @property
     def ready(self) -> bool:
         """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
@@ -57,7 +64,31 @@ class WasmRuntime:
 
     def building(self) -> list[str]:
         """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do."""
-        return argv_for(BUILDER, packages(), *self._directories, self._cache.key, *vars(self._package).values())
+        return argv_for(BUILDER, *self._told())
+
+    def compile_in_background(self) -> str:
+        """Have that done while nobody waits for it; says how it stands. Raises `RuntimeUnavailable` when the extra is not installed."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.begin(self._cache, self._told(), now=time.time())
+
+    @property
+    def standing(self) -> str:
+        """How it stands with compiling, in words. Raises as `ready` does."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.standing(self._cache, now=time.time())
+
+    @property
+    def compiler(self) -> int | None:
+        """The process that compiles just now; None when there is none."""
+        from agent_sandbox.runtime.wasm.building import holder
+
+        return holder(self._cache)
+
+    def _told(self) -> list[str]:
+        """What who compiles has to know."""
+        return [packages(), *self._directories, self._cache.key, *vars(self._package).values()]
 
     def probe(self) -> Support:
         """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them."""
@@ -80,15 +111,21 @@ class WasmRuntime:
             raise RuntimeUnavailable(
                 "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
             )
-        for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile"), (launch.on_ready, "watch over reads")):
+        if why := self.objection(
+            terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
+        ):
+            raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
+        package = self._package
+        root = moved_down(launch.root, compiled=self._compiled, library=package.library, name=package.library_name)
+        return self._guests.launch(replace(launch, root=root, beneath=VIEW, farewell=True, processes=False, executables=(), preload=()))
+
+    def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
+        """Why it does not take such a launch, whatever the program; or nothing."""
+        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads")):
             if wanted:
-                raise RuntimeUnavailable(f"the wasm runtime has no {name}", missing=(name.replace(" ", "-"),), hint='use runtime="process"')
-        if strange := [name for name in launch.preload if name not in _PRELOADED]:
-            why = f"the wasm runtime has no image with {', '.join(strange)} imported"
-            raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
-        compiled, package = self._entry(MODULE).path, self._package
-        root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
-        return self._guests.launch(replace(launch, root=root, beneath=VIEW, processes=False, executables=(), preload=()))
+                return f"it has no {name}"
+        strange = [name for name in preload if name not in _PRELOADED]
+        return f"it has no image with {', '.join(strange)} imported" if strange else ""
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
@@ -97,12 +134,13 @@ class WasmRuntime:
     def _entry(self, name: str) -> Entry:
         entry = self._cache.entry(name)
         if entry is None:
-            why = "the wasm runtime has not been compiled for this machine yet"
+            why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
         entries = {MODULE: self._entry(MODULE)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        self._cache.used(entries.values(), time.time())
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 

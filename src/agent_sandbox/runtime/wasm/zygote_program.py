@@ -5,6 +5,7 @@ No program has run in it, not even one of ours: an engine that has served a call
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -21,13 +22,14 @@ def main() -> None:
     files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
         # Not before `begin`: the engine is found where packages are.
-        from agent_sandbox.runtime.wasm.guest import Guest
+        from agent_sandbox.runtime.wasm.guest import Guest, leave
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
         with checked(files.pop(MODULE)) as fd:
-            machine = Machine.load(f"/proc/self/fd/{fd}")
+            machine = Machine.load(f"/proc/self/fd/{fd}", leave)
             held = _held(fd)
+            fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
         images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
