@@ -15,8 +15,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import wasmtime
-
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, SCRIPT
 from agent_sandbox.runtime import crossing
@@ -139,7 +137,7 @@ def _drive(instance: Instance, code: str) -> int:
     """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal."""
     try:
         return instance.run(code)
-    except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
+    except Exception as trap:  # the engine, or what we do for the program: it was handed something that it could not use
         why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
         os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))
         os.kill(os.getpid(), signal.SIGABRT)
