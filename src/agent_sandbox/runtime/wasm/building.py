@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 
-from agent_sandbox.runtime.wasm.cache import MODULE, SCRATCH, Cache, Untrusted, checked, sound
+from agent_sandbox.runtime.wasm.cache import MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
@@ -55,7 +55,7 @@ def try_lock(cache: Cache) -> int | None:
 def holder(cache: Cache) -> int | None:
     """The process that compiles just now, 0 where it has not said which it is; None when nobody does."""
     try:
-        lock = os.open(f"{cache.directory}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = open_regular(f"{cache.directory}/lock")
     except OSError:
         return None
     try:
@@ -76,7 +76,7 @@ def _told(words: list[str]) -> tuple[Cache, Package]:
 
 def _open_lock(cache: Cache) -> int:
     os.makedirs(cache.directory, mode=0o700, exist_ok=True)
-    return os.open(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return open_regular(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT)
 
 
 def _build(cache: Cache, package: Package) -> None:
