@@ -53,13 +53,14 @@ class SandboxSession:
         self._timeout = timeout
         self._on_output = on_output
         self._turns = Turns(
-            sandbox.within(timeout, tools=handed)[0],
+            sandbox.within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
             Work(
                 Code("python", "", tuple(args)),
                 {**ENVIRONMENT, **config.env_vars, **(env_vars or {})},
                 cwd=config.cwd,
                 preload=tuple(config.preload),
                 tools=handed,
+                seed=config.seed,
             ),
         )
         self._lock = threading.Lock()
