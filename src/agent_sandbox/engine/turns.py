@@ -17,12 +17,13 @@ from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.base import Exit, Launch, Reason
-from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from agent_sandbox.runtime.running import ProcessGuest
 
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
 LONGEST_REPR = 10_000  # characters
