@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.kernel.protocol import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
-from agent_sandbox.runtime.conversation import LARGEST, Conversation
+from agent_sandbox.runtime.conversation import LARGEST, TURN, Conversation
 from agent_sandbox.runtime.pump import Poller
 
 
@@ -21,15 +21,15 @@ class Line:
         ours, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
         self._ours = ours
-        self.conversation = Conversation(ours, Talk(self._hear, {"turns": turns, "tools": []}))
+        self.conversation = Conversation(ours, Talk(self._hear, {"turns": turns, "tools": []}), lambda: None)
         self._poller = Poller()
         self.conversation.join(self._poller)
 
-    def _hear(self, words: bytes) -> bytes | None:
+    def _hear(self, words: bytes) -> bytes:
         self.heard.append(words)
         if words == b"nonsense":
             raise Nonsense("it makes no sense")
-        return None if words.startswith(b"turn") else b"re: " + words
+        return b"re: " + words
 
     def say(self, data: bytes) -> None:
         self.theirs.sendall(data)
@@ -123,10 +123,10 @@ def test_turns_are_given_one_for_each_time_it_asks() -> None:
     line = Line(turns=True)
     talk = line.conversation
     talk.give(b"first")
-    line.say(HELLO + asked(b"turn 0", 1))
+    line.say(HELLO + asked(TURN + b"0}", 1))
     assert (line.answers(), talk.said) == ([(1, b"first")], None)
-    line.say(asked(b"a tool", 2) + asked(b"turn 1", 3) + asked(b"early", 4))
-    assert (line.answers(), talk.said, line.heard[-1]) == ([(2, b"re: a tool")], b"turn 1", b"turn 1")
+    line.say(asked(b"a tool", 2) + asked(TURN + b"1}", 3) + asked(b"early", 4))
+    assert (line.answers(), talk.said, line.heard) == ([(2, b"re: a tool")], TURN + b"1}", [b"a tool"])
     talk.give(b"second")
     talk.join(line._poller)
     assert line.answers() == [(3, b"second"), (4, b"re: early")], "what came in between is heard with the next turn"

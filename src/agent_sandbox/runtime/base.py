@@ -100,12 +100,12 @@ class Terminal:
 class Talk:
     """A conversation with Python code while it runs.
 
-    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer; or None for a question that a turn
-    answers, see `ProcessGuest.turn`. It raises `Nonsense` for what cannot be asked, which ends the run; what else it raises ends it, too.
-    `offer` is what the program is told of it: "tools", described, and whether it is given its program in "turns".
+    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer. It raises `Nonsense` for what
+    cannot be asked, which ends the run; what else it raises ends it, too. `offer` is what the program is told of it: "tools", described,
+    and whether it is given its program in "turns"; then what it says when it asks for the next is what `ProcessGuest.turn` returns.
     """
 
-    hear: Callable[[bytes], bytes | None]
+    hear: Callable[[bytes], bytes]
     offer: Mapping[str, Any]
 
 
