@@ -256,3 +256,14 @@ def test_time_that_passes_between_turns_is_no_turns(sandboxes: Make) -> None:
         assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT
     with sandboxes().session() as session:
         assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT, "the first one, too"
+
+
+def test_what_could_not_be_started_says_so_and_nothing_runs(sandboxes: Make, project: Path) -> None:
+    settings = {"allow_file_read": True, "allowed_paths": [project], "working_dir": project / "nowhere", "tools": {"one": lambda: 1}}
+    sandbox = sandboxes(**settings)
+    ran = sandbox.execute("print(one())")
+    assert (ran.exit_code, ran.stdout) == (125, "") and "could not be started: cannot start in" in (ran.error or ""), ran
+    with sandbox.session() as session:
+        turn = session.run("one()")
+        assert (turn.exit_code, turn.value) == (125, None) and "could not be started: cannot start in" in (turn.error or ""), turn
+        assert session.ended

@@ -172,5 +172,5 @@ def _understood(said: bytes) -> tuple[int, Any, str | None]:
     match crossing.understood(said):
         case {"turn": {"code": int(code), "value": value, **more}} if 0 <= code <= 255:
             described = more.get("repr")
-            return code, value, described[:LONGEST_REPR] if isinstance(described, str) else None
+            return int(code), value, described[:LONGEST_REPR] if isinstance(described, str) else None
     raise ValueError("there is no exit code in it")
