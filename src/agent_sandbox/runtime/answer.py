@@ -8,11 +8,7 @@ from __future__ import annotations
 import socket
 
 from agent_sandbox.kernel.protocol import INPUTS, REPORT_BYTES
-from agent_sandbox.runtime.base import Launch
-from agent_sandbox.values import TYPE_CHECKING, dataclass
-
-if TYPE_CHECKING:
-    from typing import Any
+from agent_sandbox.values import dataclass
 
 _LONGEST_WHY = 4096
 
@@ -61,9 +57,3 @@ def parsed(words: bytes) -> Said:
         return Said()
     code, _, why = words[:_LONGEST_WHY].decode(errors="replace").partition(" ")
     return Said(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
-
-
-def asked(launch: Launch) -> dict[str, Any]:
-    """What a guest that counts is told with its program."""
-    limits = launch.limits
-    return {"fuel": limits.fuel, "seed": launch.deterministic, "memory": limits.memory_bytes, "watch": launch.watch_inputs}

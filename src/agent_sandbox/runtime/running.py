@@ -18,11 +18,12 @@ from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids
 from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.answer import Answer, Said, asked, parsed
+from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.conversation import Conversation
+from agent_sandbox.runtime.ending import exit_of
 from agent_sandbox.runtime.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.request import request_for, watched
+from agent_sandbox.runtime.request import counted, request_for, watched
 from agent_sandbox.runtime.zygote import Line, Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never, replace
 
@@ -172,7 +173,7 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments), **asked(self.launch))
+                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments), **counted(self.launch))
             case _:
                 assert_never(program)
         if (talk := self.launch.talk) is not None:
@@ -339,47 +340,20 @@ class ProcessGuest:
         return True
 
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
-        ended = self._messages.get("exit")  # from init, unless it was killed itself
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
-        used = self._cgroup.usage()
-        full = self._outgrown()
-        hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
-        hit += sorted(used.hit.difference(hit))
-        if any(sink.cut for sink in sinks.values()):
-            hit.append("output")
-        status = ended["status"] if ended else 9
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = 128 + number if number is not None else os.WEXITSTATUS(status)
-        reason = Reason(ended["reason"]) if ended else Reason.KILLED
-        if reason is Reason.EXITED and number is not None:
-            reason = Reason.SIGNALLED
-        if used.oom_kills and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
-            reason = Reason.OUT_OF_MEMORY
-        if full:
-            reason = Reason.DISK_LIMIT
-        if reason is Reason.KILLED and self._killed and self._killed != "killed":
-            reason = Reason(self._killed)
-        fuel, limit = ended["fuel"] if ended else None, self.launch.limits.fuel
-        if reason is Reason.SIGNALLED and fuel is not None and limit is not None and fuel >= limit:
-            reason = Reason.FUEL_LIMIT
-            hit.append("fuel")
-        if reason is Reason.CPU_LIMIT and "cpu" not in hit:
-            hit.append("cpu")
-        if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
-            hit.append("memory")
-        usage = Usage(
-            # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
-            wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else time.monotonic() - self._began,
-            cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
-            peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
-            fuel=fuel,
+        end = exit_of(
+            self._messages.get("exit"),
+            self._cgroup.usage(),
+            full=self._outgrown(),
+            cut=any(sink.cut for sink in sinks.values()),
+            killed=self._killed,
+            fuel=self.launch.limits.fuel,
+            wall=time.monotonic() - self._began,
         )
-        if reason is Reason.GARBLED:
+        if end.reason is Reason.GARBLED:
             self.refused = self._talk.lost if self._talk is not None else ""
-        if self._refused is not None and reason is Reason.EXITED:
-            code = self._refused
-        return Exit(code, reason, number, tuple(hit), usage)
+        return replace(end, code=self._refused) if self._refused is not None and end.reason is Reason.EXITED else end
 
     def _outgrown(self) -> bool:
         """Whether the keeper has ended the run because its layers hold more than they may."""
