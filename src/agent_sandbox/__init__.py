@@ -10,8 +10,8 @@ record. `surfaces` is the command line.
 
 Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `sessions` (interpreters that stay),
 `persistent` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained), `work`,
-`result`, `aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that
-fails in a sandbox is not an error but a result.
+`result`, `aio` (the same for asyncio), `replaying` (a recorded run once more), `isolation`, `audit`, and `errors`, the tree of what can go
+wrong on our side. A program that fails in a sandbox is not an error but a result.
 
 Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
 `policy`, then `errors`. Names are loaded when they are first used, because the guest's side imports this package too and must stay small.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         LedgerBroken,
         LedgerUnavailable,
         PolicyError,
+        RecordError,
         RuntimeUnavailable,
         SandboxError,
         ToolError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     )
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.persistent import Workspace
+    from agent_sandbox.replaying import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox
     from agent_sandbox.sessions import SandboxSession
@@ -59,6 +61,8 @@ __all__ = [
     "LedgerUnavailable",
     "PolicyError",
     "ProcessIsolation",
+    "RecordError",
+    "Replay",
     "RuntimeUnavailable",
     "Sandbox",
     "SandboxConfig",
@@ -70,6 +74,7 @@ __all__ = [
     "Workspace",
     "WorkspaceError",
     "create_sandbox",
+    "replay",
     "shell",
 ]
 
@@ -79,10 +84,11 @@ _HOMES = {
     "config": ("SandboxConfig",),
     "errors": (
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
-        *("RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
+        *("RecordError", "RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
     ),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "persistent": ("Workspace",),
+    "replaying": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox"),
     "sessions": ("SandboxSession",),

@@ -99,6 +99,10 @@ class Conflicted(SandboxError):
         self.conflicts = conflicts
 
 
+class RecordError(SandboxError):
+    """The record of a run cannot be read, or cannot be replayed with what is here."""
+
+
 class LedgerUnavailable(SandboxError):
     """The ledger could not be written. The action it was to record has not been performed."""
 

@@ -33,7 +33,7 @@ class SandboxStatus(Enum):
     RUNNING = "running"
     COMPLETED = "completed"  # it ended by itself, with exit code 0
     FAILED = "failed"  # any other end, or it was refused
-    TIMEOUT = "timeout"  # a limit on its time ended it
+    TIMEOUT = "timeout"  # a limit on its time, or on its fuel, ended it
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SandboxResult:
     changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
     route: Route | None = None  # which runtime did it, why, what was passed over, and what a first try elsewhere lacked
     verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "lifetime"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel", "lifetime"
     notes: tuple[str, ...] = ()  # what was weaker or different than might be expected
     value: Any = None  # of the last expression of a turn, as data: see `Session`
     value_repr: str | None = None  # where that is no data, what `repr` says of it; `value` is None then
@@ -112,7 +112,7 @@ def refused(error: str, *, sandbox_id: str, language: str | None, verdict: Verdi
 
 
 def _status(end: Exit, could_not_start: str) -> SandboxStatus:
-    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT):
+    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.FUEL_LIMIT):
         return SandboxStatus.TIMEOUT
     done = end.reason is Reason.EXITED and end.code == 0 and not could_not_start
     return SandboxStatus.COMPLETED if done else SandboxStatus.FAILED
@@ -126,6 +126,8 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
             return f"{what} after {end.usage.wall_seconds:.1f} s"
         case Reason.CPU_LIMIT:
             return f"timed out: the processor-time limit was reached after {end.usage.cpu_seconds:.1f} s of processor time"
+        case Reason.FUEL_LIMIT:
+            return f"timed out: the limit on fuel was reached after {end.usage.fuel} units"
         case Reason.OUT_OF_MEMORY:
             return "out of memory: the memory limit was reached"
         case Reason.OUTPUT_LIMIT:

@@ -8,6 +8,7 @@ What the caller's settings or this machine cause is raised: `PolicyError`, `Runt
 from __future__ import annotations
 
 import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
+import os
 import secrets
 import threading
 import time
@@ -16,13 +17,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
-from agent_sandbox.config import SandboxConfig
+from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.session import Code, Command, Session, Work, action_of
+from agent_sandbox.engine.session import SCRATCH, Code, Command, Session, Work, action_of
 from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.base import Guest
@@ -30,6 +32,8 @@ from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.records.record import Record
+    from agent_sandbox.replaying import Replay
     from agent_sandbox.sessions import SandboxSession
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -132,6 +136,9 @@ class Sandbox:
         timeout: float | None = None,
         args: Sequence[str] = (),
         tools: object = (),
+        deterministic: bool | None = None,
+        seed: int | None = None,
+        record: str | os.PathLike[str] | None = None,
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
         """What `execute` and `run` do, with a handle that another thread can cancel."""
@@ -149,8 +156,11 @@ class Sandbox:
                 on_output=listener,
                 on_start=run.started,
                 tools={**self.config.toolbox, **handed},
+                seed=self.config.seed if seed is None else seed,
+                record="" if record is None else os.fspath(record),
             )
-            made = self._result(work, timeout)
+            check_seed(work.seed)
+            made = self._result(work, timeout, self.config.deterministic if deterministic is None else deterministic)
             status = made.status
         finally:
             self.end(run, status)
@@ -158,13 +168,46 @@ class Sandbox:
             listener.finish()
         return made
 
-    def _result(self, work: Work, timeout: float | None) -> SandboxResult:
+    def replay(
+        self,
+        record: str | os.PathLike[str] | Record,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        code: str | None = None,
+        stdin: bytes | None = None,
+    ) -> Replay:
+        """Run a record again, here, and say where that departs from it: see `agent_sandbox.replay`."""
+        from agent_sandbox import replaying  # few sandboxes replay anything
+        from agent_sandbox.engine.records.record import Record, read
+        from agent_sandbox.engine.records.recorder import Recorder
+
+        recorded = record if isinstance(record, Record) else read(os.fspath(record))
+        what, given = replaying.what_to_run(recorded, code, stdin)
+        policy, identity = repeatable(self._session.policy), self._session.identity
+        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
+        replaying.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
+        run = Run()
+        self.begin(run)
+        status = SandboxStatus.FAILED
+        try:
+            work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
+            recorder = Recorder(work, salt=recorded.salt)
+            outcome = self._session_for(policy).run(recorder.work)
+            made = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
+            status = made.status
+        finally:
+            self.end(run, status)
+        return replaying.compared(recorded, recorder.record(outcome, policy, identity), made)
+
+    def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
         try:
             action = action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
             if work.tools and language != "python":
                 work = self._without_tools(work)
-            session, wall = self.within(timeout, tools=work.tools)
+            if work.tools and work.record:
+                raise PolicyError("a run with tools cannot be recorded: what they answer is not in it", hint="leave out the tools")
+            session, wall = self.within(timeout, tools=work.tools, deterministic=deterministic)
         except PolicyError as error:
             return result.refused(str(error), sandbox_id=self.id, language=language)
         try:
@@ -183,14 +226,15 @@ class Sandbox:
             raise PolicyError("tools are for Python code", hint="hand them over with Python code, or leave them out")
         return replace(work, tools={})
 
-    def within(self, timeout: float | None, *, tools: Iterable[str] = ()) -> tuple[Session, str]:
+    def within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
         """The session for one run, and which limit its wall time stands for: the run's own, or what is left of the sandbox's lifetime."""
         policy = self._session.policy
         may = self.config.callable_tools(tools)
-        if timeout is None and self._expires is None and may == policy.tools:
+        if timeout is None and self._expires is None and may == policy.tools and deterministic == self.config.deterministic:
             return self._session, "wall"
         seconds, wall, _ = self.time_for(timeout)
         policy = replace(policy, limits=replace(policy.limits, wall_seconds=seconds), tools=may)
+        policy = repeatable(policy) if deterministic else replace(policy, requires=policy.requires - {Guarantee.DETERMINISTIC})
         return (self._session if policy == self._session.policy else self._session_for(policy)), wall
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
@@ -21,6 +22,8 @@ class RunOptions(TypedDict, total=False):
     timeout: seconds of wall time, in place of the configuration's.
     args: what the program finds in its argument list.
     tools: functions that Python code may call, beside those of the configuration.
+    deterministic, seed: in place of the configuration's.
+    record: a file to write the record of a deterministic run to, for `replay`.
     on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
     """
 
@@ -29,6 +32,9 @@ class RunOptions(TypedDict, total=False):
     timeout: float
     args: Sequence[str]
     tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
+    deterministic: bool
+    seed: int
+    record: str | os.PathLike[str]
     on_output: OnOutput
 
 

@@ -89,6 +89,13 @@ class Runtimes:
         self._clock = clock
         self._absence = _Absence("", 0.0)  # of wasm; replaced whole, so threads may share it
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Of the one that runs what is to be the same every time."""
+        if self._wasm is None:
+            raise RuntimeUnavailable("there is no runtime for deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
+        return self._wasm().identity
+
     def choose(self, policy: Policy, ask: Callable[[], Question], *, acting: bool = True) -> Choice:
         """The runtime for a piece of work. `ask` is called where there is something to choose; without `acting` nothing is set going.
 

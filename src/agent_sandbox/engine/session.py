@@ -19,9 +19,10 @@ from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavail
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Script, Talk, Terminal, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Talk, Terminal, Usage
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 _NOTHING_SPENT = Usage()
+_AT_A_REAL_MOMENT = frozenset(
+    {Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.OUT_OF_MEMORY, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT, Reason.KILLED}
+)
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -79,6 +83,9 @@ class Work:
     watch_reads: bool = False
     tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
     talk: Talk | None = None  # what comes of them
+    seed: int = 0  # where the policy requires a deterministic run
+    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
+    record: str = ""  # of such a run: the file to write its record to
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,7 @@ class Outcome:
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
     tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
+    inputs: bytes = b""  # see `Completed`
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,10 @@ class Session:
 
         Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
         """
+        if work.record:
+            from agent_sandbox.engine.records.recorder import run_recorded  # few runs are
+
+            return run_recorded(self, work, action)
         if not work.tools:
             return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
@@ -183,6 +195,11 @@ class Session:
             choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
         # One wall has no sessions, and has refused by now.
         return Opened(guest, choice.route, (*plan.notes, *guest.notes))  # type: ignore[arg-type]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What deterministic runs here rest on: engine, interpreter, machine. Raises `RuntimeUnavailable` where there are none."""
+        return self._runtimes.identity
 
     def route(self, work: Work) -> Route:
         """Where it would run, and why there. Nothing is run or set going."""
@@ -250,8 +267,17 @@ class Session:
                 verdict=allow,
                 seconds=time.monotonic() - began,
                 refused=ran.guest.refused,
-                notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted),
+                notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
+                inputs=ran.completed.inputs,
             )
+
+    def _not_the_same(self, end: Exit) -> tuple[str, ...]:
+        """What is to be said of a deterministic run that was ended from outside."""
+        if Guarantee.DETERMINISTIC not in self.policy.requires or end.reason not in _AT_A_REAL_MOMENT:
+            return ()
+        return (
+            f"it was ended from outside ({end.reason.value}), at a moment that another run need not share: so this is not deterministic",
+        )
 
     def _ran(self, work: Work, kept: ForRun | None, stack: ExitStack) -> _Ran:
         """Run it where it is to run; and once more elsewhere if it lacked something there and nothing of it can have been noticed."""
@@ -358,6 +384,8 @@ class Session:
             on_output=work.on_output,
             collect=work.collect,
             talk=work.talk if isinstance(program, PythonCode) else None,
+            deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
+            watch_inputs=work.watch_inputs,
         )
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
@@ -415,6 +443,7 @@ def facts(outcome: Outcome) -> dict[str, str | int | float]:
         "limits_hit": ",".join(outcome.exit.limits_hit),
         "seconds": round(outcome.seconds, 6),
         "changes": len(outcome.changes),
+        **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
         "runtime": outcome.route.runtime or "",
         # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.
         **({"fell_forward": outcome.route.fell_forward.partition(":")[0]} if outcome.route.fell_forward else {}),

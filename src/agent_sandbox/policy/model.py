@@ -15,7 +15,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import dataclass, replace
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
@@ -98,6 +98,7 @@ def implied(processes: bool, limits: Limits) -> frozenset[Guarantee]:
         Guarantee.NO_NEW_PROCESSES: not processes,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
         Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
+        Guarantee.FUEL_LIMITED: limits.fuel is not None,
         Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
     }
     return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
@@ -134,6 +135,11 @@ def cloned(
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
     return Policy("cloned", files, True, limits, required(True, limits), network, system)
+
+
+def repeatable(policy: Policy) -> Policy:
+    """The same policy for runs that are the same every time."""
+    return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 
 def _hidden(path: str, pattern: PathPattern) -> bool:

@@ -27,6 +27,7 @@ class Reason(Enum):
     TIMED_OUT = "timed-out"
     CPU_LIMIT = "cpu-limit"
     OUT_OF_MEMORY = "out-of-memory"
+    FUEL_LIMIT = "fuel-limit"
     OUTPUT_LIMIT = "output-limit"
     DISK_LIMIT = "disk-limit"
     GARBLED = "garbled"  # what it said to its host was nothing that can be said
@@ -35,11 +36,16 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's."""
+    """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's.
+
+    `fuel` is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the
+    engine can make it say anything.
+    """
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    fuel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Exit:
     code: int
     reason: Reason = Reason.EXITED
     signal: int | None = None
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel"
     usage: Usage = field(default_factory=Usage)
 
 
@@ -132,6 +138,8 @@ class Launch:
     beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
     farewell: bool = False  # the guest's process is ours to its end, and says when the program in it has ended
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
+    deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
+    watch_inputs: bool = False  # of a deterministic run: have it told which files it looked into (`Completed.inputs`)
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True
     on_tick: Callable[[int], None] | None = None
@@ -141,11 +149,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Completed:
-    """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so."""
+    """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so.
+
+    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output.
+    """
 
     exit: Exit
     stdout: bytes
     stderr: bytes
+    inputs: bytes = b""
 
 
 @dataclass(frozen=True)

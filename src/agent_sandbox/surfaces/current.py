@@ -13,7 +13,7 @@ from agent_sandbox.engine.session import Session
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, repeatable
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.secrets import reveal
 from agent_sandbox.surfaces import quantities
@@ -62,9 +62,10 @@ def policy_of(request: Request, project: Project) -> Policy:
     masks = places.masks_for(project.path)
     for path in request.values("--reveal"):
         masks = reveal(masks, os.path.abspath(path))
-    return cloned(
+    policy = cloned(
         masks=masks, denied=[_pattern(path) for path in request.values("--deny")], limits=_limits(request), system=request.has("--system")
     )
+    return repeatable(policy) if request.has("--deterministic") else policy
 
 
 def _pattern(text: str) -> PathPattern:
@@ -83,6 +84,8 @@ def _limits(request: Request) -> Limits:
         limits = replace(limits, disk_bytes=quantities.size("--disk", text))
     if (text := request.value("--processes")) is not None:
         limits = replace(limits, processes=quantities.count("--processes", text))
+    if (text := request.value("--fuel")) is not None:
+        limits = replace(limits, fuel=quantities.count("--fuel", text))
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 

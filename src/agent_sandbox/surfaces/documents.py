@@ -69,6 +69,7 @@ def _run(work: Work, outcome: Outcome, code: int) -> dict[str, Any]:
             "wall_seconds": round(usage.wall_seconds, 6),
             "cpu_seconds": round(usage.cpu_seconds, 6),
             "peak_memory_bytes": usage.peak_memory_bytes,
+            "fuel": usage.fuel,
         },
         "runtime": outcome.route.runtime,
         "route": _route(outcome.route),

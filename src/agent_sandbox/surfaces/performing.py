@@ -32,12 +32,17 @@ TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125,
 
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
+    same = _same_every_time(request)
     with _runtimes(request, forked) as runtimes:
         session, found, project = session_for(request, runtimes, _say_who_has_it)
         _warn_about(project, found)
-        env = guest_environment(os.environ, request.values("--env"), home=places.home())
+        env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), _directory(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if same:
+            from agent_sandbox.surfaces.repeating import repeated
+
+            work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
         if request.has("--diff"):
@@ -49,6 +54,15 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
 
             return run_document(session, work, found, project)
         return _streamed(request, session, work, found)
+
+
+def _same_every_time(request: Request) -> bool:
+    """Whether it is to be deterministic. Raises `UsageError` for options that go with that alone."""
+    if any(request.has(option) for option in ("--deterministic", "--seed", "--record")):
+        from agent_sandbox.surfaces.repeating import check  # few runs are
+
+        check(request)
+    return request.has("--deterministic")
 
 
 def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
@@ -88,7 +102,7 @@ def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> O
 def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
     """Those that a command may use, until its end; by default the one that runs everything."""
     process = ProcessRuntime(single_threaded=True, forked=forked)  # the command line has one thread, so it may fork itself
-    wish = request.value("--runtime") or "process"
+    wish = request.value("--runtime") or ("auto" if request.has("--deterministic") or request.has("--fuel") else "process")
     made: list[WasmRuntime] = []
 
     def wasm() -> WasmRuntime:
@@ -167,6 +181,7 @@ def ended_by(exit: Exit) -> str:
         Reason.TIMED_OUT: "it was ended because its time was up (--timeout TIME)",
         Reason.OUT_OF_MEMORY: "it was ended because it used more memory than it may (--memory SIZE)",
         Reason.CPU_LIMIT: "it was ended because it used more processor time than it may",
+        Reason.FUEL_LIMIT: "it was ended because it executed more than it may (--fuel N)",
         Reason.DISK_LIMIT: "it was ended because it wrote more than it may (--disk SIZE)",
         Reason.OUTPUT_LIMIT: "it was ended because its output had no end",
     }.get(exit.reason, "")

@@ -19,6 +19,7 @@ from typing import BinaryIO
 from agent_sandbox.values import dataclass
 
 MODULE = "module"
+COUNTING = "counting"  # the same, compiled to count what it executes
 SCRATCH = "scratch-"  # how the directories begin in which images are made
 UNUSED_SECONDS = 14 * 86400.0  # after which a file is no longer kept
 _CHUNK = 4 << 20

@@ -25,6 +25,8 @@ _COMMON = """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
 
 OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts; `crossing` and `talking` are attributes of it
+_MADE = "in a deterministic run\0"
+OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
 _PREPARE = """
 import gc, sys
 for name in {modules!r}:
@@ -52,5 +54,5 @@ def preparation(image: str = "") -> str:
 
 
 def stored_as(image: str) -> str:
-    """The name of an image's file, which changes with what is in it."""
-    return f"{image}-{hashlib.sha256(preparation(image).encode()).hexdigest()[:16]}"
+    """The name of an image's file, which changes with what is in it and how it was made."""
+    return f"{image}-{hashlib.sha256((_MADE + preparation(image)).encode()).hexdigest()[:16]}"

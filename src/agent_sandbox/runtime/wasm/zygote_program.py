@@ -11,7 +11,7 @@ import os
 import resource
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
-from agent_sandbox.runtime.wasm.cache import MODULE, Entry, checked
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
@@ -22,15 +22,16 @@ def main() -> None:
     files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
         # Not before `begin`: the engine is found where packages are.
-        from agent_sandbox.runtime.wasm.guest import Guest, leave
+        from agent_sandbox.runtime.wasm.guest import Guest
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
-        with checked(files.pop(MODULE)) as fd:
-            machine = Machine.load(f"/proc/self/fd/{fd}", leave)
+        module = COUNTING if COUNTING in files else MODULE
+        with checked(files.pop(module)) as fd:
+            machine = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
             held = _held(fd)
             fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
-        images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
+        images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
@@ -61,14 +62,17 @@ def _is(fd: int, file: os.stat_result) -> bool:
         return False
 
 
-def _mapped(entry: Entry) -> tuple[int, int]:
-    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file."""
+def _mapped(entry: Entry) -> list[tuple[int, int]]:
+    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file.
+
+    Twice: one may be rehearsed on, the other stays as it was made.
+    """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(copy, "wb", closefd=False) as file, checked(entry, file.write):
             pass
         channel.seal(copy)
         size = os.fstat(copy).st_size
-        return memory.map_privately(copy, size), size
+        return [(memory.map_privately(copy, size), size) for _ in range(2)]
     finally:
         os.close(copy)
