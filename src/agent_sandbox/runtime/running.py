@@ -16,8 +16,9 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids
-from agent_sandbox.kernel.protocol import GO, HERE, INPUTS, MAPPED, ORDER, READY, REPORT_BYTES, SCRIPT, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.conversation import Conversation
 from agent_sandbox.runtime.ending import exit_of
@@ -49,8 +50,6 @@ class ProcessGuest:
         self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
-        self._inputs = b""
-        self._answer = b""  # on the socket that the program went over: why it was not started, or what it looked into
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
@@ -65,6 +64,7 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
+        self._answer, self._said = Answer(self._payload), Said()
 
     def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []
@@ -181,33 +181,6 @@ class ProcessGuest:
         channel.send(self._payload, message)
         self._talk = None if talk is None else Conversation(self._payload, talk)
 
-    def _take_answer(self) -> bool:
-        """Take what there is. False when that was all."""
-        try:
-            answer = self._payload.recv(65536)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._answer += answer[: REPORT_BYTES - len(self._answer)]
-        return bool(answer)
-
-    def _read_answer(self) -> None:
-        """Why it was not started, if it was not; or what it looked into, if it was watched. All in its own words."""
-        if self._talk is not None:
-            self._answer = self._talk.last_words()
-        else:
-            self._payload.settimeout(0)
-            before = -1
-            while len(self._answer) != before and self._take_answer():  # nothing may have come: it was ended before it could answer
-                before = len(self._answer)
-        if self._answer.startswith(INPUTS):
-            self._inputs = self._answer.removeprefix(INPUTS)
-        elif self._answer:
-            code, _, why = self._answer[:4096].decode(errors="replace").partition(" ")
-            self._refused = int(code) if code.isdigit() and len(code) < 4 else 126
-            self.refused = why or "it could not be started"
-
     @property
     def init(self) -> int:
         """The pid of its init, for whoever has to look into its namespaces while it runs."""
@@ -267,7 +240,7 @@ class ProcessGuest:
                 source.close()
             for sink in sinks.values():
                 sink.close()
-        return replace(_completed(self._exit(sinks), sinks), inputs=self._inputs)
+        return replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
         """Answer the guest's question for its next turn, with the limits and callbacks of `launch`, and pump until it asks again.
@@ -310,8 +283,7 @@ class ProcessGuest:
         if self._waker is not None:
             poller.add(self._waker, self._woken)
         if self.launch.watch_inputs:  # more than a socket holds by itself
-            self._payload.settimeout(0)
-            poller.add(self._payload.fileno(), self._take_answer)
+            poller.add(self._payload.fileno(), self._answer.take)
         look = self.launch.on_tick if self.layers is not None else None
         if talk is not None:
             talk.join(poller)
@@ -336,7 +308,8 @@ class ProcessGuest:
                 self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
-        self._read_answer()
+        self._said = self._answer.said() if talk is None else parsed(talk.last_words())
+        self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
         self.irrevocable = talk is not None and talk.answered

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, sound
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
 from agent_sandbox.runtime.wasm.package import Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
@@ -27,7 +27,7 @@ def main() -> None:
     """Make whatever is missing or not as it was made. The arguments are where packages are, the fields of `Cache`, which
     module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
     cache, modules, _ = _told(sys.argv[1:])
-    if all(_loaded(cache, module) is not None for module in modules) and not _missing(cache):
+    if all(_loaded(cache, module) is not None for module in modules) and not _missing(cache) and not cache.debris():
         return
     with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -58,7 +58,7 @@ def try_lock(cache: Cache) -> int | None:
 def holder(cache: Cache) -> int | None:
     """The process that compiles just now, 0 where it has not said which it is; None when nobody does."""
     try:
-        lock = os.open(f"{cache.directory}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = open_regular(f"{cache.directory}/lock")
     except OSError:
         return None
     try:
@@ -79,7 +79,7 @@ def _told(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
 
 def _open_lock(cache: Cache) -> int:
     os.makedirs(cache.directory, mode=0o700, exist_ok=True)
-    return os.open(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return open_regular(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT)
 
 
 def _build(cache: Cache, package: Package, module: str) -> None:
