@@ -20,8 +20,9 @@ from agent_sandbox import places, result, shared
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.session import SCRATCH, Code, Command, Session, Work, action_of
+from agent_sandbox.engine.session import SCRATCH, Session
 from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, repeatable
