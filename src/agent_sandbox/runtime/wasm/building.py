@@ -108,7 +108,7 @@ def _loaded(cache: Cache, module: str) -> Machine | None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
+            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=module == COUNTING)
     except (Untrusted, WasmtimeError):
         return None
 

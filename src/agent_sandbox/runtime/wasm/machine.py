@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import wasmtime
 
-from agent_sandbox.kernel.memory import move_over
 from agent_sandbox.runtime.wasm.door import Door
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.runtime.wasm.wasi import abi
@@ -173,6 +172,8 @@ class Instance:
 
     def become(self, image: Image) -> None:
         """Take the memory of another interpreter, which was at rest, for one's own. It is moved here: an image serves once."""
+        from agent_sandbox.kernel.memory import move_over  # Linux's; who only compiles need not have it
+
         missing = image.size - self.exported_memory.data_len(self.store)
         if missing > 0:
             self.exported_memory.grow(self.store, missing // PAGE)

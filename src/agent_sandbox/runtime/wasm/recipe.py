@@ -46,13 +46,13 @@ gc.freeze()
 """
 
 
-def preparation(image: str) -> str:
-    """The code that an interpreter inside runs before its image is taken: imports, and what every script will find."""
+def preparation(image: str = "") -> str:
+    """The code that an interpreter inside runs before its image is taken: imports, if there is one, and what every script will find."""
     sources = {}
     for module in (script, crossing, talking):
         with open(str(module.__file__), encoding="utf-8") as file:
             sources[module.__name__.rpartition(".")[2]] = file.read()
-    return _PREPARE.format(modules=IMAGES[image], ours=OURS, sources=sources, path=SCRIPT)
+    return _PREPARE.format(modules=IMAGES.get(image, ("sys",)), ours=OURS, sources=sources, path=SCRIPT)
 
 
 def stored_as(image: str) -> str:

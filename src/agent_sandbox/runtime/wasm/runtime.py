@@ -40,6 +40,7 @@ class WasmRuntime:
     name = "wasm"
     brings = frozenset({"python"})  # languages that need nothing of the machine
     guarantees = GUARANTEES | ONLY_HERE
+    views = True  # its guests see what a mount plan shows
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records

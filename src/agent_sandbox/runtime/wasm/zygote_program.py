@@ -9,8 +9,11 @@ import fcntl
 import gc
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
+from agent_sandbox.kernel.protocol import FAREWELL_FD
 from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
@@ -27,7 +30,7 @@ def main() -> None:
 
         _allow_stack(STACK + ROOM)
         module = COUNTING if COUNTING in files else MODULE
-        with checked(files.pop(module)) as fd:
+        with checked(files.pop(module)) as fd, _low_numbers_taken():
             machine = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
             held = _held(fd)
             fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
@@ -47,6 +50,19 @@ def _allow_stack(size: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < size:
         resource.setrlimit(resource.RLIMIT_STACK, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
+@contextmanager
+def _low_numbers_taken() -> Iterator[None]:
+    """Have whatever is opened meanwhile get a number that a guest does not use for anything else. Which are free here depends on who
+    started us, and how many files they had open."""
+    taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        while taken[-1] <= FAREWELL_FD:
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield
+    finally:
+        channel.close_all(taken)
 
 
 def _held(fd: int) -> int:
