@@ -132,7 +132,7 @@ def megabytes_asleep_inside(*, alive: int) -> float:
     session = _wasm_session()
     guests: list[ProcessGuest] = []
 
-    def run(told: Callable[..., object]) -> object:
+    def run(told: Callable[[str, bytes], None]) -> object:
         return session.run(Work(Code("python", ASLEEP), {**ENVIRONMENT, "HOME": "/tmp"}, on_output=told, on_start=guests.append))
 
     def end() -> None:
