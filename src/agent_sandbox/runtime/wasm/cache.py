@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from agent_sandbox.values import dataclass
 
-MODULE = "module"
+MODULE = "module"  # of the interpreter of Python
 _CHUNK = 4 << 20
 
 

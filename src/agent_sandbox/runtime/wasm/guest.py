@@ -18,8 +18,9 @@ from contextlib import suppress
 import wasmtime
 
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, SCRIPT
+from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, JAVASCRIPT, SCRIPT, SCRIPTS
 from agent_sandbox.runtime.guest import enter, refuse, write_script
+from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, Interpreter, prelude
 from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
@@ -41,20 +42,22 @@ _START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {
 
 
 class Guest:
-    """A machine and the images to choose from, made in the zygote; `run` is called once in each fork."""
+    """A machine for Python, images to choose from, and one for JavaScript, made in the zygote; `run` is called once in each fork."""
 
-    def __init__(self, machine: Machine, images: Mapping[str, Image], held: int) -> None:
-        """`held` is the number of the engine's descriptor of its compiled file, which no fork keeps: it would be one to the real file."""
-        self._machine = machine
-        self._held = held
+    def __init__(self, python: Machine, images: Mapping[str, Image], javascript: Machine, held: Mapping[str, int]) -> None:
+        """`held` are the engine's descriptors of its compiled files, by number. No fork keeps them: they would be to the real files."""
+        self._python = python
         self._images = images
+        self._javascript = javascript
+        self._prelude = prelude()
+        self._held = held
 
     def run(self, payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
         """Say that we are ready, receive what to run, and run it. As in `runtime.guest`."""
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
-            instance = self._machine.instance(_DIRECTORIES)
+            instance = self._python.instance(_DIRECTORIES)
             ready()
             rehearsed = not _asked(payload)
             if rehearsed:
@@ -62,7 +65,11 @@ class Guest:
                 _rehearse(instance)
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
-            write_script(VIEW + SCRIPT, message["source"])
+            write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
+            if message["file"] == JAVASCRIPT:
+                interpreter = self._interpreter()
+                payload.close()
+                leave(_drive(lambda: interpreter.run(f"{SCRIPTS}/{JAVASCRIPT}", message)))
             image = "pandas" if _HEAVY.search(message["source"]) else "plain"
             if image != "plain" or not rehearsed:
                 instance.become(self._images[image])
@@ -70,13 +77,17 @@ class Guest:
             payload.close()
         except BaseException as error:
             refuse(payload, error)
-        leave(_drive(instance, code))
+        leave(_drive(lambda: instance.run(code)))
+
+    def _interpreter(self) -> Interpreter:
+        return Interpreter(*self._javascript.fresh(((VIEW, "/"),)), self._prelude)
 
     def _open_again(self) -> None:
-        fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
-        if fd != self._held:
-            os.dup2(fd, self._held, inheritable=False)
-            os.close(fd)
+        for name, number in self._held.items():
+            fd = os.open(f"{COMPILED}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            if fd != number:
+                os.dup2(fd, number, inheritable=False)
+                os.close(fd)
 
 
 def leave(code: int) -> NoReturn:
@@ -116,10 +127,12 @@ def _start(message: dict[str, Any], *, seeded: bool) -> str:
     return _START.format(**{name: ascii(value) for name, value in given.items()})
 
 
-def _drive(instance: Instance, code: str) -> int:
+def _drive(run: Callable[[], int]) -> int:
     """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal."""
     try:
-        return instance.run(code)
+        return run()
+    except Broken:
+        return 1
     except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
         why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
         os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))

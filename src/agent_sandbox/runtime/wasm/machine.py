@@ -62,16 +62,20 @@ class Machine:
         self._ready = linker.instantiate_pre(module)
 
     @classmethod
-    def load(cls, compiled: str, leave: Callable[[int], object] = os._exit) -> Machine:
+    def load(cls, compiled: str, leave: Callable[[int], object] = os._exit, beside: Machine | None = None) -> Machine:
         """From a file that was compiled here. It is native code that is executed as it is: whoever calls this has checked it.
 
-        `leave` ends the process with the exit code of a program that has ended itself.
+        `leave` ends the process with the exit code of a program that has ended itself. `beside` is a machine whose engine it shares.
         """
-        engine = wasmtime.Engine(configuration())
+        engine = beside._engine if beside is not None else wasmtime.Engine(configuration())
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), leave)
 
     def instance(self, directories: Sequence[tuple[str, str]]) -> Instance:
-        """A fresh one that sees these directories, each by the name it has inside; always the same names, which an image remembers."""
+        """A fresh interpreter of Python. It sees these directories, by the names they have inside; an image remembers them by number."""
+        return Instance(*self.fresh(directories))
+
+    def fresh(self, directories: Sequence[tuple[str, str]]) -> tuple[wasmtime.Store, wasmtime.Instance]:
+        """A fresh instance, whatever its module exports, that sees these directories."""
         store = wasmtime.Store(self._engine)
         wasi = wasmtime.WasiConfig()
         wasi.argv = ["python"]
@@ -81,11 +85,11 @@ class Machine:
         for real, inside in directories:
             wasi.preopen_dir(real, inside)
         store.set_wasi(wasi)
-        return Instance(store, self._ready.instantiate(store))
+        return store, self._ready.instantiate(store)
 
 
 class Instance:
-    """One interpreter."""
+    """One interpreter of Python."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
         exports = instance.exports(store)

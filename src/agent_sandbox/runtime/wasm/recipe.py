@@ -6,13 +6,14 @@ import hashlib
 
 from agent_sandbox.kernel.protocol import SCRIPT
 from agent_sandbox.runtime import script
+from agent_sandbox.runtime.wasm.javascript import adapting
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COMPILED_FOR = "1"  # to be changed with `machine.configuration`: what was compiled under another is not used
-STACK = 8 << 20  # bytes for calls inside: deep but finite recursion must reach Python's own limit first
+STACK = 16 << 20  # bytes for calls inside: deep but finite recursion must reach an interpreter's own limit first
 ROOM = 8 << 20  # and for the engine and us around them
 
 # What each image has imported. From a zip file inside WebAssembly that takes milliseconds a module, and pandas takes a second. None of
@@ -23,6 +24,8 @@ _COMMON = """
     time traceback typing uuid
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
+
+JAVASCRIPT = "javascript"  # what its module is called where images have their names
 
 OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
 _PREPARE = """
@@ -47,4 +50,13 @@ def preparation(image: str) -> str:
 
 def stored_as(image: str) -> str:
     """The name of an image's file, which changes with what is in it."""
-    return f"{image}-{hashlib.sha256(preparation(image).encode()).hexdigest()[:16]}"
+    return f"{image}-{_hashed(preparation(image))}"
+
+
+def javascript_stored_as(digest: str) -> str:
+    """The name of the file of the compiled interpreter of JavaScript. `digest` is that of its module before it is adapted."""
+    return f"javascript-{_hashed(digest, adapting.NAME, *adapting.EXPORTED)}"
+
+
+def _hashed(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

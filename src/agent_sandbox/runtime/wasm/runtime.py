@@ -1,4 +1,4 @@
-"""The `wasm` runtime: Python code in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
+"""The `wasm` runtime: Python or JavaScript in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
 
 Everything that makes a guest a guest is the process runtime's: view, confinement, limits, pool, clearing away. What differs is what its
 zygote has loaded, that its view lies one directory down, and that it starts no program and no other process whatever the policy allows.
@@ -12,13 +12,13 @@ from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Launch, PythonCode, Support
+from agent_sandbox.runtime.base import Hosted, Launch, Support
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, stored_as
+from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, JAVASCRIPT, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
 from agent_sandbox.runtime.zygote import Zygote, argv_for, packages
 from agent_sandbox.values import replace
@@ -29,18 +29,18 @@ _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
 
 
 class WasmRuntime:
-    """Guests forked from one zygote that has the compiled interpreter loaded. Safe to use from many threads, and on both sides of a fork.
+    """Guests forked from one zygote that has the compiled interpreters loaded. Safe to use from many threads, and on both sides of a fork.
 
     `cache` and `records` are directories of this user's: what is compiled, and the digests by which it is known again.
     """
 
     name = "wasm"
-    brings = frozenset({"python"})  # languages that need nothing of the machine
+    brings = frozenset({"python", "javascript"})  # languages that need nothing of the machine
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
         self._guests = ProcessRuntime(warm=warm, start=self._start)
-        self._guests.name = self.name  # in what it refuses
+        self._guests.name, self._guests.brings = self.name, self.brings  # in what it refuses
 
     @cached_property
     def _package(self) -> Package:
@@ -50,10 +50,16 @@ class WasmRuntime:
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
 
+    @cached_property
+    def _files(self) -> dict[str, str]:
+        """What has to be there: how the zygote knows it, and its name in the cache."""
+        images = {image: stored_as(image) for image in IMAGES}
+        return {MODULE: MODULE, JAVASCRIPT: javascript_stored_as(self._package.javascript_digest), **images}
+
     @property
     def ready(self) -> bool:
         """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
-        return all(self._cache.entry(name) for name in (MODULE, *map(stored_as, IMAGES)))
+        return all(self._cache.entry(name) for name in self._files.values())
 
     def building(self) -> list[str]:
         """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do."""
@@ -76,9 +82,11 @@ class WasmRuntime:
 
     def launch(self, launch: Launch) -> ProcessGuest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
-        if not isinstance(launch.program, PythonCode):
+        if not isinstance(launch.program, Hosted):
             raise RuntimeUnavailable(
-                "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
+                "the wasm runtime runs Python code and JavaScript, no other program",
+                missing=("native-programs",),
+                hint='use runtime="process"',
             )
         for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile"), (launch.on_ready, "watch over reads")):
             if wanted:
@@ -86,7 +94,7 @@ class WasmRuntime:
         if strange := [name for name in launch.preload if name not in _PRELOADED]:
             why = f"the wasm runtime has no image with {', '.join(strange)} imported"
             raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
-        compiled, package = self._entry(MODULE).path, self._package
+        compiled, package = {name: self._entry(name).path for name in (MODULE, JAVASCRIPT)}, self._package
         root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
         return self._guests.launch(replace(launch, root=root, beneath=VIEW, farewell=True, processes=False, executables=(), preload=()))
 
@@ -95,14 +103,14 @@ class WasmRuntime:
         self._guests.close(leaving=leaving)
 
     def _entry(self, name: str) -> Entry:
-        entry = self._cache.entry(name)
+        entry = self._cache.entry(self._files[name])
         if entry is None:
             why = "the wasm runtime has not been compiled for this machine yet"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
-        entries = {MODULE: self._entry(MODULE)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        entries = {name: self._entry(name) for name in self._files}
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 

@@ -1,4 +1,4 @@
-"""What the zygote of wasm guests runs: load the compiled interpreter and its images, then be the keeper of runs, each forked from here.
+"""What the zygote of wasm guests runs: load compiled interpreters and images, then be the keeper of runs, each forked from here.
 
 No program has run in it, not even one of ours: an engine that has served a call has threads and queues that a fork does not survive.
 """
@@ -11,7 +11,7 @@ import resource
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
 from agent_sandbox.runtime.wasm.cache import MODULE, Entry, checked
-from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
+from agent_sandbox.runtime.wasm.recipe import JAVASCRIPT, ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
 
@@ -25,9 +25,13 @@ def main() -> None:
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
+        held: dict[str, int] = {}
         with checked(files.pop(MODULE)) as fd:
-            machine = Machine.load(f"/proc/self/fd/{fd}", leave)
-            held = _held(fd)
+            python = Machine.load(f"/proc/self/fd/{fd}", leave)
+            held[MODULE] = _held(fd)
+        with checked(files.pop(JAVASCRIPT)) as fd:
+            javascript = Machine.load(f"/proc/self/fd/{fd}", leave, beside=python)
+            held[JAVASCRIPT] = _held(fd)
         images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
@@ -36,7 +40,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    keeper.serve(link, supervisor, Guest(machine, images, held).run)
+    keeper.serve(link, supervisor, Guest(python, images, javascript, held).run)
 
 
 def _allow_stack(size: int) -> None:
