@@ -12,7 +12,8 @@ from collections.abc import Iterator
 EXPORTED = ("JS_Eval", "JS_ExecutePendingJob", "JS_GetRuntime", "js_std_await", "js_std_dump_error")
 NAME = "main.js"
 
-_UNNAMED = b"<evalScript>\0"
+
+_UNNAMED = b"\0<evalScript>\0"
 _CUSTOM, _EXPORTS, _FUNCTION = 0, 7, 0
 _HEADER = 8
 
@@ -25,7 +26,7 @@ def adapted(module: bytes) -> bytes:
     """The module, changed. Raises `Unknown` when it is not what it should be."""
     if module.count(_UNNAMED) != 1:
         raise Unknown("it does not name what it evaluates as expected")
-    return _with_exports(module.replace(_UNNAMED, NAME.encode().ljust(len(_UNNAMED), b"\0")))
+    return _with_exports(module.replace(_UNNAMED, f"\0{NAME}".encode().ljust(len(_UNNAMED), b"\0")))
 
 
 def _with_exports(module: bytes) -> bytes:

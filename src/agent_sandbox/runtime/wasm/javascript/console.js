@@ -9,18 +9,21 @@ const plain = value => typeof value === "string" ? value : inspect(value);
 
 const number = (value, read) => typeof value === "bigint" ? `${value}n` : typeof value === "symbol" ? "NaN" : primitive(typeof value === "object" && value !== null ? NaN : read(value));
 
+const BUILT_IN = new Set([Object, Array, Date, RegExp, Error].map(each => each.prototype.toString));
+
 const PLACES = {
     s: value => {
-        if (typeof value !== "object" || value === null) return typeof value === "string" ? value : typeof value === "function" ? inspect(value) : primitive(value);
-        const own = value.toString !== Object.prototype.toString && value.toString !== Array.prototype.toString && !(value instanceof Date);
-        return own || value instanceof Error ? String(value) : inspect(value, 0);
+        if (typeof value === "string" || typeof value === "function") return String(value);
+        if (typeof value !== "object" || value === null) return primitive(value);
+        const own = typeof value.toString === "function" && !BUILT_IN.has(value.toString);
+        return own ? String(value) : inspect(value, 0);
     },
     d: value => number(value, Number),
     i: value => number(value, item => parseInt(item, 10)),
     f: value => typeof value === "symbol" ? "NaN" : primitive(parseFloat(value)),
     j: value => { try { return JSON.stringify(value); } catch { return "[Circular]"; } },
     o: value => inspect(value, 4),
-    O: value => inspect(value, 4),
+    O: value => inspect(value),
     c: () => "",
 };
 
@@ -59,8 +62,7 @@ const table = (rows, wanted) => {
         ...(values ? [composed ? "" : cell(row)] : []),
     ]);
     const widths = all.map((head, at) => Math.max(head.length, ...body.map(row => row[at].length)) + 2);
-    const centred = (text, width) => " ".repeat(Math.floor((width - text.length) / 2)) + text + " ".repeat(Math.ceil((width - text.length) / 2));
-    const row = cells => `│${cells.map((text, at) => centred(text, widths[at])).join("│")}│`;
+    const row = cells => `│${cells.map((text, at) => ` ${text}`.padEnd(widths[at])).join("│")}│`;
     const rule = (left, middle, right) => left + widths.map(width => "─".repeat(width)).join(middle) + right;
     return [rule("┌", "┬", "┐"), row(all), rule("├", "┼", "┤"), ...body.map(row), rule("└", "┴", "┘")].join("\n");
 };

@@ -1,7 +1,7 @@
 // How a value looks when it is printed: as Node.js shows it, for what programs commonly print. Never throws for a value, however odd.
 
 const WIDTH = 80, LEVELS = 2, ON_ONE_LINE = 3, ITEMS = 100, CHARACTERS = 10000, COLUMNS = 15;
-const PLAIN_KEY = /^[A-Za-z_$][\w$]*$/;
+const PLAIN_KEY = /^[A-Za-z_]\w*$/;
 const UNPRINTABLE = /[\x00-\x1f\x7f-\x9f\\]/g;
 const SHORT = { "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", "\\": "\\\\" };
 const TypedArray = Object.getPrototypeOf(Uint8Array);
@@ -34,7 +34,8 @@ const nameOf = object => {
 
 const prefix = (object, usual, size) => {
     const name = nameOf(object);
-    const tag = typeof object[Symbol.toStringTag] === "string" ? object[Symbol.toStringTag] : "";
+    const listed = Object.prototype.propertyIsEnumerable.call(object, Symbol.toStringTag); // and so shown anyway
+    const tag = typeof object[Symbol.toStringTag] === "string" && !listed ? object[Symbol.toStringTag] : "";
     const counted = size === undefined ? "" : `(${size})`;
     const shown = name === null ? `[${usual}${counted}: null prototype]` : name + counted;
     return tag !== "" && tag !== name ? `${shown} [${tag}] ` : shown === usual ? "" : `${shown} `;
@@ -80,7 +81,9 @@ const objectText = (value, levels, indent, seen, circles) => {
     const inner = (item, more = 2) => inspect(item, levels - 1, indent + more, seen, circles);
     const keys = Reflect.ownKeys(value).filter(key => Object.prototype.propertyIsEnumerable.call(value, key));
     const rest = () => keys.map(key => property(value, key, inner));
-    const deep = name => levels < 0 ? `[${name}]` : null;
+    const parts = value instanceof Map || value instanceof Set ? value.size : Array.isArray(value) ? value.length : 0;
+    const deep = name => levels < 0 && parts + keys.length > 0 ? `[${name}]` : null;
+    if (levels >= 0 && parts + keys.length > 0) deepest = seen.length;
     const braces = (open, items, close = "}") => oneOrMoreLines(open, items, close, indent, seen.length);
     const followed = (text, items) => items.length === 0 ? text : braces(`${text} {`, items);
     if (Array.isArray(value) || value instanceof TypedArray) {
@@ -90,7 +93,7 @@ const objectText = (value, levels, indent, seen, circles) => {
     }
     if (typeof value === "function") return followed(functionText(value), levels < 0 ? [] : rest());
     if (value instanceof Error) {
-        const described = keys.filter(key => key !== "stack" && key !== "message").map(key => property(value, key, inner));
+        const described = keys.filter(key => !["stack", "message", "name"].includes(key)).map(key => property(value, key, inner));
         if (Object.hasOwn(value, "cause") && !keys.includes("cause")) described.push(`[cause]: ${inner(value.cause)}`);
         if (Array.isArray(value.errors) && !keys.includes("errors")) described.push(`[errors]: ${inner(value.errors)}`);
         const text = errorText(value).replaceAll("\n", `\n${" ".repeat(indent)}`);
@@ -115,12 +118,12 @@ const objectText = (value, levels, indent, seen, circles) => {
     }
     if (value instanceof WeakMap || value instanceof WeakSet) return `${nameOf(value)} { <items unknown> }`;
     if (value instanceof Promise) return braces(`${prefix(value, "")}{`, ["<state unknown>", ...rest()]);
-    if (Object.prototype.toString.call(value) === "[object Arguments]") return arrayText("[Arguments] ", listed(value, inner), [], value, indent, seen.length);
+    if (Object.prototype.toString.call(value) === "[object Arguments]") return braces("[Arguments] {", rest());
     return deep(nameOf(value) ?? "Object: null prototype") ?? braces(`${prefix(value, "Object")}{`, rest());
 };
 
 const property = (object, key, inner) => {
-    const shown = typeof key === "symbol" ? `[${String(key)}]` : PLAIN_KEY.test(key) ? key : quoted(key);
+    const shown = typeof key === "symbol" ? `[${String(key)}]` : key === "__proto__" ? "['__proto__']" : PLAIN_KEY.test(key) ? key : quoted(key);
     const { get, set, value } = Object.getOwnPropertyDescriptor(object, key) ?? { value: undefined };
     if (get !== undefined) return `${shown}: [${set === undefined ? "Getter" : "Getter/Setter"}]`;
     return set !== undefined ? `${shown}: [Setter]` : `${shown}: ${inner(value)}`;
@@ -153,7 +156,7 @@ const inColumns = (items, array, indent) => {
     const widest = Math.max(...widths), total = widths.reduce((sum, width) => sum + width, 0);
     if (widest * 3 + indent >= WIDTH || !(total / widest > 5 || widest <= 8)) return items;
     if (items.some(item => item.includes("\n"))) return items;
-    const bias = Math.max(widest - Math.sqrt(widest - total / items.length) - 2, 1);
+    const bias = Math.max(widest - Math.sqrt(widest - total / items.length) - 3, 1);
     const columns = Math.min(Math.round(Math.sqrt(2.5 * bias * count) / bias), Math.floor((WIDTH - indent) / widest), ON_ONE_LINE * 4, COLUMNS);
     if (columns <= 1) return items;
     const wide = Array.from({ length: columns }, (_, column) => Math.max(...widths.filter((_, at) => at % columns === column)));
