@@ -59,17 +59,18 @@ class Guest:
             self._open_again()
             instance = self._python.instance(_DIRECTORIES)
             ready()
-            rehearsed = not _asked(payload)
+            interpreter, rehearsed = None, not _asked(payload)
             if rehearsed:
                 instance.become(self._images["plain"])
                 _rehearse(instance)
+                interpreter = self._interpreter()
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             if message["file"] == JAVASCRIPT:
-                interpreter = self._interpreter()
+                ready_made = interpreter or self._interpreter()
                 payload.close()
-                leave(_drive(lambda: interpreter.run(f"{SCRIPTS}/{JAVASCRIPT}", message)))
+                leave(_drive(lambda: ready_made.run(f"{SCRIPTS}/{JAVASCRIPT}", message)))
             image = "pandas" if _HEAVY.search(message["source"]) else "plain"
             if image != "plain" or not rehearsed:
                 instance.become(self._images[image])

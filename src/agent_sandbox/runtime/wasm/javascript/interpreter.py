@@ -64,11 +64,6 @@ class Interpreter:
                 self._ours("end")
                 return 0
 
-    def rehearse(self) -> None:
-        """Touch what every program touches."""
-        self._ours("rounds", 1)
-        self._keep_promises()
-
     def _keep_promises(self) -> None:
         """Whatever they have to do. To look whether there is something does one thing; in between as much is done inside as is sensible."""
         rounds = 1
