@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agent_sandbox import Sandbox, SandboxConfig, places, shared
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Code, Command, Session, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
@@ -41,7 +42,7 @@ def wasm(job: Job) -> Call:
             raise Missing("it has not been compiled: make setup")
     except RuntimeUnavailable as error:
         raise Missing(f"{error.message}: {error.hint}") from error
-    session = Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), runtime)
+    session = Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), only(runtime))
 
     def call() -> None:
         outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
@@ -65,7 +66,7 @@ def clone_of(project: Path) -> Call:
     state = os.path.realpath(places.state_dir())
     masks = default_masks(homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=[str(project)], state_dir=state)
     gate = Gate(cloned(masks=masks), places.ledger(), clock=time.time)
-    session = Session(gate, shared.runtime(), project=str(project))
+    session = Session(gate, only(shared.runtime()), project=str(project))
     work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": places.home()}, cwd=str(project))
 
     def call() -> None:

@@ -123,7 +123,12 @@ class Workspace:
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
         gate = self._gate if policy is self.policy else Gate(policy, places.ledger(), clock=time.time)
         return Session(
-            gate, shared.runtime(), project=self.project, state=self._stored.state, on_busy=lambda busy: None, beside=_in_a_thread
+            gate,
+            shared.runtimes("process"),
+            project=self.project,
+            state=self._stored.state,
+            on_busy=lambda busy: None,
+            beside=_in_a_thread,
         )
 
     def changes(self) -> ChangeSet:

@@ -41,6 +41,11 @@ def cache_dir() -> str:
     return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".cache"), "agent-sandbox")
 
 
+def may_work_in_the_background() -> bool:
+    """Whether something may be left to do itself that outlives what we were asked for: not with `$AGENT_SANDBOX_NO_BACKGROUND`."""
+    return not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND")
+
+
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time)

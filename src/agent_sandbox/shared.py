@@ -10,6 +10,7 @@ import os
 from functools import lru_cache
 
 from agent_sandbox import places
+from agent_sandbox.engine.routing import Runtimes
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -26,13 +27,23 @@ def runtime() -> ProcessRuntime:
     return _RUNTIME
 
 
-def wasm() -> WasmRuntime:
-    """The same for code inside WebAssembly."""
-    return _wasm(places.cache_dir(), places.state_dir())
+def wasm(*, warm: int = WARM) -> WasmRuntime:
+    """The same for code inside WebAssembly. `warm` is how many of its guests may wait ready."""
+    return _wasm(places.cache_dir(), places.state_dir(), warm)
 
 
-@lru_cache(maxsize=1)
-def _wasm(cache: str, state: str) -> WasmRuntime:
+def runtimes(wish: str) -> Runtimes:
+    """All of them, for whom this is the wish: the name of one, or "auto". What one run learns of them, the next one knows."""
+    return _runtimes(wish, places.cache_dir(), places.state_dir())
+
+
+@lru_cache(maxsize=8)
+def _runtimes(wish: str, cache: str, state: str) -> Runtimes:
+    return Runtimes(wish, runtime, lambda: _wasm(cache, state, WARM), background=places.may_work_in_the_background())
+
+
+@lru_cache(maxsize=2)
+def _wasm(cache: str, state: str, warm: int) -> WasmRuntime:
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime  # an extra: nobody else pays for it
 
-    return WasmRuntime(os.path.join(cache, "wasm"), os.path.join(state, "wasm"), warm=WARM)
+    return WasmRuntime(os.path.join(cache, "wasm"), os.path.join(state, "wasm"), warm=warm)

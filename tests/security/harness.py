@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
 from agent_sandbox.engine.stored import Stored, changes_of, stack_in
 from agent_sandbox.ledger.store import Ledger
@@ -128,7 +129,7 @@ class Box:
 
     def session(self) -> Session:
         """A session of the engine, as the surfaces make them."""
-        return Session(Gate(self._policy(), self.ledger, clock=time.time), self.runtime, project=str(self.project), state=self.state)
+        return Session(Gate(self._policy(), self.ledger, clock=time.time), only(self.runtime), project=str(self.project), state=self.state)
 
     def run(self, *argv: str, **work: Any) -> Outcome:
         """Run a program."""

@@ -14,15 +14,33 @@ from contextlib import ExitStack
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recovering import recovered
+from agent_sandbox.engine.routing import Choice, Question, Runtimes, modules_in
 from agent_sandbox.engine.stored import ForRun, Stored, changes_of, stack_in
-from agent_sandbox.errors import Busy, PolicyError, SandboxError, WorkspaceError
+from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Argv, Exit, Hosted, JavaScriptCode, Launch, PythonCode, Script, Terminal
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.base import (
+    DEVNULL,
+    Argv,
+    Completed,
+    Exit,
+    Hosted,
+    JavaScriptCode,
+    Launch,
+    PythonCode,
+    Reason,
+    Script,
+    Talk,
+    Terminal,
+    Usage,
+)
+from agent_sandbox.runtime.routing.model import COMMAND, Route
+from agent_sandbox.runtime.routing.model import Work as RoutedWork
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
@@ -31,10 +49,14 @@ from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+    from agent_sandbox.engine.holding import Held
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
-_WHY = {"process": "the only runtime that runs native programs here", "wasm": "it was asked for"}
+_NOTHING_SPENT = Usage()
+_AT_A_REAL_MOMENT = frozenset(
+    {Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.OUT_OF_MEMORY, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT, Reason.KILLED}
+)
+_A_MOMENT = 0.001  # seconds: no limit can be nothing
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -74,14 +96,11 @@ class Work:
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
-
-
-@dataclass(frozen=True)
-class Route:
-    """Which runtime did it, and why that one."""
-
-    runtime: str
-    why: str
+    tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
+    talk: Talk | None = None  # what comes of them
+    seed: int = 0  # where the policy requires a deterministic run
+    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
+    record: str = ""  # of such a run: the file to write its record to
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,17 @@ class Outcome:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
+    inputs: bytes = b""  # see `Completed`
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A guest that is given its work in turns, and where it is."""
+
+    guest: ProcessGuest
+    route: Route
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -108,13 +138,23 @@ class _Known:
     until: float
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A run that has ended, and is still open to be read."""
+
+    choice: Choice
+    plan: MountPlan
+    guest: ProcessGuest
+    completed: Completed
+
+
 class Session:
-    """A gate, a runtime, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads."""
+    """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads."""
 
     def __init__(
         self,
         gate: Gate,
-        runtime: ProcessRuntime | WasmRuntime,
+        runtimes: Runtimes,
         *,
         project: str | None = None,
         state: SandboxState | None = None,
@@ -127,13 +167,18 @@ class Session:
         `beside` does what takes a while and nobody waits for, beside the run.
         """
         self._gate = gate
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._project = project
         self._state = state
         self._look = look
         self._on_busy = on_busy
         self._beside = beside
-        self._known: _Known | None = None  # replaced whole, so threads may share it
+        self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
+
+    @property
+    def gate(self) -> Gate:
+        """The door of all that is done here."""
+        return self._gate
 
     @property
     def policy(self) -> Policy:
@@ -145,21 +190,49 @@ class Session:
 
         Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
         """
-        return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
+        if work.record:
+            from agent_sandbox.engine.records.recorder import run_recorded  # few runs are
+
+            return run_recorded(self, work, action)
+        if not work.tools:
+            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+        from agent_sandbox.engine.tools import Hearing  # few runs have them
+
+        hearing = Hearing(self._gate, work.tools)
+        talking = replace(work, talk=hearing.talk())
+        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def open(self, work: Work) -> Opened:
+        """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work))
+        with ExitStack() as stack:  # for what is watched or kept, which a session is not
+            choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
+        return Opened(guest, choice.route, (*plan.notes, *guest.notes))
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What deterministic runs here rest on: engine, interpreter, machine. Raises `RuntimeUnavailable` where there are none."""
+        return self._runtimes.identity
+
+    def route(self, work: Work) -> Route:
+        """Where it would run, and why there. Nothing is run or set going."""
+        return self._runtimes.choose(self.policy, lambda: self._question(work), acting=False).route
 
     def explain(self, work: Work) -> MountPlan:
         """The plan of what the guest would see. Nothing is run, and nothing made or attached."""
-        return self._plan(work, ThrowAway(self._disk_bytes) if self._state is None else OnDisk(self._state.path))[2]
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work), acting=False)
+        return self._plan(work, choice, ThrowAway(self._disk_bytes) if self._state is None else OnDisk(self._state.path))[2]
 
     @property
     def _disk_bytes(self) -> int:
         return self.policy.limits.disk_bytes or DISK_BYTES
 
-    def _plan(self, work: Work, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
-        policy = self.policy
-        if isinstance(work.what, Code) and work.what.language in self._runtime.brings:
+    def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
+        policy, where = self.policy, choice.runtime.name
+        if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
             kind = PythonCode if work.what.language == "python" else JavaScriptCode
-            return kind(work.what.source, work.what.arguments), (), self._view(Needs(), layers)
+            return kind(work.what.source, work.what.arguments), (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
@@ -172,48 +245,113 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(needs, layers)
+        return program, executables, self._view(where, needs, layers)
 
-    def _view(self, needs: Needs, layers: Layers) -> MountPlan:
+    def _view(self, where: str, needs: Needs, layers: Layers) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
-        policy, known = self.policy, self._known
+        policy, known = self.policy, self._known.get(where)
         if known is not None and known.needs == needs and time.monotonic() < known.until:
             return known.plan if known.plan.layers == layers else replace(known.plan, layers=layers)
         plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=self._disk_bytes)
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known[where] = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:
         began = time.monotonic()
         with ExitStack() as stack:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
-            program, executables, plan = self._plan(work, kept.layers if kept else ThrowAway(self._disk_bytes))
-            launch = self._launch(work, program, executables, plan)
+            ran = self._ran(work, kept, stack)
+            said = self._after(self._state, kept, ran.guest) if self._state is not None and kept is not None else ()
+            changes, unlisted = self.changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
+            return Outcome(
+                exit=ran.completed.exit,
+                stdout=ran.completed.stdout,
+                stderr=ran.completed.stderr,
+                changes=changes,
+                route=ran.choice.route,
+                verdict=allow,
+                seconds=time.monotonic() - began,
+                refused=ran.guest.refused,
+                notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
+                inputs=ran.completed.inputs,
+            )
+
+    def _not_the_same(self, end: Exit) -> tuple[str, ...]:
+        """What is to be said of a deterministic run that was ended from outside."""
+        if Guarantee.DETERMINISTIC not in self.policy.requires or end.reason not in _AT_A_REAL_MOMENT:
+            return ()
+        return (
+            f"it was ended from outside ({end.reason.value}), at a moment that another run need not share: so this is not deterministic",
+        )
+
+    def _ran(self, work: Work, kept: ForRun | None, stack: ExitStack) -> _Ran:
+        """Run it where it is to run; and once more elsewhere if it lacked something there and nothing of it can have been noticed."""
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work))
+        held = self._runtimes.held(choice, work.on_output)
+        ran = self._completed(work if held is None else replace(work, on_output=held), choice, kept, stack)
+        if (lack := self._lack(work, ran, held)) is not None:
+            again = self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
+            if again is not None:
+                ran.guest.close()
+                return self._completed(work, again, kept, stack, spent=ran.completed.exit.usage)
+        if held is not None:
+            held.release()
+        return ran
+
+    def _completed(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage = _NOTHING_SPENT) -> _Ran:
+        """Start it, wherever of the machine's runtimes that succeeds, and wait for its end."""
+        choice, plan, guest = self._started(work, choice, kept, stack, spent)
+        stack.callback(guest.close)
+        if work.on_start is not None:
+            work.on_start(guest)
+        return _Ran(choice, plan, guest, guest.wait())
+
+    def _started(
+        self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage
+    ) -> tuple[Choice, MountPlan, ProcessGuest]:
+        failed: dict[str, str] = {}
+        while True:
+            program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
+            launch = self._launch(work, program, executables, plan, spent)
             if work.watch_reads:
                 from agent_sandbox.engine.reading import Reading  # and with it threads: few runs are watched
 
                 reading = Reading(self._state, kept.since_ns if kept else 0)
                 stack.callback(reading.end)
                 launch = replace(launch, on_ready=reading.begin)
-            guest = self._runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
-            stack.callback(guest.close)
-            if work.on_start is not None:
-                work.on_start(guest)
-            completed = guest.wait()
-            said = self._after(self._state, kept, guest) if self._state is not None and kept is not None else ()
-            changes, unlisted = self._changes(guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
-            return Outcome(
-                exit=completed.exit,
-                stdout=completed.stdout,
-                stderr=completed.stderr,
-                changes=changes,
-                route=Route(self._runtime.name, _WHY[self._runtime.name]),
-                verdict=allow,
-                seconds=time.monotonic() - began,
-                refused=guest.refused,
-                notes=(*plan.notes, *guest.notes, *said, *unlisted),
-            )
+            try:
+                return choice, plan, choice.runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
+            except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
+                failed[choice.runtime.name] = error.message
+                choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
+
+    def _lack(self, work: Work, ran: _Ran, held: Held | None) -> str | None:
+        """What its runtime lacked, if that is how it ended and it could start again as if nothing had been."""
+        end = ran.completed.exit
+        shown = held.passed if held is not None else work.on_output is not None or not work.collect
+        if not ran.choice.may_lack or end.reason is not Reason.EXITED or self._state is not None or _takes_input(work) or shown:
+            return None
+        if ran.guest.refused or ran.guest.irrevocable:
+            return None
+        from agent_sandbox.runtime.routing.forward import lack_in
+
+        return lack_in(end.code, ran.completed.stderr if held is None else held.stderr)
+
+    def _question(self, work: Work) -> Question:
+        """What the router has to know of it."""
+        from agent_sandbox.runtime.talking import MODULE
+
+        language, source = (work.what.language, work.what.source) if isinstance(work.what, Code) else (COMMAND, "")
+        goes_on = work.talk is not None and work.talk.offer["turns"]
+        repeatable = self._state is None and work.on_output is None and not goes_on and not _takes_input(work)
+        directory = work.cwd if work.cwd is not None and self.policy.files.read and self.policy.files.reaches(work.cwd) else None
+        local: frozenset[str] | None = frozenset()
+        if directory is not None and language != COMMAND:
+            local = modules_in(directory) if self._state is None else None  # its layers are not looked through
+        given = frozenset({MODULE} if work.tools else ())
+        asked = RoutedWork(language, source, repeatable, local, given, goes_on)
+        return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
@@ -245,14 +383,14 @@ class Session:
             self._on_busy(busy)
             stack.enter_context(state.lock(wait=True, command=_title(work)))
 
-    def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan) -> Launch:
+    def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage) -> Launch:
         policy = self.policy
         return Launch(
             program=program,
             root=plan,
             cwd=work.cwd or SCRATCH,
             env=work.env,
-            limits=policy.limits,
+            limits=policy.limits if spent is _NOTHING_SPENT else _rest(policy.limits, spent),
             requires=policy.requires,
             stdin=work.stdin,
             processes=policy.processes,
@@ -263,9 +401,12 @@ class Session:
             preload=work.preload,
             on_output=work.on_output,
             collect=work.collect,
+            talk=work.talk if isinstance(program, PythonCode) else None,
+            deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
+            watch_inputs=work.watch_inputs,
         )
 
-    def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
         assert guest.layers is not None
         try:
@@ -304,11 +445,26 @@ def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
         return (f"a promotion was cut off and could not be brought to its end: {error}",)
 
 
+def _takes_input(work: Work) -> bool:
+    """Whether it reads from a descriptor, where what was read is gone."""
+    return isinstance(work.stdin, int) and work.stdin != DEVNULL
+
+
+def _rest(limits: Limits, spent: Usage) -> Limits:
+    """What a second run may use so that both together stay within the limits. The rest of them hold for each."""
+    left = {
+        name: max(limit - used, _A_MOMENT)
+        for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
+        if (limit := getattr(limits, name)) is not None
+    }
+    return replace(limits, **left)
+
+
 def _title(work: Work) -> str:
     return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
 
 
-def _facts(outcome: Outcome) -> dict[str, str | int | float]:
+def facts(outcome: Outcome) -> dict[str, str | int | float]:
     """What the ledger keeps of an outcome: no output, which may hold anything."""
     return {
         "exit_code": outcome.exit.code,
@@ -316,4 +472,8 @@ def _facts(outcome: Outcome) -> dict[str, str | int | float]:
         "limits_hit": ",".join(outcome.exit.limits_hit),
         "seconds": round(outcome.seconds, 6),
         "changes": len(outcome.changes),
+        **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
+        "runtime": outcome.route.runtime or "",
+        # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.
+        **({"fell_forward": outcome.route.fell_forward.partition(":")[0]} if outcome.route.fell_forward else {}),
     }

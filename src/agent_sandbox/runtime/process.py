@@ -43,6 +43,7 @@ class ProcessRuntime:
 
     name = "process"
     brings: frozenset[str] = frozenset()  # languages that need nothing of the machine
+    guarantees = GUARANTEES
 
     def __init__(
         self,

@@ -71,6 +71,8 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.run import run as do
         case "code":
             from agent_sandbox.surfaces.code import code as do
+        case "replay":
+            from agent_sandbox.surfaces.replay import replay as do
         case "diff":
             from agent_sandbox.surfaces.diff import diff as do
         case "status":

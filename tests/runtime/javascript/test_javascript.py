@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
@@ -144,6 +145,28 @@ def test_what_is_too_deep_is_an_error_of_that_run(runtime: WasmRuntime, source: 
     assert printed(runtime, "console.log('fine')") == "fine\n"
 
 
+REPEATED = """
+console.log(Date.now(), performance.now(), Math.random(), Math.random() < 1, os.readdir('/')[0], std.getenviron())
+setTimeout(() => console.log('later', Date.now()), 60_000);
+(async () => { await null; console.log(new Date().toString()) })()
+"""
+
+
+def test_a_deterministic_run_is_the_same_twice_and_another_with_another_seed(runtime: WasmRuntime) -> None:
+    ran = []
+    for seed in (1, 1, 2):
+        with runtime.launch(replace(launch(REPEATED, env={"B": "1", "A": "2"}), deterministic=seed)) as guest:
+            ran.append(guest.wait())
+    assert ran[0].exit.code == 0 and b"later" in ran[0].stdout, ran[0]
+    assert (ran[0].stdout, ran[0].exit.usage.fuel) == (ran[1].stdout, ran[1].exit.usage.fuel)
+    assert ran[0].stdout != ran[2].stdout and ran[0].exit.usage.fuel
+
+
+def test_fuel_ends_it(runtime: WasmRuntime) -> None:
+    with runtime.launch(replace(launch("while (true);"), limits=replace(LIMITS, fuel=10_000_000))) as guest:
+        assert guest.wait().exit.reason is Reason.FUEL_LIMIT
+
+
 def test_an_interrupt_ends_it_while_it_computes(runtime: WasmRuntime) -> None:
     with runtime.launch(launch("while (true);")) as guest:
         guest.interrupt(signal.SIGINT)
@@ -152,9 +175,7 @@ def test_an_interrupt_ends_it_while_it_computes(runtime: WasmRuntime) -> None:
 
 def test_one_waiting_guest_serves_either_language(runtime: WasmRuntime) -> None:
     for program, said in ((JavaScriptCode("console.log('js')"), b"js\n"), (PythonCode("print('py')"), b"py\n")) * 3:
-        wanted = launch("")
-        object.__setattr__(wanted, "program", program)
-        with runtime.launch(wanted) as guest:
+        with runtime.launch(replace(launch(""), program=program)) as guest:
             assert guest.wait().stdout == said
 
 

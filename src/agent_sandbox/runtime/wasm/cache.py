@@ -7,17 +7,24 @@ is recorded there, and the digest is taken of what is loaded, not of a name that
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from agent_sandbox.values import dataclass
 
-MODULE = "module"  # of the interpreter of Python
+MODULE = "module"  # the interpreter of Python
+JAVASCRIPT = "javascript"  # that of JavaScript, for a zygote; in the cache its name changes with what was done to it
+COUNTING = "counting"  # the first one, compiled to count what it executes
+SCRATCH = "scratch-"  # how the directories begin in which images are made
+UNUSED_SECONDS = 14 * 86400.0  # after which a file is no longer kept
 _CHUNK = 4 << 20
+_KEY_LENGTH = 24
 
 
 class Untrusted(Exception):
@@ -69,11 +76,42 @@ class Cache:
             if os.path.exists(new):
                 os.unlink(new)
 
+    def clear_debris(self) -> None:
+        """Remove what a maker left that was killed. For who holds the lock: then there is no other."""
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if name.startswith(SCRATCH):
+                shutil.rmtree(path, ignore_errors=True)
+            elif name.endswith(".new"):
+                os.unlink(path)
+
+    def used(self, entries: Iterable[Entry], now: float) -> None:
+        """Note that these are in use, and remove what nobody has used for two weeks: that of other versions, of the engine's or of ours."""
+        for entry in entries:
+            with suppress(OSError):  # somebody else's, for all to use
+                os.utime(entry.path, (now, now))
+        for name in os.listdir(self.directory):
+            if len(name.partition("-")[0]) == _KEY_LENGTH:
+                with suppress(OSError):  # it is in use, or not ours to remove
+                    _remove_unused(os.path.join(self.directory, name), os.path.join(self.records, f"{name}.sha256"), now)
+
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, f"{self.key}-{name}")
 
     def _record(self, name: str) -> str:
         return os.path.join(self.records, f"{self.key}-{name}.sha256")
+
+
+def _remove_unused(path: str, record: str, now: float) -> None:
+    """Unless it is in use: who has loaded a file holds a shared lock on it."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_mtime < now - UNUSED_SECONDS:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+            os.unlink(record)
+    finally:
+        os.close(fd)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from agent_sandbox.kernel.protocol import SCRIPT
-from agent_sandbox.runtime import script
+from agent_sandbox.runtime import crossing, script, talking
 from agent_sandbox.runtime.wasm.javascript import adapting
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -25,18 +25,20 @@ _COMMON = """
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
 
-JAVASCRIPT = "javascript"  # what its module is called where images have their names
-
-OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
+OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts; `crossing` and `talking` are attributes of it
+_MADE = "in a deterministic run\0"
 _PREPARE = """
 import gc, sys
 for name in {modules!r}:
     __import__(name)
 ours = type(sys)({ours!r})
-exec(compile({source!r}, {ours!r}, "exec"), ours.__dict__)
+for name, source in {sources!r}.items():
+    part = ours if name == "script" else type(sys)(name)
+    exec(compile(source, {ours!r}, "exec"), part.__dict__)
+    setattr(ours, name, part)
 sys.modules[{ours!r}] = ours
 ours.prepare({path!r})
-del name, ours
+del name, source, part, ours
 gc.collect()
 gc.freeze()
 """
@@ -44,18 +46,21 @@ gc.freeze()
 
 def preparation(image: str) -> str:
     """The code that an interpreter inside runs before its image is taken: imports, and what every script will find."""
-    with open(script.__file__, encoding="utf-8") as file:
-        return _PREPARE.format(modules=IMAGES[image], ours=OURS, source=file.read(), path=SCRIPT)
+    sources = {}
+    for module in (script, crossing, talking):
+        with open(str(module.__file__), encoding="utf-8") as file:
+            sources[module.__name__.rpartition(".")[2]] = file.read()
+    return _PREPARE.format(modules=IMAGES[image], ours=OURS, sources=sources, path=SCRIPT)
 
 
 def stored_as(image: str) -> str:
-    """The name of an image's file, which changes with what is in it."""
-    return f"{image}-{_hashed(preparation(image))}"
+    """The name of an image's file, which changes with what is in it and how it was made."""
+    return f"{image}-{_hashed(_MADE + preparation(image))}"
 
 
-def javascript_stored_as(digest: str) -> str:
+def javascript_stored_as(digest: str, *, counting: bool) -> str:
     """The name of the file of the compiled interpreter of JavaScript. `digest` is that of its module before it is adapted."""
-    return f"javascript-{_hashed(digest, adapting.NAME, *adapting.EXPORTED)}"
+    return f"{'counting-' if counting else ''}javascript-{_hashed(digest, adapting.NAME, *adapting.EXPORTED)}"
 
 
 def _hashed(*texts: str) -> str:

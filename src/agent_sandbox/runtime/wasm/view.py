@@ -19,13 +19,14 @@ LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for it
 
 def moved_down(plan: MountPlan, *, compiled: Mapping[str, str], library: str, name: str) -> MountPlan:
     """The same plan below `VIEW`, without /proc and /dev in it. `library` is the file of the standard library, `name` its name inside;
-    `compiled` are the files of the modules."""
-    made: MountPlan | None = plan.__dict__.get("_moved_down")  # a plan is launched many times
-    if made is None:
+    `compiled` are the files of the modules, the first of which tells one kind of guest from another."""
+    kept: dict[str, MountPlan] = plan.__dict__.setdefault("_moved_down", {})  # a plan is launched many times
+    kind = next(iter(compiled))
+    if kind not in kept:
         steps = [moved for step in plan.steps if (moved := _moved(step)) is not None]
         ours = Bind(library, f"{LIBRARY}/{name}"), *(Bind(path, f"{COMPILED}/{module}") for module, path in compiled.items())
-        made = plan.__dict__["_moved_down"] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
-    return made
+        kept[kind] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
+    return kept[kind]
 
 
 def _moved(step: Step) -> Step | None:

@@ -5,13 +5,15 @@ No program has run in it, not even one of ours: an engine that has served a call
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
-from agent_sandbox.runtime.wasm.cache import MODULE, Entry, checked
-from agent_sandbox.runtime.wasm.recipe import JAVASCRIPT, ROOM, STACK
+from agent_sandbox.kernel.protocol import FAREWELL_FD
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Entry, checked
+from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
 
@@ -21,18 +23,21 @@ def main() -> None:
     files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
         # Not before `begin`: the engine is found where packages are.
-        from agent_sandbox.runtime.wasm.guest import Guest, leave
+        from agent_sandbox.runtime.wasm.guest import Guest
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
+        module = COUNTING if COUNTING in files else MODULE
+        taken = _low_numbers()
+        machines: dict[str, Machine] = {}
         held: dict[str, int] = {}
-        with checked(files.pop(MODULE)) as fd:
-            python = Machine.load(f"/proc/self/fd/{fd}", leave)
-            held[MODULE] = _held(fd)
-        with checked(files.pop(JAVASCRIPT)) as fd:
-            javascript = Machine.load(f"/proc/self/fd/{fd}", leave, beside=python)
-            held[JAVASCRIPT] = _held(fd)
-        images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
+        for name in (module, JAVASCRIPT):
+            with checked(files.pop(name)) as fd:
+                machines[name] = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING, beside=machines.get(module))
+                held[name] = _held(fd)
+                fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
+        channel.close_all(taken)
+        images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
@@ -40,7 +45,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    keeper.serve(link, supervisor, Guest(python, images, javascript, held).run)
+    keeper.serve(link, supervisor, Guest(machines[module], images, machines[JAVASCRIPT], held).run)
 
 
 def _allow_stack(size: int) -> None:
@@ -48,6 +53,14 @@ def _allow_stack(size: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < size:
         resource.setrlimit(resource.RLIMIT_STACK, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
+def _low_numbers() -> list[int]:
+    """Take the numbers under which a guest has descriptors of its own: what the engine holds gets others, and is opened by them again."""
+    taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    while taken[-1] <= FAREWELL_FD:
+        taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    return taken
 
 
 def _held(fd: int) -> int:
@@ -63,14 +76,17 @@ def _is(fd: int, file: os.stat_result) -> bool:
         return False
 
 
-def _mapped(entry: Entry) -> tuple[int, int]:
-    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file."""
+def _mapped(entry: Entry) -> list[tuple[int, int]]:
+    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file.
+
+    Twice: one may be rehearsed on, the other stays as it was made.
+    """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(copy, "wb", closefd=False) as file, checked(entry, file.write):
             pass
         channel.seal(copy)
         size = os.fstat(copy).st_size
-        return memory.map_privately(copy, size), size
+        return [(memory.map_privately(copy, size), size) for _ in range(2)]
     finally:
         os.close(copy)

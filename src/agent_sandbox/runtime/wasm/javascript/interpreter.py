@@ -9,13 +9,14 @@ from collections.abc import Mapping
 import wasmtime
 
 from agent_sandbox.runtime.wasm.javascript.adapting import EXPORTED
+from agent_sandbox.runtime.wasm.machine import Inside
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any
 
 _FILES = ("inspect.js", "console.js", "start.js")
-_GIVEN = ("source", "arguments", "env", "cwd")
+_GIVEN = ("source", "arguments", "env", "cwd", "seed")
 _OURS = 'globalThis[Symbol.for("agent-sandbox")]'
 _STARTS = ("_initialize", "qjs_init_argv", "qjs_get_context", "malloc", "free")
 _EXCEPTION = 6  # the tag of a value that is none, in its upper half
@@ -36,15 +37,17 @@ def prelude() -> str:
     return "".join(texts)
 
 
-class Interpreter:
-    """Ready for one program."""
+class Interpreter(Inside):
+    """For one program, once it has been prepared."""
 
-    def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance, prelude: str) -> None:
-        self._store, exports = store, instance.exports(store)
+    def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
+        super().__init__(store, instance)
+        exports = instance.exports(store)
         self._functions = {name: exports[name] for name in (*_STARTS, *EXPORTED)}
-        memory = exports["memory"]
-        assert isinstance(memory, wasmtime.Memory)
-        self._memory = memory
+        self._context = self._runtime = self._name = self._scratch = 0
+
+    def prepare(self, prelude: str) -> None:
+        """Start it, and let it read what every program finds."""
         self._call("_initialize")
         words = [self._text(word) for word in ("qjs", "-m", "-e", prelude)]
         pointers = b"".join(word.to_bytes(4, "little") for word in words) + bytes(4)
@@ -56,7 +59,7 @@ class Interpreter:
 
     def run(self, path: str, message: Mapping[str, Any]) -> int:
         """Run a program as it was handed over to its end, at which it ends this process; or until it breaks."""
-        self._ours("begin", json.dumps({"path": path} | {name: message[name] for name in _GIVEN}))
+        self._ours("begin", json.dumps({"path": path} | {name: message[name] for name in _GIVEN}, sort_keys=True))
         while True:
             self._keep_promises()
             self._await("checked")
@@ -95,10 +98,10 @@ class Interpreter:
         address = self._call("malloc", len(data)) & 0xFFFFFFFF
         if address == 0:
             raise Broken
-        self._memory.write(self._store, data, address)
+        self.exported_memory.write(self.store, data, address)
         return address
 
     def _call(self, name: str, *arguments: int) -> int:
         function = self._functions[name]
         assert isinstance(function, wasmtime.Func)
-        return int(function(self._store, *arguments) or 0)
+        return int(function(self.store, *arguments) or 0)

@@ -47,6 +47,18 @@ const start = source => {
     done = true;
 };
 
+// The engine seeds its generator by the clock, which is the same in every deterministic run, whatever the seed.
+const seeded = seed => {
+    let state = [...String(seed)].reduce((sum, digit) => Math.imul(sum ^ digit.charCodeAt(0), 16777619), 2166136261);
+    const draw = () => {
+        state = (state + 0x9e3779b9) | 0;
+        let mixed = Math.imul(state ^ (state >>> 16), 0x21f0aaad);
+        mixed = Math.imul(mixed ^ (mixed >>> 15), 0x735a2d97);
+        return (mixed ^ (mixed >>> 15)) >>> 0;
+    };
+    return { random: () => ((draw() >>> 5) * 2 ** 26 + (draw() >>> 6)) / 2 ** 53 }.random;
+};
+
 // The engine looks for rejections that nobody handles when it waits for something and there is nothing else to do. So there is always
 // something to wait for: a timer of its own, which has long been due when the program arrives.
 const something = () => new Promise(resolve => os.setTimeout(resolve, 0));
@@ -57,6 +69,7 @@ const ours = {
     begin(text) {
         given = JSON.parse(text);
         for (const [name, value] of Object.entries(given.env)) std.setenv(name, value);
+        if (given.seed !== null) Math.random = seeded(given.seed);
         globalThis.scriptArgs = [given.path, ...given.arguments];
         try {
             os.chdir(given.cwd);
