@@ -65,6 +65,7 @@ MEASURES = (
         unit="/s",
         more_is_better=True,
     ),
+    Measure("turns", "print(1) in a session that stays", "turns", BACK_TO_BACK, rounds=8),
     Measure("command", "a program as a shell starts it", "command", _burst(5, 1.0), rounds=5),
     Measure("memory", f"memory of a guest, {ALIVE} alive at once", "asleep", {"asleep": {"alive": ALIVE}}, rounds=1, unit="MB"),
     Measure("pool", "memory of a guest between runs", "waiting", {"waiting": {"calls": 20, "gap": 0.03}}, rounds=1, unit="MB"),

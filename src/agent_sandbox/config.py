@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from agent_sandbox import places
 from agent_sandbox.audit import AuditLevel
-from agent_sandbox.engine.routing import WISHES
+from agent_sandbox.engine.routing import ONE_WALL, WISHES
 from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB, Limits
@@ -79,7 +79,8 @@ class SandboxConfig:
         seed: what the randomness of deterministic runs begins with.
         runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
             extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
-            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so.
+            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so. Outside
+            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, with nothing of the kernel's behind it and no files shown.
     """
 
     timeout_seconds: float | None = 30.0
@@ -111,6 +112,7 @@ class SandboxConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        places.check_system()
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
@@ -121,14 +123,15 @@ class SandboxConfig:
             raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
-        if self.runtime not in WISHES:
+        if self.runtime not in (*WISHES, ONE_WALL):
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
-        if self.runtime == "wasm" and self.allow_subprocess:
-            raise PolicyError("allow_subprocess=True is refused with runtime='wasm': it has no processes", hint='use runtime="process"')
         for name, given in (("deterministic=True", self.deterministic), ("max_fuel", self.max_fuel is not None)):
             if given and self.runtime == "process":
                 raise PolicyError(f"{name} is refused with runtime='process': it cannot be done there", hint='use runtime="wasm" or "auto"')
         check_seed(self.seed)
+        if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
+            why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
+            raise PolicyError(why, hint='use runtime="process"')
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')

@@ -51,8 +51,9 @@ class Workspace:
     >>> work.promote()                                       # doctest: +SKIP
     """
 
-    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None) -> None:
+    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None, runtime: str = "process") -> None:
         """Usually made by `over`."""
+        self._runtime = runtime
         self.project = stored.state.project
         self.policy = policy
         self._stored = stored
@@ -72,7 +73,8 @@ class Workspace:
         if not policy.files.write:
             raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
-        return cls(Stored(Store.open(places.state_dir()).sandbox_for(found.path)), policy, env_vars=given)
+        stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
+        return cls(stored, policy, env_vars=given, runtime=config.runtime if config else "process")
 
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
@@ -124,7 +126,7 @@ class Workspace:
         gate = self._gate if policy is self.policy else Gate(policy, places.ledger(), clock=time.time)
         return Session(
             gate,
-            shared.runtimes("process"),
+            shared.runtimes(self._runtime),
             project=self.project,
             state=self._stored.state,
             on_busy=lambda busy: None,

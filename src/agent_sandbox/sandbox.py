@@ -27,7 +27,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.base import Guest
 from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 
@@ -44,11 +44,11 @@ class Run:
     """The handle of one execution, by which any thread can end it. It may be ended before it has begun."""
 
     def __init__(self) -> None:
-        self._guest: ProcessGuest | None = None
+        self._guest: Guest | None = None
         self._cancelled = False
         self.thread = 0  # the one it runs in, once it does
 
-    def started(self, guest: ProcessGuest) -> None:
+    def started(self, guest: Guest) -> None:
         """There is something to end now."""
         self._guest = guest
         if self._cancelled:

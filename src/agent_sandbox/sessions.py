@@ -16,7 +16,7 @@ from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import ENVIRONMENT, Run
+from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Run
 from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, TurnOptions, code_of, encoded
 from agent_sandbox.workspace.changes import ChangeSet
@@ -68,7 +68,12 @@ class SandboxSession:
         self._closing = False
 
     def __repr__(self) -> str:
-        return f"<session of sandbox {self._sandbox.id}{f', ended: {self._turns.ended}' if self._turns.ended else ''}>"
+        return f"<session {self.id} of sandbox {self._sandbox.id}{f', ended: {self._turns.ended}' if self._turns.ended else ''}>"
+
+    @property
+    def id(self) -> str:
+        """Names it in the ledger."""
+        return self._turns.id
 
     @property
     def ended(self) -> str:
@@ -102,7 +107,7 @@ class SandboxSession:
             finally:
                 self._taking = 0
                 if self._closing:
-                    self._turns.close()
+                    self._close()
                 self._sandbox.end(run, status)
             if listener is not None:
                 listener.finish()
@@ -132,12 +137,18 @@ class SandboxSession:
             return
         if not self._lock.acquire(blocking=False):
             self._turns.kill()
-            self._lock.acquire()
+            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: who waits for it will close
+                return
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
         try:
             self._turns.close()
         finally:
-            self._lock.release()
-        self._sandbox.forget(self)
+            self._sandbox.forget(self)
 
     def __enter__(self) -> Self:
         return self

@@ -125,11 +125,9 @@ def test_a_turn_that_ends_the_interpreter_ends_the_session(sandboxes: Make, code
 
 
 def test_memory_is_limited_for_the_session(sandboxes: Make) -> None:
-    with sandboxes(max_memory_mb=300).session() as session:
-        assert session.run("held = bytearray(100 << 20)").success
-        assert not session.run("more = bytearray(300 << 20)").success
-        with sandboxes(max_memory_mb=900).session() as roomy:
-            assert roomy.run("held = bytearray(100 << 20); more = bytearray(300 << 20)").success
+    with sandboxes(max_memory_mb=200).session() as session, sandboxes(max_memory_mb=700).session() as roomy:
+        assert session.run("held = bytearray(20 << 20)").success and roomy.run("held = bytearray(20 << 20)").success
+        assert not session.run("more = bytearray(200 << 20)").success and roomy.run("more = bytearray(200 << 20)").success
 
 
 def test_each_turn_passes_the_gate_and_is_recorded(sandboxes: Make, events: Events) -> None:
@@ -219,8 +217,30 @@ def test_a_callback_that_raises_ends_the_session(sandboxes: Make) -> None:
 
 
 def test_the_lifetime_of_a_sandbox_ends_a_session_that_waits(sandboxes: Make) -> None:
-    sandbox = sandboxes(lifetime_seconds=1.0)
+    sandbox = sandboxes(lifetime_seconds=0.7)
     with sandbox.session() as session:
         assert session.run("1").value == 1
         late = session.run("while True: pass")
         assert (late.status, late.limits_hit) == (SandboxStatus.TIMEOUT, ("lifetime",)), late
+
+
+ODD_ENDS = (
+    "import sys; sys.excepthook = lambda *_: 1 / 0",
+    "import sys; sys.stdout.close()",
+    "import sys; sys.stdout = sys.stderr = None",
+    "import sys; sys.stdout = sys.stderr = object()",
+    "class Flush:\n    def flush(self): raise SystemExit(3)\nimport sys; sys.stdout = Flush()",
+    "class Evil(int):\n    def __int__(self): raise KeyError\nEvil(1)",
+    "class Evil(dict):\n    def __iter__(self): raise KeyboardInterrupt('x') if False else ValueError\nEvil(a=1)",
+    "import linecache; linecache.cache = None; linecache.clearcache = None",
+    "import builtins; builtins.print = None; builtins.repr = None",
+)
+
+
+def test_what_a_turn_does_to_its_interpreter_ends_no_session(sandboxes: Make) -> None:
+    sandbox = sandboxes()
+    for code in ODD_ENDS:
+        with sandbox.session() as session:
+            session.run(code)
+            session.run("1 / 0")
+            assert session.run("40 + 2").value == 42, (code, session.ended)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent_sandbox import Sandbox, SandboxStatus, ToolError
-from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal
+from agent_sandbox.runtime.base import Reason
 
 Make = Callable[..., Sandbox]
 Events = Callable[[], list[Event]]
@@ -236,13 +236,21 @@ def test_tools_are_for_python_code_and_that_is_said(sandboxes: Make) -> None:
     assert ran.status is SandboxStatus.FAILED and "tools are for Python code" in (ran.error or "")
 
 
-NO_NAMES: tuple[Any, ...] = (
-    {"not a name": print}, {"for": len}, {"print": len}, {"__import__": len}, {"__x": len}, {"": len}, {1: len}, {"ToolError": len},
-    {"lookup": 3}, [3], [lambda: 1], "lookup", b"x", 7, [lookup, lookup],
-)  # fmt: skip
+SAY = """
+try:
+    from _host import call as say  # inside WebAssembly
+except ImportError:
+    import gc
+    say = next(found for found in gc.get_objects() if type(found).__name__ == "Speaker").ask
+"""
 
 
-@pytest.mark.parametrize("tools", NO_NAMES, ids=repr)
-def test_what_cannot_be_a_tool_is_refused_when_it_is_handed_over(tools: Any) -> None:
-    with pytest.raises(PolicyError):
-        Sandbox(tools=tools)
+@pytest.mark.parametrize("words", [b"garbage", b'{"run":"this"}', b'{"turn":{"code":0,"value":1}}'], ids=["garbage", "a kind", "a turn"])
+def test_a_program_that_says_what_cannot_be_said_is_ended_for_it(sandboxes: Make, words: bytes) -> None:
+    calls: list[object] = []
+    sandbox = sandboxes(tools={"take": calls.append})
+    ran = sandbox.execute(f"{SAY}\nsay({words!r})\nprint('went on')")
+    assert ran.exit is not None and ran.exit.reason is Reason.GARBLED and "what it said to its host" in (ran.error or ""), ran
+    assert (ran.stdout, calls) == ("", [])
+    asked = b'{"call":"take","args":["by hand"],"kwargs":{}}'
+    assert sandbox.execute(f"{SAY}\nsay({asked!r})\nprint('went on')").stdout == "went on\n" and calls == ["by hand"], "the control"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox.engine import languages, routing
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.holding import Held
 from agent_sandbox.engine.routing import Runtimes, modules_in, only
@@ -122,6 +123,23 @@ def test_of_the_first_try_no_change_is_told(auto: Runtimes, ledger: Path, projec
     assert told == [[os.path.basename(change.path) for change in outcome.changes]]
 
 
+@pytest.mark.parametrize("where", ["in planning it", "in launching it"])
+def test_what_cannot_start_again_stays_as_it_was(
+    auto: Runtimes, process: ProcessRuntime, ledger: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeUnavailable("no interpreter here", missing=("python",))
+
+    target: object = languages if where == "in planning it" else process
+    monkeypatch.setattr(target, "prepare" if target is languages else "launch", fail)
+    started: list[object] = []
+    outcome = session(auto, ledger).run(python(FAKED, on_start=started.append))
+    assert len(started) == 1
+    assert (outcome.exit.code, outcome.route.runtime, outcome.route.fell_forward) == (1, "wasm", "")
+    assert outcome.route.notes == ("it could not start again on process: no interpreter here",)
+    assert b"ModuleNotFoundError" in outcome.stderr
+
+
 def test_who_fakes_a_lack_gets_one_more_run_and_no_third(auto: Runtimes, ledger: Path) -> None:
     started: list[object] = []
     outcome = session(auto, ledger).run(python(FAKED, on_start=started.append))
@@ -231,11 +249,13 @@ def test_input_from_a_descriptor_is_not_read_twice(auto: Runtimes, ledger: Path)
 
 
 def test_what_has_called_a_tool_does_not_start_again(auto: Runtimes, ledger: Path) -> None:
-    def call(guest: object) -> None:
-        guest.irrevocable = True  # type: ignore[attr-defined]  # as who carries out a call for the guest would
-
-    outcome = session(auto, ledger).run(python(FAKED, on_start=call))
-    assert (outcome.route.runtime, outcome.route.fell_forward) == ("wasm", "")
+    called: list[int] = []
+    for source, times in (("note(1)\n" + FAKED, 1), (FAKED, 2)):
+        started: list[object] = []
+        work = python(source, tools={"note": called.append}, on_start=started.append)
+        outcome = session(auto, ledger, locked(tools=["note"])).run(work)
+        assert (len(started), bool(outcome.route.fell_forward)) == (times, times == 2)
+    assert called == [1]
 
 
 def test_a_stored_sandbox_tries_nothing_that_it_would_have_to_take_back(
@@ -258,13 +278,12 @@ def test_modules_beside_the_code_are_a_reason_for_care(auto: Runtimes, ledger: P
     assert session(auto, ledger, policy).run(streams).route.fell_forward == "", "it was not tried where it could not be taken back"
 
 
-def test_a_directory_too_large_to_look_at_is_one_that_nobody_knows(tmp_path: Path) -> None:
+def test_a_directory_too_large_to_look_at_is_one_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.py").touch()
     (tmp_path / "two").mkdir()
     assert modules_in(str(tmp_path)) == frozenset({"one", "two"})
     assert modules_in(str(tmp_path / "gone")) is None
-    for number in range(4096):
-        os.symlink("nowhere", tmp_path / f"m{number}.py")
+    monkeypatch.setattr(routing, "_MOST_MODULES", 1)
     assert modules_in(str(tmp_path)) is None
 
 

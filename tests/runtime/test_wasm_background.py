@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox import shared
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Question, Runtimes
 from agent_sandbox.engine.session import Code, Session
@@ -26,6 +27,7 @@ from agent_sandbox.runtime.routing.model import Work
 from agent_sandbox.runtime.wasm import background, building
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from agent_sandbox.surfaces import compiling
 from scripts.compile_wasm import CACHE, RECORDS
 from tests.runtime.test_wasm import run
 
@@ -92,11 +94,17 @@ def test_where_it_may_not_write_it_says_so(tmp_path: Path) -> None:
 def own(tmp_path: Path) -> Callable[[], WasmRuntime]:
     """A copy of what was compiled for the tests, without one of its images: a second to make."""
     for source, copy in ((CACHE, tmp_path / "cache"), (RECORDS, tmp_path / "records")):
-        shutil.copytree(source, copy)
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*-plain-*"), copy_function=_linked)
         copy.chmod(0o700)
-    for image in (tmp_path / "cache").glob("*-plain-*"):
-        image.unlink()
     return lambda: WasmRuntime(str(tmp_path / "cache"), str(tmp_path / "records"))
+
+
+def _linked(source: str, copy: str) -> None:
+    """They are never written to, but replaced."""
+    try:
+        os.link(source, copy)
+    except OSError:
+        shutil.copy(source, copy)
 
 
 def question() -> Question:
@@ -161,6 +169,26 @@ def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Cal
     assert subprocess.run(wasm.building(), check=False).returncode == 0, "who asks for it does not wait"
     assert wasm.ready
     assert not [name for name in os.listdir(wasm._cache.directory) if name.startswith("scratch-") or name.endswith(".new")]
+
+
+def test_setup_waits_for_what_goes_on_in_the_background(
+    own: Callable[[], WasmRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wasm = own()
+    monkeypatch.setattr(shared, "wasm", lambda: wasm)
+    lock = building.try_lock(wasm._cache)
+    assert lock is not None
+    waited: list[int] = []
+
+    def look(pid: int, _: float) -> None:
+        if not waited:
+            os.close(lock)
+        waited.append(pid)
+
+    monkeypatch.setattr(compiling, "_show", look)
+    assert compiling.compile_wasm()[0] == "ready"
+    assert waited and wasm.ready
+    assert "in the background. Waiting" in capfd.readouterr().err
 
 
 def test_files_that_nobody_has_used_for_long_are_removed_and_others_stay(tmp_path: Path) -> None:

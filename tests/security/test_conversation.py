@@ -7,7 +7,12 @@ that breaks out of the engine is where the first is, so what the supervisor can 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +22,9 @@ import wasmtime
 from agent_sandbox import Sandbox, SandboxError, SandboxStatus, shared
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
+
+# What is said is heard alike for everybody: as root in `make test`, for others in `make torture`; that it is at all is in the contract.
+pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
 
 WIRE = """
 import marshal, os, socket, struct
@@ -337,3 +345,84 @@ def test_a_host_that_listens_no_longer_is_a_fault_and_no_more() -> None:
         raise ConnectionError
 
     assert _door_of(_asking(0, 4, 0, 4), gone) == -2
+
+
+def test_a_guest_that_reads_its_own_output_keeps_nobody_waiting() -> None:
+    code = """
+import os, threading
+def steal():
+    pipe = os.open("/proc/self/fd/1", os.O_RDONLY)
+    while True: os.read(pipe, 1 << 16)
+threading.Thread(target=steal, daemon=True).start()
+"""
+    with Sandbox().session() as session:
+        assert session.run(code).success
+        for _ in range(30):
+            assert session.run("print('x' * 5000)").success
+
+
+KILLED = """
+import os, signal
+from agent_sandbox import Sandbox, shared
+session = Sandbox(tools={"gone": lambda: os.kill(os.getpid(), signal.SIGKILL)}).session()
+session.run("1")
+print(session._turns._opened.guest.init, flush=True)
+WORK
+"""
+
+
+@pytest.mark.parametrize("work", ["os.kill(os.getpid(), signal.SIGKILL)", "session.run('gone()')"], ids=["between turns", "in a tool"])
+def test_a_session_ends_with_its_supervisor(work: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED.replace("WORK", work)], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        init = os.pidfd_open(int(supervisor.stdout.readline()))
+        try:
+            assert select.select([init], [], [], 20)[0], "it lives on"
+        finally:
+            os.close(init)
+    assert supervisor.returncode == -signal.SIGKILL
+
+
+def test_an_alarm_between_turns_ends_the_session_and_is_said() -> None:
+    code = """
+import signal, threading
+def wake(*_): raise KeyError("late")
+signal.signal(signal.SIGALRM, wake)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+"""
+    with Sandbox().session() as session:
+        assert session.run(code).success
+        guest = session._turns._opened.guest  # type: ignore[union-attr]
+        while guest.waiting:
+            os.sched_yield()
+        with pytest.raises(SandboxError, match="exited between two turns"):
+            session.run("1")
+
+
+def test_programs_that_a_turn_starts_find_their_input_empty() -> None:
+    with Sandbox(allow_subprocess=True).session() as session:
+        ran = session.run("import subprocess; subprocess.run(['cat'], check=True, timeout=10)", stdin="for the turn alone")
+        assert (ran.stdout, ran.success) == ("", True), ran
+
+
+FORKED = """
+import os, sys
+from agent_sandbox import Sandbox, SandboxError
+with Sandbox() as sandbox, sandbox.session() as session:
+    session.run("x = 1")
+    child = os.fork()
+    if child == 0:
+        try:
+            session.run("x = 2")
+        except SandboxError as error:
+            print(error, flush=True)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(session.run("x").value, flush=True)
+"""
+
+
+def test_a_fork_of_the_application_leaves_its_parents_session_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "another process" in done.stdout.splitlines()[0] and done.stdout.splitlines()[1] == "1"

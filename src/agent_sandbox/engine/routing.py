@@ -8,22 +8,29 @@ work goes to the next runtime that gives the same, and what was learnt counts fo
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.routing.model import Host, Permits, Route, Work
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from agent_sandbox.engine.holding import Held
+    from agent_sandbox.runtime.process import ProcessRuntime
+    from agent_sandbox.runtime.wasm.one_wall import OneWall
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
-    Runtime = ProcessRuntime | WasmRuntime
+    Runtime = ProcessRuntime | WasmRuntime | OneWall
 
 WISHES = ("process", "wasm", "auto")
+ONE_WALL = "wasm-one-wall"  # chosen by name only, or by the system that has no other
+_CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
+NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 _NONE: Mapping[str, str] = {}
 _MOST_MODULES = 4096  # names in a directory that are looked at before each run
 _LOOK_AGAIN_SECONDS = 2.0  # after which one that is not there may have come: it is being compiled, or was installed
@@ -51,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Absence:
-    """Why a runtime is not to be used, and until when that is believed."""
+    """Why a runtime is not to be used, or nothing, and until when that is believed."""
 
     why: str
     until: float
@@ -65,20 +72,22 @@ class Runtimes:
         wish: str,
         process: Callable[[], ProcessRuntime],
         wasm: Callable[[], WasmRuntime] | None = None,
+        one_wall: Callable[[], OneWall] | None = None,
         *,
         background: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`process` and `wasm` give the runtimes, and are not called before one is needed.
+        """`process`, `wasm` and `one_wall` give the runtimes, and are not called before one is needed. The last is never a choice of ours.
 
         With `background`, what is still to be compiled is compiled meanwhile, by a process of its own that may outlive this one.
         """
         self.wish = wish
         self._process = process
         self._wasm = wasm
+        self._one_wall = one_wall
         self._background = background
         self._clock = clock
-        self._absent: dict[str, _Absence] = {}
+        self._absence = _Absence("", 0.0)  # of wasm; replaced whole, so threads may share it
 
     @property
     def identity(self) -> dict[str, str]:
@@ -93,7 +102,7 @@ class Runtimes:
         Raises `RuntimeUnavailable` when none gives what the policy requires and takes the work.
         """
         if self.wish != "auto":
-            return Choice(self._made(self.wish), Route(self.wish, "the caller chose it"))
+            return Choice(self._made(self.wish), Route(self.wish, _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS))
         return self._chosen(policy, ask(), acting)
 
     def held(self, choice: Choice, on_output: Callable[[str, bytes], None] | None) -> Held | None:
@@ -109,7 +118,7 @@ class Runtimes:
         if self.wish != "auto":
             raise error
         if "wasm" in failed:
-            self._absent["wasm"] = _Absence(failed["wasm"], self._clock() + _TRY_AGAIN_SECONDS)
+            self._absence = _Absence(failed["wasm"], self._clock() + _TRY_AGAIN_SECONDS)
             if isinstance(error, RuntimeUnavailable) and self._background and self._wasm is not None:
                 self._wasm().compile_in_background()  # it has been compiled, but is not as it was
         try:
@@ -163,23 +172,23 @@ class Runtimes:
 
     def _absence_of_wasm(self, wasm: Callable[[], WasmRuntime], acting: bool) -> str:
         """Why it cannot be used now, or nothing."""
-        known = self._absent.get("wasm")
-        if known is not None and self._clock() < known.until:
+        if self._clock() < (known := self._absence).until:
             return known.why
         try:
             runtime = wasm()
             why = "" if runtime.ready else runtime.compile_in_background() if acting and self._background else runtime.standing
         except RuntimeUnavailable as error:
             why = f"{error.message} ({error.hint})"
-        if why:
-            self._absent["wasm"] = _Absence(why, self._clock() + _LOOK_AGAIN_SECONDS)
+        # Whether it is there is not looked up each time: should it have gone, its launch fails, and that is noted too.
+        self._absence = _Absence(why, self._clock() + (_LOOK_AGAIN_SECONDS if why else _TRY_AGAIN_SECONDS))
         return why
 
     def _made(self, name: str) -> Runtime:
         if name == "process":
             return self._process()
-        assert self._wasm is not None
-        return self._wasm()
+        make = self._one_wall if name == ONE_WALL else self._wasm
+        assert make is not None
+        return make()
 
 
 def modules_in(directory: str) -> frozenset[str] | None:
@@ -194,4 +203,5 @@ def modules_in(directory: str) -> frozenset[str] | None:
 
 def only(runtime: Runtime) -> Runtimes:
     """For who has one and wants no other."""
-    return Runtimes(runtime.name, lambda: runtime, lambda: runtime)  # type: ignore[arg-type,return-value]  # the one of its name is asked for
+    give: Any = lambda: runtime  # noqa: E731  the one of its name is asked for, whichever it is
+    return Runtimes(runtime.name, give, give, give)

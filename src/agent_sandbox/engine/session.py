@@ -12,20 +12,17 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
+from agent_sandbox.engine.attempts import lack_of, question_of, rest
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.recovering import recovered
-from agent_sandbox.engine.routing import Choice, Question, Runtimes, modules_in
-from agent_sandbox.engine.stored import ForRun, Stored, changes_of, stack_in
+from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import (
-    DEVNULL,
     Argv,
     Completed,
     Exit,
@@ -39,24 +36,25 @@ from agent_sandbox.runtime.base import (
     Terminal,
     Usage,
 )
-from agent_sandbox.runtime.routing.model import COMMAND, Route
-from agent_sandbox.runtime.routing.model import Work as RoutedWork
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.holding import Held
+    from typing import Any
+
+    from agent_sandbox.engine.stored import ForRun, Stored
+    from agent_sandbox.runtime.base import Guest
+    from agent_sandbox.runtime.running import ProcessGuest
+    from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 _NOTHING_SPENT = Usage()
 _AT_A_REAL_MOMENT = frozenset(
     {Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.OUT_OF_MEMORY, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT, Reason.KILLED}
 )
-_A_MOMENT = 0.001  # seconds: no limit can be nothing
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
 
 
@@ -92,7 +90,7 @@ class Work:
     terminal: Terminal | None = None
     preload: tuple[str, ...] = ()
     on_output: Callable[[str, bytes], None] | None = None
-    on_start: Callable[[ProcessGuest], None] | None = None
+    on_start: Callable[[Any], None] | None = None
     on_changes: Callable[[ChangeSet, Contents], None] | None = None
     collect: bool = True
     watch_reads: bool = False
@@ -144,7 +142,7 @@ class _Ran:
 
     choice: Choice
     plan: MountPlan
-    guest: ProcessGuest
+    guest: Guest
     completed: Completed
 
 
@@ -208,7 +206,8 @@ class Session:
         choice = self._runtimes.choose(self.policy, lambda: self._question(work))
         with ExitStack() as stack:  # for what is watched or kept, which a session is not
             choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
-        return Opened(guest, choice.route, (*plan.notes, *guest.notes))
+        # One wall has no sessions, and has refused by now.
+        return Opened(guest, choice.route, (*plan.notes, *guest.notes))  # type: ignore[arg-type]
 
     @property
     def identity(self) -> dict[str, str]:
@@ -230,6 +229,15 @@ class Session:
 
     def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
         policy, where = self.policy, choice.runtime.name
+        if not choice.runtime.views and (policy.files.read or policy.files.write):
+            why = f"the runtime {where!r} shows no files of the machine, and the policy is about some"
+            raise RuntimeUnavailable(why, missing=("view",), hint="run it without file permissions, or on Linux")
+        if not choice.runtime.views:
+            if not (isinstance(work.what, Code) and work.what.language in choice.runtime.brings):
+                raise RuntimeUnavailable(
+                    f"the runtime {where!r} runs Python code only", missing=("native-programs",), hint="run it on Linux"
+                )
+            return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
         if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
             kind = PythonCode if work.what.language == "python" else JavaScriptCode
             return kind(work.what.source, work.what.arguments), (), self._view(where, Needs(), layers)
@@ -289,27 +297,31 @@ class Session:
         """Run it where it is to run; and once more elsewhere if it lacked something there and nothing of it can have been noticed."""
         choice = self._runtimes.choose(self.policy, lambda: self._question(work))
         held = self._runtimes.held(choice, work.on_output)
-        ran = self._completed(work if held is None else replace(work, on_output=held), choice, kept, stack)
-        if (lack := self._lack(work, ran, held)) is not None:
-            again = self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
-            if again is not None:
+        first = work if held is None else replace(work, on_output=held)
+        ran = self._awaited(first, *self._started(first, choice, kept, stack, _NOTHING_SPENT), stack)
+        lack = lack_of(work, ran.choice, ran.guest, ran.completed, held, stored=self._state is not None)
+        again = None if lack is None else self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
+        if again is not None:
+            try:
+                started = self._started(work, again, kept, stack, ran.completed.exit.usage)
+            except SandboxError as error:  # it has not what it takes either: how the first one ended is how it ended
+                note = f"it could not start again on {again.runtime.name}: {error.message}"
+                ran = replace(ran, choice=replace(ran.choice, route=replace(ran.choice.route, notes=(*ran.choice.route.notes, note))))
+            else:
                 ran.guest.close()
-                return self._completed(work, again, kept, stack, spent=ran.completed.exit.usage)
+                return self._awaited(work, *started, stack)
         if held is not None:
             held.release()
         return ran
 
-    def _completed(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage = _NOTHING_SPENT) -> _Ran:
-        """Start it, wherever of the machine's runtimes that succeeds, and wait for its end."""
-        choice, plan, guest = self._started(work, choice, kept, stack, spent)
+    def _awaited(self, work: Work, choice: Choice, plan: MountPlan, guest: Guest, stack: ExitStack) -> _Ran:
         stack.callback(guest.close)
         if work.on_start is not None:
             work.on_start(guest)
         return _Ran(choice, plan, guest, guest.wait())
 
-    def _started(
-        self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage
-    ) -> tuple[Choice, MountPlan, ProcessGuest]:
+    def _started(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage) -> tuple[Choice, MountPlan, Guest]:
+        """Start it, wherever of the machine's runtimes that succeeds."""
         failed: dict[str, str] = {}
         while True:
             program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
@@ -323,38 +335,18 @@ class Session:
             try:
                 return choice, plan, choice.runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
             except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
+                if spent is not _NOTHING_SPENT:  # a second try goes nowhere else
+                    raise
                 failed[choice.runtime.name] = error.message
                 choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
 
-    def _lack(self, work: Work, ran: _Ran, held: Held | None) -> str | None:
-        """What its runtime lacked, if that is how it ended and it could start again as if nothing had been."""
-        end = ran.completed.exit
-        shown = held.passed if held is not None else work.on_output is not None or not work.collect
-        if not ran.choice.may_lack or end.reason is not Reason.EXITED or self._state is not None or _takes_input(work) or shown:
-            return None
-        if ran.guest.refused or ran.guest.irrevocable:
-            return None
-        from agent_sandbox.runtime.routing.forward import lack_in
-
-        return lack_in(end.code, ran.completed.stderr if held is None else held.stderr)
-
     def _question(self, work: Work) -> Question:
-        """What the router has to know of it."""
-        from agent_sandbox.runtime.talking import MODULE
-
-        language, source = (work.what.language, work.what.source) if isinstance(work.what, Code) else (COMMAND, "")
-        goes_on = work.talk is not None and work.talk.offer["turns"]
-        repeatable = self._state is None and work.on_output is None and not goes_on and not _takes_input(work)
-        directory = work.cwd if work.cwd is not None and self.policy.files.read and self.policy.files.reaches(work.cwd) else None
-        local: frozenset[str] | None = frozenset()
-        if directory is not None and language != COMMAND:
-            local = modules_in(directory) if self._state is None else None  # its layers are not looked through
-        given = frozenset({MODULE} if work.tools else ())
-        asked = RoutedWork(language, source, repeatable, local, given, goes_on)
-        return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
+        return question_of(work, self.policy, stored=self._state is not None)
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
+        from agent_sandbox.engine.stored import Stored
+
         self._hold(state, work, stack)
         stored = Stored(state)
         said = _recovered(stored, self._gate)
@@ -364,8 +356,10 @@ class Session:
             self._beside(lambda: stored.remember_names(masks))
         return replace(ready, notes=(*said, *ready.notes)) if said else ready
 
-    def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
+    def _after(self, state: SandboxState, kept: ForRun, guest: Guest) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
+        from agent_sandbox.engine.stored import Stored
+
         refused = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
         if guest.layers is not None:
             try:
@@ -390,7 +384,7 @@ class Session:
             root=plan,
             cwd=work.cwd or SCRATCH,
             env=work.env,
-            limits=policy.limits if spent is _NOTHING_SPENT else _rest(policy.limits, spent),
+            limits=policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent),
             requires=policy.requires,
             stdin=work.stdin,
             processes=policy.processes,
@@ -406,8 +400,10 @@ class Session:
             watch_inputs=work.watch_inputs,
         )
 
-    def changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
+        from agent_sandbox.engine.stored import changes_of, stack_in
+
         assert guest.layers is not None
         try:
             with stack_in(guest.layers) as stack:
@@ -439,25 +435,12 @@ def action_of(work: Work) -> Action:
 
 def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
     """Bring to an end what was cut off in the tree before a guest looks at it. What cannot be is said, and is no reason not to run."""
+    from agent_sandbox.engine.recovering import recovered
+
     try:
         return recovered(stored, gate, held=True)
     except (SandboxError, OSError) as error:
         return (f"a promotion was cut off and could not be brought to its end: {error}",)
-
-
-def _takes_input(work: Work) -> bool:
-    """Whether it reads from a descriptor, where what was read is gone."""
-    return isinstance(work.stdin, int) and work.stdin != DEVNULL
-
-
-def _rest(limits: Limits, spent: Usage) -> Limits:
-    """What a second run may use so that both together stay within the limits. The rest of them hold for each."""
-    left = {
-        name: max(limit - used, _A_MOMENT)
-        for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
-        if (limit := getattr(limits, name)) is not None
-    }
-    return replace(limits, **left)
 
 
 def _title(work: Work) -> str:

@@ -120,14 +120,13 @@ class Hearing:
         self._calls += 1
         if self._calls > self._most_calls:
             return _raised("ToolError", f"{name}: no more than {self._most_calls} calls are answered")
-        return self._called(name, args, kwargs)
+        # What is judged is named by the very words: whoever spells the same otherwise asks for something else.
+        return self._called(CallTool.of(name, words), args, kwargs)
 
-    def _called(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
-        given = crossing.spell([args, dict(sorted(kwargs.items()))])
+    def _called(self, action: CallTool, args: list[Any], kwargs: dict[str, Any]) -> bytes:
+        name = action.tool
         try:
-            return self._gate.perform(
-                CallTool.of(name, given), lambda _: self._result(name, args, kwargs), describe=lambda made: {"result_bytes": len(made)}
-            )
+            return self._gate.perform(action, lambda _: self._result(name, args, kwargs), describe=lambda made: {"result_bytes": len(made)})
         except Denied as refusal:
             return _raised("PermissionError", str(refusal))
         except _Failed as failure:

@@ -6,6 +6,7 @@ turn goes beyond a limit; the turn in which that happens says why, and there is 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -16,14 +17,16 @@ from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.base import Exit, Launch, Reason
-from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.runtime.running import ProcessGuest
+
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
+LONGEST_REPR = 10_000  # characters
 _NO_MORE = crossing.packed(None)
 
 
@@ -53,6 +56,7 @@ class Turns:
 
     def __init__(self, session: Session, work: Work) -> None:
         """`work` holds what all turns share: environment, directory, arguments, tools, modules to have at hand."""
+        self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more
         self.changes = ChangeSet()  # known when it has ended
         self._session = session
@@ -60,9 +64,16 @@ class Turns:
         self._hearing = Hearing(session.gate, work.tools)
         self._opened: Opened | None = None
         self._count = 0
+        self._process = os.getpid()
+
+    def _leave_to_its_own_process(self) -> None:
+        """In a fork of the application: the interpreter is its parent's, who may be in the middle of a turn."""
+        if self._process != os.getpid():
+            self.ended, self._opened = "it is that of another process, which this one was forked from", None
 
     def run(self, turn: Turn) -> Turned:
         """Take a turn. Raises as `Session.run` does, and `SandboxError` when there are no more."""
+        self._leave_to_its_own_process()
         if self._opened is not None and not self._opened.guest.waiting:
             self._end(f"it was {self._opened.guest.ended().reason.value} between two turns")
         if self.ended:
@@ -127,19 +138,23 @@ class Turns:
         return self._opened
 
     def _facts(self, turned: Turned) -> Facts:
-        return {**facts(turned.outcome), "turn": self._count}
+        return {**facts(turned.outcome), "session": self.id, "turn": self._count}
 
     def kill(self) -> None:
         """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
+        self._leave_to_its_own_process()
         if self._opened is not None:
             self._opened.guest.kill()
 
     def close(self) -> None:
         """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
-        if self._opened is not None and not self.ended:
-            guest = self._opened.guest
-            guest.turn(_NO_MORE, self._launch(guest.launch, CLOSING_SECONDS, None), idle=None)
-        self._end("it was closed")
+        self._leave_to_its_own_process()
+        try:
+            if self._opened is not None:
+                guest = self._opened.guest
+                guest.turn(_NO_MORE, self._launch(guest.launch, CLOSING_SECONDS, None), idle=None)
+        finally:
+            self._end("it was closed")
 
     def _end(self, why: str) -> None:
         self.ended = self.ended or why
@@ -157,5 +172,5 @@ def _understood(said: bytes) -> tuple[int, Any, str | None]:
     match crossing.understood(said):
         case {"turn": {"code": int(code), "value": value, **more}} if 0 <= code <= 255:
             described = more.get("repr")
-            return code, value, described if isinstance(described, str) else None
+            return code, value, described[:LONGEST_REPR] if isinstance(described, str) else None
     raise ValueError("there is no exit code in it")

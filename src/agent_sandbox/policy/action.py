@@ -105,16 +105,16 @@ class Undo:
 
 @dataclass(frozen=True)
 class CallTool:
-    """Call a function that the caller has handed to a program. What it is given is named by its digest: it may hold anything."""
+    """Call a function that the caller has handed to a program. What the program said is named by its digest: it may hold anything."""
 
     tool: str
-    arguments_sha256: str
+    words_sha256: str
     size: int
 
     @classmethod
-    def of(cls, tool: str, arguments: bytes) -> CallTool:
-        """From what the program has said, spelt out."""
-        return cls(tool, sha256(arguments).hexdigest(), len(arguments))
+    def of(cls, tool: str, words: bytes) -> CallTool:
+        """From what the program has said, all of it."""
+        return cls(tool, sha256(words).hexdigest(), len(words))
 
     def digest(self) -> str:
         """Names this very request."""

@@ -205,6 +205,19 @@ class Process(Protocol):
         ...
 
 
+class Guest(Process, Protocol):
+    """A running guest as the engine holds it."""
+
+    layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
+    notes: tuple[str, ...]  # what was weaker or different than might be expected
+    refused: str  # why the program could not be started inside, or nothing
+    irrevocable: bool  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
+
+    def wake_on(self, fd: int) -> None:
+        """Have `wait` also watch a descriptor that tells of signals."""
+        ...
+
+
 class Runtime(Protocol):
     """A kind of isolation."""
 

@@ -102,7 +102,13 @@ def _unmarked(found: dict[str, Any]) -> Any:
         if _BYTES in found:
             return binascii.a2b_base64(found[_BYTES], strict_mode=True)
         if _DICT in found:
-            return dict(found[_DICT])
+            return _with_text_for_keys(dict(found[_DICT]))
+    return found
+
+
+def _with_text_for_keys(found: dict[Any, Any]) -> dict[str, Any]:
+    if not all(isinstance(key, str) for key in found):
+        raise TypeError("a key is no text")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What init and the keeper are told of a run: paths, limits and permissions, never code, environment or input."""
+"""What init, the keeper and the guest are told of a run: paths, limits and permissions, here never code, environment or input."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "tmp": f"{launch.beneath}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
+    }
+
+
+def counted(launch: Launch) -> dict[str, Any]:
+    """What a guest that counts is told besides."""
+    return {
+        "fuel": launch.limits.fuel,
+        "seed": launch.deterministic,
+        "memory": launch.limits.memory_bytes,
+        "watch": launch.watch_inputs,
     }
 
 

@@ -16,12 +16,14 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids
-from agent_sandbox.kernel.protocol import GO, HERE, INPUTS, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, REPORT_BYTES, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.conversation import Conversation
+from agent_sandbox.runtime.ending import exit_of
 from agent_sandbox.runtime.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.request import request_for, watched
+from agent_sandbox.runtime.request import counted, request_for, watched
 from agent_sandbox.runtime.zygote import Line, Zygote
 from agent_sandbox.values import TYPE_CHECKING, assert_never, replace
 
@@ -48,8 +50,6 @@ class ProcessGuest:
         self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
-        self._inputs = b""
-        self._answer = b""  # on the socket that the program went over: why it was not started, or what it looked into
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
@@ -64,6 +64,7 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
+        self._answer, self._said = Answer(self._payload), Said()
 
     def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []
@@ -172,42 +173,15 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=PYTHON, source=source, arguments=list(arguments), **_counted(self.launch))
+                message.update(file=PYTHON, source=source, arguments=list(arguments), **counted(self.launch))
             case JavaScriptCode(source=source, argv=arguments):
-                message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **_counted(self.launch))
+                message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **counted(self.launch))
             case _:
                 assert_never(program)
         if (talk := self.launch.talk) is not None:
             message["talk"] = dict(talk.offer)
         channel.send(self._payload, message)
         self._talk = None if talk is None else Conversation(self._payload, talk)
-
-    def _take_answer(self) -> bool:
-        """Take what there is. False when that was all."""
-        try:
-            answer = self._payload.recv(65536)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._answer += answer[: REPORT_BYTES - len(self._answer)]
-        return bool(answer)
-
-    def _read_answer(self) -> None:
-        """Why it was not started, if it was not; or what it looked into, if it was watched. All in its own words."""
-        if self._talk is not None:
-            self._answer = self._talk.last_words()
-        else:
-            self._payload.settimeout(0)
-            before = -1
-            while len(self._answer) != before and self._take_answer():  # nothing may have come: it was ended before it could answer
-                before = len(self._answer)
-        if self._answer.startswith(INPUTS):
-            self._inputs = self._answer.removeprefix(INPUTS)
-        elif self._answer:
-            code, _, why = self._answer[:4096].decode(errors="replace").partition(" ")
-            self._refused = int(code) if code.isdigit() and len(code) < 4 else 126
-            self.refused = why or "it could not be started"
 
     @property
     def init(self) -> int:
@@ -268,7 +242,7 @@ class ProcessGuest:
                 source.close()
             for sink in sinks.values():
                 sink.close()
-        return replace(_completed(self._exit(sinks), sinks), inputs=self._inputs)
+        return replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
         """Answer the guest's question for its next turn, with the limits and callbacks of `launch`, and pump until it asks again.
@@ -311,8 +285,7 @@ class ProcessGuest:
         if self._waker is not None:
             poller.add(self._waker, self._woken)
         if self.launch.watch_inputs:  # more than a socket holds by itself
-            self._payload.settimeout(0)
-            poller.add(self._payload.fileno(), self._take_answer)
+            poller.add(self._payload.fileno(), self._answer.take)
         look = self.launch.on_tick if self.layers is not None else None
         if talk is not None:
             talk.join(poller)
@@ -337,7 +310,8 @@ class ProcessGuest:
                 self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
-        self._read_answer()
+        self._said = self._answer.said() if talk is None else parsed(talk.last_words())
+        self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
         self.irrevocable = talk is not None and talk.answered
@@ -368,47 +342,20 @@ class ProcessGuest:
         return True
 
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
-        ended = self._messages.get("exit")  # from init, unless it was killed itself
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
-        used = self._cgroup.usage()
-        full = self._outgrown()
-        hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
-        hit += sorted(used.hit.difference(hit))
-        if any(sink.cut for sink in sinks.values()):
-            hit.append("output")
-        status = ended["status"] if ended else 9
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = 128 + number if number is not None else os.WEXITSTATUS(status)
-        reason = Reason(ended["reason"]) if ended else Reason.KILLED
-        if reason is Reason.EXITED and number is not None:
-            reason = Reason.SIGNALLED
-        if used.oom_kills and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
-            reason = Reason.OUT_OF_MEMORY
-        if full:
-            reason = Reason.DISK_LIMIT
-        if reason is Reason.KILLED and self._killed and self._killed != "killed":
-            reason = Reason(self._killed)
-        fuel, limit = ended["fuel"] if ended else None, self.launch.limits.fuel
-        if reason is Reason.SIGNALLED and fuel is not None and limit is not None and fuel >= limit:
-            reason = Reason.FUEL_LIMIT
-            hit.append("fuel")
-        if reason is Reason.CPU_LIMIT and "cpu" not in hit:
-            hit.append("cpu")
-        if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
-            hit.append("memory")
-        usage = Usage(
-            # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
-            wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else time.monotonic() - self._began,
-            cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
-            peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
-            fuel=fuel,
+        end = exit_of(
+            self._messages.get("exit"),
+            self._cgroup.usage(),
+            full=self._outgrown(),
+            cut=any(sink.cut for sink in sinks.values()),
+            killed=self._killed,
+            fuel=self.launch.limits.fuel,
+            wall=time.monotonic() - self._began,
         )
-        if reason is Reason.GARBLED:
+        if end.reason is Reason.GARBLED:
             self.refused = self._talk.lost if self._talk is not None else ""
-        if self._refused is not None and reason is Reason.EXITED:
-            code = self._refused
-        return Exit(code, reason, number, tuple(hit), usage)
+        return replace(end, code=self._refused) if self._refused is not None and end.reason is Reason.EXITED else end
 
     def _outgrown(self) -> bool:
         """Whether the keeper has ended the run because its layers hold more than they may."""
@@ -462,13 +409,3 @@ def _nothing() -> None:
 
 def _completed(end: Exit, sinks: dict[str, Sink]) -> Completed:
     return Completed(end, sinks["stdout"].kept(), sinks["stderr"].kept() if "stderr" in sinks else b"")
-
-
-def _counted(launch: Launch) -> dict[str, Any]:
-    """What a guest that counts is told besides."""
-    return {
-        "fuel": launch.limits.fuel,
-        "seed": launch.deterministic,
-        "memory": launch.limits.memory_bytes,
-        "watch": launch.watch_inputs,
-    }

@@ -111,7 +111,11 @@ def _execute(path: str, source: str, names: Mapping[str, object]) -> tuple[Modul
 
 def ended(error: BaseException) -> int:
     """The exit code of a program that raised this, which is shown as an interpreter would. Called where the program was."""
-    return _exit_code(error) if isinstance(error, SystemExit) else _show(error)
+    try:
+        return _exit_code(error) if isinstance(error, SystemExit) else _show(error)
+    except BaseException:  # a hook of its own that failed, or an output it has closed
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return 1
 
 
 def _open_streams() -> None:

@@ -137,7 +137,10 @@ class Turns:
         done: dict[str, Any] = {}
         number = 0
         while True:
-            turn = marshal.loads(self._ask(self._reported(done)))
+            try:
+                turn = marshal.loads(self._ask(self._reported(done)))
+            except BaseException as error:  # an alarm of its own, or nobody is there: it has asked, and cannot ask twice
+                return self._ended(error)
             if turn is None:
                 return 0
             number += 1
@@ -148,7 +151,7 @@ class Turns:
     def _reported(self, done: dict[str, Any]) -> bytes:
         try:
             return self._spell({"turn": done})
-        except (TypeError, ValueError):
+        except Exception:  # too large, or something that only looks like data
             return self._spell({"turn": {**done, "value": None, "repr": _described(done["value"])}})
 
     def _turn(self, name: str, source: str, stdin: bytes) -> dict[str, Any]:
@@ -165,7 +168,7 @@ class Turns:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (AttributeError, OSError, ValueError):
+            except BaseException:  # it may be anything by now, or nothing
                 code = code or 120  # as an interpreter reports output that could not be written
         return {"code": code, "value": value}
 

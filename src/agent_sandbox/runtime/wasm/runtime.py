@@ -40,6 +40,7 @@ class WasmRuntime:
     name = "wasm"
     brings = frozenset({"python", "javascript"})  # languages that need nothing of the machine
     guarantees = GUARANTEES | ONLY_HERE
+    views = True  # its guests see what a mount plan shows
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
@@ -121,7 +122,8 @@ class WasmRuntime:
 
     def _told(self, module: str) -> list[str]:
         """What who compiles has to know."""
-        return [packages(), *self._directories, self._cache.key, module, *vars(self._package).values()]
+        fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order in which it takes them
+        return [packages(), *self._directories, self._cache.key, module, *fields]
 
     def probe(self) -> Support:
         """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;

@@ -9,6 +9,8 @@ import fcntl
 import gc
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
 from agent_sandbox.kernel.protocol import FAREWELL_FD
@@ -28,15 +30,13 @@ def main() -> None:
 
         _allow_stack(STACK + ROOM)
         module = COUNTING if COUNTING in files else MODULE
-        taken = _low_numbers()
         machines: dict[str, Machine] = {}
         held: dict[str, int] = {}
         for name in (module, JAVASCRIPT):
-            with checked(files.pop(name)) as fd:
+            with checked(files.pop(name)) as fd, _low_numbers_taken():
                 machines[name] = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING, beside=machines.get(module))
                 held[name] = _held(fd)
                 fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
-        channel.close_all(taken)
         images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
@@ -55,12 +55,17 @@ def _allow_stack(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
-def _low_numbers() -> list[int]:
-    """Take the numbers under which a guest has descriptors of its own: what the engine holds gets others, and is opened by them again."""
+@contextmanager
+def _low_numbers_taken() -> Iterator[None]:
+    """Have whatever is opened meanwhile get a number that a guest does not use for anything else. Which are free here depends on who
+    started us, and how many files they had open."""
     taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
-    while taken[-1] <= FAREWELL_FD:
-        taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    return taken
+    try:
+        while taken[-1] <= FAREWELL_FD:
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield
+    finally:
+        channel.close_all(taken)
 
 
 def _held(fd: int) -> int:

@@ -19,6 +19,7 @@ _FILES = ("inspect.js", "console.js", "start.js")
 _GIVEN = ("source", "arguments", "env", "cwd", "seed")
 _OURS = 'globalThis[Symbol.for("agent-sandbox")]'
 _STARTS = ("_initialize", "qjs_init_argv", "qjs_get_context", "malloc", "free")
+_STACK_KIB = 1800  # for its own calls: it is compiled with 2048, and does not notice their end by itself
 _EXCEPTION = 6  # the tag of a value that is none, in its upper half
 _MOST_ROUNDS = 4096  # of what promises do, before it is looked whether there is more
 
@@ -49,7 +50,7 @@ class Interpreter(Inside):
     def prepare(self, prelude: str) -> None:
         """Start it, and let it read what every program finds."""
         self._call("_initialize")
-        words = [self._text(word) for word in ("qjs", "-m", "-e", prelude)]
+        words = [self._text(word) for word in ("qjs", f"--stack-size={_STACK_KIB}", "-m", "-e", prelude)]
         pointers = b"".join(word.to_bytes(4, "little") for word in words) + bytes(4)
         if self._call("qjs_init_argv", len(words), self._put(pointers)):
             raise Broken
