@@ -74,6 +74,7 @@ class OneWallGuest:
             "cwd": launch.cwd,
             "wall_seconds": limits.wall_seconds,
             "memory_bytes": limits.memory_bytes,
+            "open_files": limits.open_files,
             "cpu_seconds": limits.cpu_seconds,
             "disk_bytes": limits.disk_bytes,
         }
