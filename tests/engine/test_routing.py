@@ -12,7 +12,8 @@ from agent_sandbox.engine import languages, routing
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.holding import Held
 from agent_sandbox.engine.routing import Runtimes, modules_in, only
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent

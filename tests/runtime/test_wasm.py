@@ -296,6 +296,10 @@ def test_a_sandbox_can_ask_for_it() -> None:
         result = sandbox.execute("import sys; print(sys.platform)")
         assert (result.stdout, result.status) == ("wasi\n", SandboxStatus.COMPLETED), result
         assert result.route is not None and result.route.runtime == "wasm"
+        script = sandbox.execute("setTimeout(() => console.log([6 * 7]), 1)", "javascript")
+        assert (script.stdout, script.status) == ("[ 42 ]\n", SandboxStatus.COMPLETED), script
+        failed = sandbox.execute("throw new TypeError('oops')", "javascript")
+        assert (failed.exit_code, failed.status) == (1, SandboxStatus.FAILED) and "TypeError: oops" in failed.stderr, failed
         refused = sandbox.execute("echo hello", "bash")
         assert refused.status is SandboxStatus.FAILED and refused.error is not None and "Python code" in refused.error
 

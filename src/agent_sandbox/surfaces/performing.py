@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessRuntime

@@ -12,7 +12,8 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.records.comparing import departures
 from agent_sandbox.engine.records.record import Record, read
 from agent_sandbox.engine.records.recorder import Recorder, rules_of
-from agent_sandbox.engine.session import Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Work
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, locked, repeatable
 from agent_sandbox.sandbox import ENVIRONMENT
