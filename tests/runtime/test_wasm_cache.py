@@ -177,7 +177,7 @@ def _kill_makers(runtime: WasmRuntime, times: int) -> None:
 
 
 def test_makers_that_are_killed_leave_nothing_half_done(bare: WasmRuntime) -> None:
-    _kill_makers(bare, 3)
+    _kill_makers(bare, 2)
 
 
 @pytest.mark.torture
