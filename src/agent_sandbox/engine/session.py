@@ -22,7 +22,7 @@ from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
@@ -154,8 +154,8 @@ class Session:
                 )
             return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
         if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
-            kind = PythonCode if work.what.language == "python" else JavaScriptCode
-            return kind(work.what.source, work.what.arguments), (), self._view(where, Needs(), layers)
+            hosted = languages.hosted(work.what.language, work.what.source, work.what.arguments)
+            return hosted, (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
