@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,25 +11,11 @@ import wasmtime
 
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.wasm.machine import configuration
-from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from scripts.compile_wasm import CACHE
-from tests import compiled
+from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, snapshot
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def wasm() -> Iterator[WasmRuntime]:
-    made = compiled.runtime()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def inside(wasm: WasmRuntime, box: Box) -> Box:
-    """A clone of the machine, with the interpreter inside WebAssembly."""
-    return box.with_(runtime=wasm)
 
 
 WAYS = """
@@ -53,7 +38,7 @@ console.log(JSON.stringify(reached))
 
 
 @case(155, prio="P0")
-def test_no_way_of_naming_a_file_leads_out_of_the_view(number: int, inside: Box) -> None:
+def test_no_way_of_naming_a_file_leads_out_of_the_view(number: int, inside: Box, tell: Tell) -> None:
     secret = inside.home / ".ssh" / "id_rsa"
     (inside.project / "link").symlink_to(secret)
     (inside.project / "up").symlink_to("../" * 20)
@@ -62,7 +47,8 @@ def test_no_way_of_naming_a_file_leads_out_of_the_view(number: int, inside: Box)
     assert outcome.exit.code == 0 and json.loads(outcome.stdout) == [], outcome
     assert snapshot(inside.home) == before
     control = inside.unmasked.javascript(WAYS.replace("OUTSIDE", json.dumps([str(secret)])))
-    assert "CANARY" in control.stdout.decode(), "the control arm: where it is in the view it is read"
+    assert "CANARY" in control.stdout.decode()
+    tell("JavaScript: nothing reached, nothing real changed", control="where it is in the view it is read")
 
 
 ENDLESS = {
@@ -76,20 +62,24 @@ ENDLESS = {
 
 @case(156, prio="P0")
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
-def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, source: str) -> None:
+def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, source: str, tell: Tell) -> None:
     held, writing = os.pipe()  # input that never comes, and never ends
     try:
         ended = inside.with_(limits=replace(GENEROUS, wall_seconds=0.5)).javascript(source, stdin=held).exit
         assert ended.reason is Reason.TIMED_OUT and ended.usage.wall_seconds < 1.5, ended
+        assert inside.javascript("1").exit.reason is Reason.EXITED
+        tell(f"JavaScript: ended after {ended.usage.wall_seconds:.2f} s of 0.50", control="what ends by itself is left to")
     finally:
         os.close(held)
         os.close(writing)
 
 
 @case(158)
-def test_one_that_prints_for_ever_is_ended_for_it(number: int, inside: Box) -> None:
+def test_one_that_prints_for_ever_is_ended_for_it(number: int, inside: Box, tell: Tell) -> None:
     endless = inside.with_(limits=replace(GENEROUS, output_bytes=1000)).javascript("while (true) console.log('x'.repeat(100_000))")
     assert endless.exit.reason is Reason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
+    assert inside.javascript("console.log('fine')").stdout == b"fine\n"
+    tell("JavaScript: cut, and ended for its output", control="what prints less comes through")
 
 
 GREEDY = {
@@ -103,19 +93,22 @@ GREEDY = {
 
 @case(158, prio="P0")
 @pytest.mark.parametrize("source", GREEDY.values(), ids=GREEDY.keys())
-def test_asking_for_too_much_costs_only_that_run(number: int, inside: Box, source: str) -> None:
+def test_asking_for_too_much_costs_only_that_run(number: int, inside: Box, source: str, tell: Tell) -> None:
     limits = replace(GENEROUS, wall_seconds=2.0, memory_bytes=256 * MIB, output_bytes=MIB, open_files=256)
     outcome = inside.with_(limits=limits).javascript(source, cwd="/tmp")
     assert outcome.exit.reason is not Reason.SIGNALLED and b"panicked" not in outcome.stderr, outcome
     assert inside.javascript("console.log('fine')").stdout == b"fine\n"
+    tell(f"JavaScript: {outcome.exit.reason.value}", control="asked for less, the same runtime does its work")
 
 
 @case(162, prio="P0")
-def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int) -> None:
+def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int, tell: Tell) -> None:
     module = wasmtime.Module.deserialize_file(wasmtime.Engine(configuration()), str(next(CACHE.glob("*-javascript-*"))))
     names = {str(each.name) for each in module.imports}
     assert {each.module for each in module.imports} == {"wasi_snapshot_preview1"}
     assert not [name for name in names if name.startswith("sock_") or name in ("path_symlink", "path_link")], names
+    assert "fd_write" in names, "the control arm: what it has is found"
+    tell(f"JavaScript: {len(names)} functions, none that links or opens a socket", control="what it may have is in the list")
 
 
 # Bytes that the engine takes for its own compiled code: it does not check them, so this is a program with the run of its memory.
@@ -135,7 +128,7 @@ console.log("came through")
 
 
 @case(158, 162)
-def test_forged_code_of_the_interpreter_breaks_only_itself(number: int, inside: Box) -> None:
+def test_forged_code_of_the_interpreter_breaks_only_itself(number: int, inside: Box, tell: Tell) -> None:
     before = snapshot(inside.home)
     for seed in range(4):
         outcome = inside.with_(limits=replace(GENEROUS, wall_seconds=2.0)).javascript(FORGED.replace("SEED", str(seed)))
@@ -143,3 +136,4 @@ def test_forged_code_of_the_interpreter_breaks_only_itself(number: int, inside: 
         assert trapped or outcome.exit.reason is not Reason.SIGNALLED, outcome
     assert inside.javascript("console.log('fine')").stdout == b"fine\n"
     assert snapshot(inside.home) == before
+    tell("JavaScript: its own run ended, or an exception", control="honest code runs in the next one")
