@@ -36,3 +36,4 @@ P({s:"a'b", t:'line1\nline2'}); P(["\u{1F600}"]); P({a:1n, b:-0}); P('%o', {a:1}
 console.count(); console.count("x"); console.count(); console.countReset(); console.count(); console.info("info"); console.debug("debug"); console.assert(true, "no");
 console.dir({a: {b: {c: {d: 1}}}}, {depth: 0}); console.dir({a: {b: {c: {d: 1}}}}, {depth: null});
 P("%s is %d years and %i, %f, %j %O %% %c!", "Bob", 42.5, 42.9, "1.5", {a: 1}, {b: {c: {d: {}}}}, "css");
+P(new Array(4294967295), Object.assign([], {5: 1, 4294967290: 2})); P(Array.from({length: 100000}, (_, at) => at % 7));

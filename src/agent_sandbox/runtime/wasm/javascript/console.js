@@ -7,7 +7,10 @@ const write = (file, text) => file.puts(text.toWellFormed()); // which writes it
 
 const plain = value => typeof value === "string" ? value : inspect(value);
 
-const number = (value, read) => typeof value === "bigint" ? `${value}n` : typeof value === "symbol" ? "NaN" : primitive(typeof value === "object" && value !== null ? NaN : read(value));
+const number = (value, read) => {
+    if (typeof value === "bigint") return `${value}n`;
+    return typeof value === "symbol" || (typeof value === "object" && value !== null) ? "NaN" : primitive(read(value));
+};
 
 const BUILT_IN = new Set([Object, Array, Date, RegExp, Error].map(each => each.prototype.toString));
 
@@ -78,7 +81,12 @@ const console = {
     error: warn,
     warn,
     trace: (...values) => warn(`Trace: ${format(...values)}\n${new Error().stack.trimEnd().split("\n").slice(1).join("\n")}`),
-    assert: (held, ...values) => { if (!held) warn(...(values.length === 0 ? ["Assertion failed"] : typeof values[0] === "string" ? [`Assertion failed: ${values[0]}`, ...values.slice(1)] : ["Assertion failed:", ...values])); },
+    assert: (held, first, ...rest) => {
+        if (held) return;
+        if (typeof first === "string") warn(`Assertion failed: ${first}`, ...rest);
+        else if (first === undefined) warn("Assertion failed");
+        else warn("Assertion failed:", first, ...rest);
+    },
     dir: (value, { depth = LEVELS } = {}) => say(std.out, [inspect(value, depth ?? Infinity)]),
     table: (rows, heads) => say(std.out, [table(rows, heads)]),
     group: (...values) => { if (values.length > 0) log(...values); margin += "  "; },

@@ -97,7 +97,7 @@ const objectText = (value, levels, indent, seen, circles) => {
         if (Object.hasOwn(value, "cause") && !keys.includes("cause")) described.push(`[cause]: ${inner(value.cause)}`);
         if (Array.isArray(value.errors) && !keys.includes("errors")) described.push(`[errors]: ${inner(value.errors)}`);
         const text = errorText(value).replaceAll("\n", `\n${" ".repeat(indent)}`);
-        return described.length === 0 || levels < 0 ? text : `${text} {\n${described.map(item => " ".repeat(indent + 2) + item).join(",\n")}\n${" ".repeat(indent)}}`;
+        return described.length === 0 || levels < 0 ? text : lines(`${text} {`, described, "}", indent);
     }
     if (value instanceof RegExp) return followed(RegExp.prototype.toString.call(value), rest());
     if (value instanceof Date) return followed(isNaN(value) ? "Invalid Date" : value.toISOString(), rest());
@@ -110,7 +110,10 @@ const objectText = (value, levels, indent, seen, circles) => {
         const items = () => [...value].map(([key, item]) => `${inner(key)} => ${inner(item)}`);
         return deep("Map") ?? braces(`${prefix(value, "", value.size)}{`, [...items(), ...rest()]);
     }
-    if (value instanceof Set) return deep("Set") ?? braces(`${prefix(value, "", value.size)}{`, [...[...value].map(item => inner(item)), ...rest()]);
+    if (value instanceof Set) {
+        const items = () => [...value].map(item => inner(item));
+        return deep("Set") ?? braces(`${prefix(value, "", value.size)}{`, [...items(), ...rest()]);
+    }
     if (value instanceof ArrayBuffer) {
         const bytes = [...new Uint8Array(value, 0, Math.min(value.byteLength, 50))].map(byte => byte.toString(16).padStart(2, "0"));
         const more = value.byteLength > 50 ? ` ... ${value.byteLength - 50} more bytes` : "";
@@ -123,20 +126,26 @@ const objectText = (value, levels, indent, seen, circles) => {
 };
 
 const property = (object, key, inner) => {
-    const shown = typeof key === "symbol" ? `[${String(key)}]` : key === "__proto__" ? "['__proto__']" : PLAIN_KEY.test(key) ? key : quoted(key);
+    const named = key === "__proto__" ? "['__proto__']" : quoted(String(key));
+    const shown = typeof key === "symbol" ? `[${String(key)}]` : PLAIN_KEY.test(key) && key !== "__proto__" ? key : named;
     const { get, set, value } = Object.getOwnPropertyDescriptor(object, key) ?? { value: undefined };
     if (get !== undefined) return `${shown}: [${set === undefined ? "Getter" : "Getter/Setter"}]`;
     return set !== undefined ? `${shown}: [Setter]` : `${shown}: ${inner(value)}`;
 };
 
+/** The items of an array, as many as are shown; a hole takes no longer for being large. */
 const listed = (array, inner) => {
     const items = [];
-    let holes = 0, at = 0;
-    const close = () => { if (holes > 0) items.push(`<${holes} empty item${holes > 1 ? "s" : ""}>`); holes = 0; };
-    for (; at < array.length && items.length < ITEMS; at++) {
-        if (at in array) { close(); if (items.length < ITEMS) items.push(inner(array[at])); else break; } else holes++;
+    let at = 0;
+    while (at < array.length && items.length < ITEMS) {
+        if (at in array) {
+            items.push(inner(array[at++]));
+            continue;
+        }
+        const next = Object.keys(array).map(Number).find(key => key > at) ?? array.length;
+        items.push(`<${next - at} empty item${next - at > 1 ? "s" : ""}>`);
+        at = next;
     }
-    close();
     const left = array.length - at;
     return left > 0 ? [...items, `... ${left} more item${left > 1 ? "s" : ""}`] : items;
 };
@@ -157,10 +166,11 @@ const inColumns = (items, array, indent) => {
     if (widest * 3 + indent >= WIDTH || !(total / widest > 5 || widest <= 8)) return items;
     if (items.some(item => item.includes("\n"))) return items;
     const bias = Math.max(widest - Math.sqrt(widest - total / items.length) - 3, 1);
-    const columns = Math.min(Math.round(Math.sqrt(2.5 * bias * count) / bias), Math.floor((WIDTH - indent) / widest), ON_ONE_LINE * 4, COLUMNS);
+    const wished = Math.round(Math.sqrt(2.5 * bias * count) / bias);
+    const columns = Math.min(wished, Math.floor((WIDTH - indent) / widest), ON_ONE_LINE * 4, COLUMNS);
     if (columns <= 1) return items;
     const wide = Array.from({ length: columns }, (_, column) => Math.max(...widths.filter((_, at) => at % columns === column)));
-    const toTheRight = array.length > 0 && Array.from(array).slice(0, count).every(item => typeof item === "number" || typeof item === "bigint");
+    const toTheRight = Array.from({ length: count }, (_, at) => typeof array[at]).every(type => type === "number" || type === "bigint");
     const rows = [];
     for (let first = 0; first < count; first += columns) {
         const row = items.slice(first, Math.min(first + columns, count));

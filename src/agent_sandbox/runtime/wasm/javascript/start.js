@@ -126,4 +126,6 @@ for (const file of [std.out, std.err]) {
 }
 const sleepAsync = delay => new Promise(resolve => timers.setTimeout(resolve, delay));
 const globals = { console, print: console.log, ...timers, std, os: { ...os, ...timers, sleepAsync }, [Symbol.for("agent-sandbox")]: ours };
-for (const name of Reflect.ownKeys(globals)) Object.defineProperty(globalThis, name, { value: globals[name], writable: true, configurable: true });
+for (const name of Reflect.ownKeys(globals)) {
+    Object.defineProperty(globalThis, name, { value: globals[name], writable: true, configurable: true });
+}
