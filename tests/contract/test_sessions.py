@@ -217,11 +217,17 @@ def test_a_callback_that_raises_ends_the_session(sandboxes: Make) -> None:
 
 
 def test_the_lifetime_of_a_sandbox_ends_a_session_that_waits(sandboxes: Make) -> None:
-    sandbox = sandboxes(lifetime_seconds=0.7)
+    sandbox = sandboxes(lifetime_seconds=2.0)
     with sandbox.session() as session:
         assert session.run("1").value == 1
         late = session.run("while True: pass")
         assert (late.status, late.limits_hit) == (SandboxStatus.TIMEOUT, ("lifetime",)), late
+    outlived = sandboxes(lifetime_seconds=0.001).session()
+    for _ in range(2):
+        with pytest.raises(SandboxError, match="outlived its lifetime"):
+            outlived.run("1")
+    outlived.close()
+    assert outlived.ended == "it was closed", "and not left to a turn that is not being taken"
 
 
 ODD_ENDS = (
