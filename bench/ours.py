@@ -6,17 +6,20 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_sandbox import Sandbox, SandboxConfig, places, shared
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from bench.peers import ENVIRONMENT, Call, Job, Missing, command, expect
 from scripts.compile_wasm import CACHE, RECORDS
@@ -40,7 +43,7 @@ def wasm(job: Job) -> Call:
     session = _wasm_session()
 
     def call() -> None:
-        outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        outcome = session.run(Work(Code(job.language, job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
         expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
 
     return call
@@ -80,7 +83,7 @@ def wasm_turn(job: Job) -> Call:
 
 def _executing(sandbox: Sandbox, job: Job) -> Call:
     def call() -> None:
-        result = sandbox.execute(job.code)
+        result = sandbox.execute(job.code, job.language)
         expect(job.prints, result.stdout, result.stderr or result.error or "")
 
     return call
@@ -112,26 +115,53 @@ def command_line() -> Call:
     return command((program, "run", "--project", str(project), "--", "true"))
 
 
+ASLEEP = "print(flush=True); import time; time.sleep(3600)"
+
+
 def megabytes_asleep(*, alive: int) -> float:
     """Proportional memory of one guest with its init, so many of them at once, asleep in their first line.
 
     A guest that waits for its program holds a little less: this is the upper bound, and needs no look inside the runtime.
     """
     sandbox = Sandbox(timeout_seconds=READY_SECONDS)
+    return _while_asleep(lambda told: sandbox.execute(ASLEEP, on_output=told), alive, sandbox.kill, _megabytes_of_each_guest)
+
+
+def megabytes_asleep_inside(*, alive: int) -> float:
+    """All the memory that so many guests inside WebAssembly take at once, asleep in their first line: theirs, their inits', and the
+    zygote's with the compiled interpreter and its images. The pages they share are counted once."""
+    session = _wasm_session()
+    guests: list[ProcessGuest] = []
+
+    def run(told: Callable[[str, bytes], None]) -> object:
+        return session.run(Work(Code("python", ASLEEP), {**ENVIRONMENT, "HOME": "/tmp"}, on_output=told, on_start=guests.append))
+
+    def end() -> None:
+        for guest in guests:
+            guest.kill()
+
+    return _while_asleep(run, alive, end, _megabytes_of_all)
+
+
+def _while_asleep(run: Callable[..., object], alive: int, end: Callable[[], object], look: Callable[[], float]) -> float:
     asleep = threading.Semaphore(0)
     with ThreadPoolExecutor(alive) as threads:
-        runs = [
-            threads.submit(sandbox.execute, "print(flush=True); import time; time.sleep(3600)", on_output=lambda *_: asleep.release())
-            for _ in range(alive)
-        ]
+        runs = [threads.submit(run, lambda *_: asleep.release()) for _ in range(alive)]
         try:
             if not all(asleep.acquire(timeout=READY_SECONDS) for _ in range(alive)):
                 raise Missing(f"{alive} guests were not alive at once within {READY_SECONDS:.0f} s")
-            return _megabytes_of_each_guest()
+            return look()
         finally:
-            sandbox.kill()
-            for run in runs:
-                run.result()
+            end()
+            for each in runs:
+                each.result()
+
+
+def _megabytes_of_all() -> float:
+    try:
+        return sum(_proportional_kib(pid) for pid in _descendants(os.getpid())) / KIB
+    except PermissionError as error:
+        raise Missing("init hides its memory from this user, as from its guest; only root can look") from error
 
 
 def megabytes_waiting(call: Call, *, calls: int, gap: float) -> float:

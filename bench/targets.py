@@ -49,6 +49,7 @@ TARGETS = (
     Target("clone", "clone of 200,000 files: times the cost of 10", "many", "few", 1.3, False),
     Target("rate", "fresh sandboxes a second", "us", None, 150, True),
     Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False, ("root",)),
+    Target("memory-wasm", "MB of all memory of 100 guests inside WebAssembly", "us-wasm", None, 1024, False, ("root",)),
     Target("command", "agent-sandbox run -- true: times python -I -c pass", "us", "python", 4, False),
     Target("snapshots", "snapshot, 10 changed files: ms", "snapshot-few", None, 5, False, ("root",)),
     Target("snapshots", "snapshot, 100,000 changed files: ms", "snapshot-many", None, 5, False, ("root",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -93,7 +94,7 @@ def _failed(modules: Iterable[Compared]) -> list[str]:
 
 def _plain(text: str, longest: int = 200) -> str:
     """One line of a table's cell."""
-    line = " ".join(text.split())
+    line = re.sub(r"0x[0-9a-f]+", "0x…", " ".join(text.split()))  # where something happened to lie
     for special in "\\|<>*_`":
         line = line.replace(special, f"\\{special}")
     return line if len(line) <= longest else line[: longest - 1] + "…"

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from agent_sandbox.config import SandboxConfig
-from agent_sandbox.engine.session import Code, Command
 from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.work import Code, Command
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.sandbox import Run, Sandbox
 from agent_sandbox.sessions import SandboxSession

@@ -125,13 +125,13 @@ class SandboxConfig:
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
         if self.runtime not in (*WISHES, ONE_WALL):
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
+        if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
+            why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
+            raise PolicyError(why, hint='use runtime="process"')
         for name, given in (("deterministic=True", self.deterministic), ("max_fuel", self.max_fuel is not None)):
             if given and self.runtime == "process":
                 raise PolicyError(f"{name} is refused with runtime='process': it cannot be done there", hint='use runtime="wasm" or "auto"')
         check_seed(self.seed)
-        if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
-            why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
-            raise PolicyError(why, hint='use runtime="process"')
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')

@@ -19,8 +19,9 @@ from agent_sandbox.engine import promoting
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted
 from agent_sandbox.engine.recovering import recovered
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Rollback, Stored
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering

@@ -14,7 +14,7 @@ from agent_sandbox.engine.records import comparing
 from agent_sandbox.engine.records.comparing import Departure
 from agent_sandbox.engine.records.record import Record, digest, read, salted
 from agent_sandbox.engine.records.recorder import rules_of
-from agent_sandbox.engine.session import Code
+from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RecordError
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy

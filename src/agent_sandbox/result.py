@@ -16,7 +16,7 @@ from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.session import Outcome
+    from agent_sandbox.engine.work import Outcome
     from agent_sandbox.policy.decide import Verdict
     from agent_sandbox.runtime.routing.model import Route
 

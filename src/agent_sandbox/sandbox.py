@@ -20,8 +20,9 @@ from agent_sandbox import places, result, shared
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.session import SCRATCH, Code, Command, Session, Work, action_of
+from agent_sandbox.engine.session import SCRATCH, Session
 from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, repeatable
@@ -75,7 +76,7 @@ class Sandbox:
         self.config = replace(config or SandboxConfig(), **settings)
         self.id = secrets.token_hex(8)
         self._ledger = places.ledger()
-        self._session = self._session_for(self.config.policy())
+        self._session = self._lately = self._session_for(self.config.policy())  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -235,7 +236,12 @@ class Sandbox:
         seconds, wall, _ = self.time_for(timeout)
         policy = replace(policy, limits=replace(policy.limits, wall_seconds=seconds), tools=may)
         policy = repeatable(policy) if deterministic else replace(policy, requires=policy.requires - {Guarantee.DETERMINISTIC})
-        return (self._session if policy == self._session.policy else self._session_for(policy)), wall
+        if policy == self._session.policy:
+            return self._session, wall
+        session = self._lately  # another thread may replace it meanwhile
+        if policy != session.policy:
+            session = self._lately = self._session_for(policy)
+        return session, wall
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
         """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""

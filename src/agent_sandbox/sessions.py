@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import result
-from agent_sandbox.engine.session import Code, Work
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Run

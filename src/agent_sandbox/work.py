@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from agent_sandbox.engine.session import Code, Command
+from agent_sandbox.engine.work import Code, Command
 from agent_sandbox.policy.action import canonical_language
 from agent_sandbox.values import dataclass, replace
 

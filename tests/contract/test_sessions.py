@@ -244,3 +244,26 @@ def test_what_a_turn_does_to_its_interpreter_ends_no_session(sandboxes: Make) ->
             session.run(code)
             session.run("1 / 0")
             assert session.run("40 + 2").value == 42, (code, session.ended)
+
+
+def test_time_that_passes_between_turns_is_no_turns(sandboxes: Make) -> None:
+    """Whether the turn before was over in a moment or took its time; and each has a limit of its own."""
+    with sandboxes().session(timeout=0.5) as session, sandboxes().session() as clock:
+        for code in ("1", "for _ in range(300_000): pass\n1"):
+            assert session.run(code).value == 1
+            assert clock.run("import time; end = time.monotonic() + 0.8\nwhile time.monotonic() < end: pass").success
+        assert session.run("2").value == 2
+        assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT
+    with sandboxes().session() as session:
+        assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT, "the first one, too"
+
+
+def test_what_could_not_be_started_says_so_and_nothing_runs(sandboxes: Make, project: Path) -> None:
+    settings = {"allow_file_read": True, "allowed_paths": [project], "working_dir": project / "nowhere", "tools": {"one": lambda: 1}}
+    sandbox = sandboxes(**settings)
+    ran = sandbox.execute("print(one())")
+    assert (ran.exit_code, ran.stdout) == (125, "") and "could not be started: cannot start in" in (ran.error or ""), ran
+    with sandbox.session() as session:
+        turn = session.run("one()")
+        assert (turn.exit_code, turn.value) == (125, None) and "could not be started: cannot start in" in (turn.error or ""), turn
+        assert session.ended

@@ -10,7 +10,8 @@ import pytest
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal

@@ -11,8 +11,9 @@ import pytest
 from agent_sandbox.engine import stored as module
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Stored
+from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import loop
 from agent_sandbox.ledger.store import Ledger

@@ -94,8 +94,6 @@ def test_large_words_that_become_larger_when_spelt_again_are_heard() -> None:
     assert taken == [1_500_000]
 
 
-def test_turns_are_nonsense_where_there_are_none() -> None:
-    ears = hearing(Memory(), take=print)
-    assert ears.talk(turns=True).hear(b'{"turn":{}}') is None
+def test_turns_are_nobodys_to_answer_here() -> None:
     with pytest.raises(Nonsense):
-        ears.talk().hear(b'{"turn":{}}')
+        hearing(Memory(), take=print).talk().hear(b'{"turn":{}}')

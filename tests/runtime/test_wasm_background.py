@@ -17,8 +17,9 @@ import pytest
 from agent_sandbox import shared
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Question, Runtimes
-from agent_sandbox.engine.session import Code, Session
-from agent_sandbox.engine.session import Work as Submitted
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code
+from agent_sandbox.engine.work import Work as Submitted
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.model import locked

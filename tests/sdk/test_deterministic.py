@@ -106,3 +106,22 @@ def test_a_record_of_another_engine_or_with_other_limits_is_not_run(tmp_path: Pa
             for attempt in (replay, sandbox.replay):
                 with pytest.raises(RecordError, match=said):
                     attempt(tmp_path / name)
+
+
+def test_turns_and_tools_are_the_same_each_time_when_the_tools_are() -> None:
+    def taken() -> list[object]:
+        with Sandbox(runtime="wasm", deterministic=True, tools={"double": lambda x: 2 * x}) as sandbox, sandbox.session() as session:
+            return [
+                session.run(code).value
+                for code in ("import random, time, uuid", "[random.random(), time.time()]", "[str(uuid.uuid4()), double(4)]")
+            ]
+
+    first = taken()
+    assert first == taken() and first[2][1] == 8  # type: ignore[index]
+
+
+def test_fuel_is_a_limit_of_the_session() -> None:
+    with Sandbox(runtime="wasm", max_fuel=200_000_000).session() as session:
+        assert session.run("1").value == 1
+        ended = session.run("while True: pass")
+        assert ended.limits_hit == ("fuel",) and "fuel-limit" in session.ended

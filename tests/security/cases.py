@@ -113,7 +113,7 @@ _ALL = (
     Case(159, _WASM, "P1", _INSIDE, "an instance used again after a call broke off"),
     Case(161, _WASM, "P1", _INSIDE, "a module that takes for ever to compile"),
     Case(162, _WASM, "P0", _INSIDE, "bridges to native code"),
-    Case(164, _WASM, "P1", _INSIDE, "escape sequences in output", untried="the command line does not run code inside WebAssembly yet"),
+    Case(164, _WASM, "P1", _INSIDE, "escape sequences in output"),
     Case(165, _WASM, "P1", _INSIDE, "an engine that has been broken out of"),
     Case(166, _SUPPLY, "P0", _PROCESS, "install scripts of packages"),
     Case(167, _SUPPLY, "P1", _PROCESS, "a poisoned cache for the next run"),

@@ -23,8 +23,9 @@ import pytest
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Stored, changes_of, stack_in
+from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
@@ -142,6 +143,10 @@ class Box:
     def python(self, source: str, **work: Any) -> Outcome:
         """Run Python code, in a fork of the zygote."""
         return self._run(Code("python", source), work)
+
+    def javascript(self, source: str, **work: Any) -> Outcome:
+        """Run JavaScript, by Node.js or by what the runtime brings."""
+        return self._run(Code("javascript", source), work)
 
     def probe(self, source: str, **work: Any) -> Any:
         """Run a probe inside and return what it printed."""

@@ -13,14 +13,14 @@ from agent_sandbox.runtime.routing.model import COMMAND, Work
 from agent_sandbox.values import TYPE_CHECKING, replace
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine import session
+    from agent_sandbox.engine import work as submitted
     from agent_sandbox.engine.holding import Held
     from agent_sandbox.runtime.base import Guest
 
 _A_MOMENT = 0.001  # seconds: no limit can be nothing
 
 
-def question_of(work: session.Work, policy: Policy, *, stored: bool) -> Question:
+def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Question:
     """What the router has to know of a piece of work. What a `stored` sandbox keeps of a first try could not be taken back."""
     language: str = getattr(work.what, "language", COMMAND)
     repeatable = not stored and work.on_output is None and not takes_input(work)
@@ -31,7 +31,7 @@ def question_of(work: session.Work, policy: Policy, *, stored: bool) -> Question
     return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
 
 
-def lack_of(work: session.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:
+def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:
     """What its runtime lacked, if that is how it ended and it could start again as if nothing had been."""
     end = completed.exit
     shown = held.passed if held is not None else work.on_output is not None or not work.collect
@@ -44,7 +44,7 @@ def lack_of(work: session.Work, choice: Choice, guest: Guest, completed: Complet
     return lack_in(end.code, completed.stderr if held is None else held.stderr)
 
 
-def takes_input(work: session.Work) -> bool:
+def takes_input(work: submitted.Work) -> bool:
     """Whether it reads from a descriptor, where what was read is gone."""
     return isinstance(work.stdin, int) and work.stdin != DEVNULL
 

@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.attempts import lack_of, question_of, rest
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Choice, Question, Runtimes
-from agent_sandbox.errors import Busy, LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError, WorkspaceError
+from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
+from agent_sandbox.errors import Busy, LaunchFailed, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Talk, Terminal, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.routing.model import Route
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
-from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from agent_sandbox.engine.stored import ForRun, Stored
     from agent_sandbox.runtime.base import Guest
-    from agent_sandbox.runtime.running import ProcessGuest
     from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
@@ -43,75 +40,6 @@ _AT_A_REAL_MOMENT = frozenset(
     {Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.OUT_OF_MEMORY, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT, Reason.KILLED}
 )
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
-
-
-@dataclass(frozen=True)
-class Code:
-    """Source in a language, by its canonical name."""
-
-    language: str
-    source: str
-    arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Command:
-    """A program and its arguments."""
-
-    argv: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Work:
-    """One thing to do, with all it is given.
-
-    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
-    run changed, while the contents can still be read; it is not called when that cannot be told. With `watch_reads` the files of the
-    project that it opens are kept with the sandbox.
-    """
-
-    what: Code | Command
-    env: Mapping[str, str]
-    cwd: str | None = None
-    stdin: bytes | int = b""
-    terminal: Terminal | None = None
-    preload: tuple[str, ...] = ()
-    on_output: Callable[[str, bytes], None] | None = None
-    on_start: Callable[[Any], None] | None = None
-    on_changes: Callable[[ChangeSet, Contents], None] | None = None
-    collect: bool = True
-    watch_reads: bool = False
-    tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
-    talk: Talk | None = None  # what comes of them
-    seed: int = 0  # where the policy requires a deterministic run
-    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
-    record: str = ""  # of such a run: the file to write its record to
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of it. `refused` says why the program could not be started inside (not found, not executable), or is empty."""
-
-    exit: Exit
-    stdout: bytes
-    stderr: bytes
-    changes: ChangeSet
-    route: Route
-    verdict: Allow
-    seconds: float
-    refused: str = ""
-    notes: tuple[str, ...] = field(default=())
-    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
-    inputs: bytes = b""  # see `Completed`
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A guest that is given its work in turns, and where it is."""
-
-    guest: ProcessGuest
-    route: Route
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -214,7 +142,7 @@ class Session:
     def _disk_bytes(self) -> int:
         return self.policy.limits.disk_bytes or DISK_BYTES
 
-    def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
+    def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
         policy, where = self.policy, choice.runtime.name
         if not choice.runtime.views and (policy.files.read or policy.files.write):
             why = f"the runtime {where!r} shows no files of the machine, and the policy is about some"
@@ -226,7 +154,8 @@ class Session:
                 )
             return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
         if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
-            return PythonCode(work.what.source, work.what.arguments), (), self._view(where, Needs(), layers)
+            hosted = languages.hosted(work.what.language, work.what.source, work.what.arguments)
+            return hosted, (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
@@ -235,7 +164,7 @@ class Session:
                 search_path=work.env.get("PATH", os.defpath),
                 processes=policy.processes,
             )
-            program: Argv | PythonCode | Script = prepared.program
+            program: Argv | Hosted | Script = prepared.program
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
@@ -356,16 +285,14 @@ class Session:
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
         try:
-            stack.enter_context(state.lock(command=_title(work)))
+            stack.enter_context(state.lock(command=title(work)))
         except Busy as busy:
             if self._on_busy is None:
                 raise
             self._on_busy(busy)
-            stack.enter_context(state.lock(wait=True, command=_title(work)))
+            stack.enter_context(state.lock(wait=True, command=title(work)))
 
-    def _launch(
-        self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage
-    ) -> Launch:
+    def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage) -> Launch:
         policy = self.policy
         return Launch(
             program=program,
@@ -403,24 +330,6 @@ class Session:
             return ChangeSet(), (f"what it changed cannot be listed: {error.message}",)
 
 
-def action_of(work: Work) -> Action:
-    """What is judged and recorded of a piece of work. Raises PolicyError for what cannot be run in any sandbox."""
-    for name, value in work.env.items():
-        if "\0" in value:
-            raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
-    if work.cwd is not None:
-        normalise(work.cwd)
-    if isinstance(work.what, Code):
-        if "\0" in work.what.source:
-            raise PolicyError("the code holds a NUL character", hint="remove it, or spell it as an escape")
-        try:
-            source = work.what.source.encode()
-        except UnicodeEncodeError as error:
-            raise PolicyError("the code holds a lone surrogate, which is not text", hint="spell it as an escape") from error
-        return RunCode.of(work.what.language, source, cwd=work.cwd, environment=work.env)
-    return RunCommand.of(work.what.argv, cwd=work.cwd, environment=work.env)
-
-
 def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
     """Bring to an end what was cut off in the tree before a guest looks at it. What cannot be is said, and is no reason not to run."""
     from agent_sandbox.engine.recovering import recovered
@@ -429,22 +338,3 @@ def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
         return recovered(stored, gate, held=True)
     except (SandboxError, OSError) as error:
         return (f"a promotion was cut off and could not be brought to its end: {error}",)
-
-
-def _title(work: Work) -> str:
-    return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
-
-
-def facts(outcome: Outcome) -> dict[str, str | int | float]:
-    """What the ledger keeps of an outcome: no output, which may hold anything."""
-    return {
-        "exit_code": outcome.exit.code,
-        "reason": outcome.exit.reason.value,
-        "limits_hit": ",".join(outcome.exit.limits_hit),
-        "seconds": round(outcome.seconds, 6),
-        "changes": len(outcome.changes),
-        **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
-        "runtime": outcome.route.runtime or "",
-        # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.
-        **({"fell_forward": outcome.route.fell_forward.partition(":")[0]} if outcome.route.fell_forward else {}),
-    }

@@ -98,14 +98,11 @@ class Hearing:
     def talk(self, *, turns: bool = False) -> Talk:
         """The conversation, for a launch."""
         offer = {"turns": turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
-        return Talk(self._hear_turns if turns else self.hear, offer)
+        return Talk(self.hear, offer)
 
     def renew(self) -> None:
         """Another turn begins."""
         self._calls, self.errors = 0, []
-
-    def _hear_turns(self, words: bytes) -> bytes | None:
-        return None if words.startswith(b'{"turn":') else self.hear(words)
 
     def hear(self, words: bytes) -> bytes:
         """Answer a question. Raises `Nonsense` for one that no honest program asks, and whatever keeps the gate from recording."""

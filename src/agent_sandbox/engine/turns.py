@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox.engine.session import Code, Opened, Outcome, Session, Work, action_of, facts
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.tools import Hearing
+from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
@@ -172,5 +173,5 @@ def _understood(said: bytes) -> tuple[int, Any, str | None]:
     match crossing.understood(said):
         case {"turn": {"code": int(code), "value": value, **more}} if 0 <= code <= 255:
             described = more.get("repr")
-            return code, value, described[:LONGEST_REPR] if isinstance(described, str) else None
+            return int(code), value, described[:LONGEST_REPR] if isinstance(described, str) else None
     raise ValueError("there is no exit code in it")

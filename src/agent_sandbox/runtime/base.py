@@ -79,6 +79,17 @@ class PythonCode:
 
 
 @dataclass(frozen=True)
+class JavaScriptCode:
+    """JavaScript source, for a runtime that brings an interpreter of it; elsewhere it is a `Script` of a native one."""
+
+    source: str
+    argv: tuple[str, ...] = ()
+
+
+Hosted = PythonCode | JavaScriptCode  # what an interpreter runs that is in the guest already: no file is executed
+
+
+@dataclass(frozen=True)
 class Script:
     """Source for a native interpreter, run as a file: `words` and then the file's path are its command line."""
 
@@ -100,12 +111,12 @@ class Terminal:
 class Talk:
     """A conversation with Python code while it runs.
 
-    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer; or None for a question that a turn
-    answers, see `ProcessGuest.turn`. It raises `Nonsense` for what cannot be asked, which ends the run; what else it raises ends it, too.
-    `offer` is what the program is told of it: "tools", described, and whether it is given its program in "turns".
+    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer. It raises `Nonsense` for what
+    cannot be asked, which ends the run; what else it raises ends it, too. `offer` is what the program is told of it: "tools", described,
+    and whether it is given its program in "turns"; then what it says when it asks for the next is what `ProcessGuest.turn` returns.
     """
 
-    hear: Callable[[bytes], bytes | None]
+    hear: Callable[[bytes], bytes]
     offer: Mapping[str, Any]
 
 
@@ -123,7 +134,7 @@ class Launch:
     called with the pid of the guest's init when the guest is confined and waits for its program; what it raises ends the launch.
     """
 
-    program: Argv | PythonCode | Script
+    program: Argv | Hosted | Script
     root: MountPlan
     cwd: str
     env: Mapping[str, str]

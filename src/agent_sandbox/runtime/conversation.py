@@ -9,12 +9,14 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.kernel.protocol import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
 from agent_sandbox.runtime.pump import CHUNK, Poller
 
+TURN = b'{"turn":'  # so begins what is said at the end of a turn
 LARGEST = (16 << 20) + 4096  # bytes of a question: what may cross, and the words around it
 HANGING_UP_SECONDS = 1.0  # between the end of a conversation and the end of who had it
 _REFUSAL = 8192  # bytes that a guest says at most when there will be no program
@@ -23,7 +25,8 @@ _REFUSAL = 8192  # bytes that a guest says at most when there will be no program
 class Conversation:
     """One, over a socket that is the supervisor's own end."""
 
-    def __init__(self, line: socket.socket, talk: Talk) -> None:
+    def __init__(self, line: socket.socket, talk: Talk, before: Callable[[], None]) -> None:
+        """`before` is called before anybody is asked: that may take long."""
         line.setblocking(False)
         self.broken = ""  # why the guest is not listened to any more
         self.hung_up = False  # whether it has closed its end
@@ -31,7 +34,8 @@ class Conversation:
         self.said: bytes | None = None  # with what it asked for its next turn, when this one is over
         self._line = line
         self._hear = talk.hear
-        self._needed = bool(talk.offer["turns"])  # without it there would be no end of a turn
+        self._before = before
+        self._turns = bool(talk.offer["turns"])
         self._hung_up_at = 0.0
         self._poller: Poller | None = None
         self._begun = False
@@ -43,7 +47,7 @@ class Conversation:
     @property
     def lost(self) -> str:
         """Why the run has to be ended: it has said what cannot be said; or, for a while now, has no line to end its turn with."""
-        if self.hung_up and self._needed and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
+        if self.hung_up and self._turns and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
             return "it closed its line to its host"
         return self.broken
 
@@ -99,19 +103,23 @@ class Conversation:
             if question is None:
                 return
             number, words = question
-            try:
-                answer = self._hear(words)
-            except Nonsense as error:
-                self.broken = str(error)
-                return
-            if answer is not None:
-                self.answered = True
-                self._send(number, answer)
+            if not (self._turns and words.startswith(TURN)):
+                self._answer(number, words)
             elif self._turn is not None:
                 turn, self._turn = self._turn, None
                 self._send(number, turn)
             else:
                 self._asked, self.said = number, words
+
+    def _answer(self, number: int, words: bytes) -> None:
+        self._before()
+        try:
+            answer = self._hear(words)
+        except Nonsense as error:
+            self.broken = str(error)
+        else:
+            self.answered = True
+            self._send(number, answer)
 
     def _next(self) -> tuple[int, bytes] | None:
         """The next question, when all of it is there."""

@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups, channel, ids
-from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.answer import Answer, Said, parsed
-from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.conversation import Conversation
 from agent_sandbox.runtime.ending import exit_of
 from agent_sandbox.runtime.pump import Poller, Sink, Source, make_pipes
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
+MOMENT = 0.005  # seconds that a turn may take before init is told to watch its time
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
 
 
@@ -55,6 +56,7 @@ class ProcessGuest:
         self._killed = ""
         self._waker: int | None = None
         self._talk: Conversation | None = None
+        self._clocked = True  # whether init is watching the time
         self._used_before: float | None = None  # seconds of processor time that its cgroup had used when it began
         self._full: int | None = None  # where the keeper says that the layers have outgrown their limit
         self._stdin: int | None = None
@@ -132,6 +134,13 @@ class ProcessGuest:
         except OSError as error:
             raise LaunchFailed(f"the program could not be handed over: {error.strerror or error}", hint="try again") from error
 
+    def _start_clock(self) -> None:
+        """Have init end it when its time is over, whatever becomes of us. A turn that is over in a moment need not trouble init."""
+        if not self._clocked:
+            self._clocked, wall = True, self.launch.limits.wall_seconds
+            with suppress(OSError):  # it has ended, as we are about to hear
+                self._allow(None if wall is None else max(self._began + wall - time.monotonic(), 0.001))
+
     def _allow(self, wall: float | None) -> None:
         """So many seconds from now."""
         self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
@@ -173,13 +182,15 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments), **counted(self.launch))
+                message.update(file=PYTHON, source=source, arguments=list(arguments), **counted(self.launch))
+            case JavaScriptCode(source=source, argv=arguments):
+                message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **counted(self.launch))
             case _:
                 assert_never(program)
         if (talk := self.launch.talk) is not None:
             message["talk"] = dict(talk.offer)
         channel.send(self._payload, message)
-        self._talk = None if talk is None else Conversation(self._payload, talk)
+        self._talk = None if talk is None else Conversation(self._payload, talk, self._start_clock)
 
     @property
     def init(self) -> int:
@@ -254,13 +265,16 @@ class ProcessGuest:
         self._stdin = None
         sinks = {name: Sink(name, fd, launch.limits.output_bytes, launch) for name, fd in self._outputs.items()}
         self._talk.give(work)
-        with suppress(OSError):  # it has ended, as we are about to hear
-            self._allow(launch.limits.wall_seconds)
+        if self._clocked:  # since it was launched, and not for this turn
+            self._clocked = False
+            self._start_clock()
         said = self._pump(sinks, Poller())
         if said is None:
             return _completed(self._exit(sinks), sinks), None
-        with suppress(OSError):
-            self._allow(idle)
+        if self._clocked:
+            self._clocked = False
+            with suppress(OSError):
+                self._allow(idle)
         for sink in sinks.values():
             sink.take_what_is_there()
         hit = ("output",) if any(sink.cut for sink in sinks.values()) else ()
@@ -298,7 +312,11 @@ class ProcessGuest:
             if look is not None and self.layers is not None and time.monotonic() >= look_at:
                 look(self.layers)
                 look_at = time.monotonic() + TICK
+            if not self._clocked:
+                timeout = MOMENT if timeout is None else min(timeout, MOMENT)
             anything = poller.wait(timeout)
+            if not self._clocked and time.monotonic() - self._began >= MOMENT:
+                self._start_clock()
             if cpu is not None and self._cgroup.cpu_seconds() - (self._used_before or 0.0) > cpu:
                 self._end("cpu-limit")
             if not anything and deadline is not None and time.monotonic() >= deadline:

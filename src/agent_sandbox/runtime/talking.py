@@ -120,9 +120,7 @@ class Turns:
     """An interpreter that is given its program in turns. What one turn leaves, the next finds."""
 
     def __init__(self, names: Mapping[str, Any], ask: Ask, spell: Spell, ended: Callable[[BaseException], int]) -> None:
-        import linecache  # a turn has no file that its lines could be read from
-
-        self._lines = linecache.cache
+        self._lines = _Lines()
         self._ask = ask
         self._spell = spell
         self._ended = ended
@@ -156,7 +154,7 @@ class Turns:
 
     def _turn(self, name: str, source: str, stdin: bytes) -> dict[str, Any]:
         sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8", errors="surrogateescape")
-        self._lines[name] = (len(source), None, source.splitlines(keepends=True), name)
+        self._lines.kept[name] = (len(source), None, source.splitlines(keepends=True), name)
         code, value = 0, None
         try:
             body, last = _parts(source, name)
@@ -171,6 +169,39 @@ class Turns:
             except BaseException:  # it may be anything by now, or nothing
                 code = code or 120  # as an interpreter reports output that could not be written
         return {"code": code, "value": value}
+
+
+class _Lines:
+    """The lines of turns, which have no files, for whoever looks for them in `linecache`. That module is slow to load, and most sessions
+    never show a line: so they wait here until somebody imports it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self._loader: Any = None
+        if "linecache" in sys.modules:
+            self.kept = sys.modules["linecache"].cache
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Where it is, with us in front of its loader."""
+        if name != "linecache":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = next(found for finder in sys.meta_path if (found := finder.find_spec(name, path, target)) is not None)
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: Any) -> Any:
+        """As its own loader would."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Load it, and put the lines where it looks."""
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        module.cache.update(self.kept)
+        self.kept = module.cache
 
 
 def _parts(source: str, name: str) -> tuple[CodeType, CodeType | None]:

@@ -13,7 +13,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from agent_sandbox.engine.session import Outcome, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.surfaces import streams

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
@@ -66,10 +67,11 @@ def _same_every_time(request: Request) -> bool:
 
 
 def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
+    inside = any(request.has(option) for option in ("--deterministic", "--fuel")) or request.value("--runtime") == "wasm"
     with streams.forwarding() as forward:
         outcome = (
             _interactive(session, work, forward)
-            if streams.interactive() and isinstance(work.stdin, int)
+            if streams.interactive() and isinstance(work.stdin, int) and not inside  # where no program has a terminal
             else _piped(session, work, forward)
         )
     say_how_it_ended(work, outcome)
@@ -83,7 +85,15 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
 
 
 def _piped(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
-    return session.run(replace(work, on_start=forward.begin))
+    work = replace(work, on_start=forward.begin)
+    if not (os.isatty(1) or os.isatty(2)) or session.route(work).runtime != "wasm":
+        return session.run(work)
+    from agent_sandbox.surfaces.escaping import Escaped  # only where somebody watches
+
+    escaped = Escaped()
+    outcome = session.run(replace(work, on_output=escaped.pass_on))
+    escaped.finish()
+    return outcome
 
 
 def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:

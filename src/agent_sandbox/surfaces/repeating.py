@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from agent_sandbox.engine.session import Work
+from agent_sandbox.engine.work import Work
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.values import replace

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from agent_sandbox.engine.records.record import Record, check_place, digest, salted, write
 from agent_sandbox.engine.records.tape import Taping
-from agent_sandbox.engine.session import SCRATCH, Code, Outcome, Session, Work
+from agent_sandbox.engine.session import SCRATCH, Session
+from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import PolicyError, RecordError
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action

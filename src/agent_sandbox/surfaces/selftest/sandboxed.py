@@ -12,7 +12,8 @@ from typing import Any, Self
 from agent_sandbox import places, shared
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Command, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy, implied
 from agent_sandbox.policy.paths import Tree, ancestors
