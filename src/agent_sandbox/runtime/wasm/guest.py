@@ -174,7 +174,7 @@ def _heavy(message: dict[str, Any]) -> bool:
 def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> Determinism:
     """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
     memory = message["memory"]
-    most = None if memory is None else max(memory * 3 // 4, least)
+    most = None if memory is None else max(memory * 5 // 8, least)
     return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
