@@ -101,7 +101,7 @@ def test_what_appears_during_the_run_where_it_is_denied_stays_hidden(data: Path,
 
     sandbox.execute(code, on_output=appear)
     assert later.exists()
-    assert set("".join(answers).split()) == {"False"}
+    assert set("".join(answers).rpartition("\n")[0].split()) == {"False"}, "the last one may have been cut off by the kill"
 
 
 def test_what_appears_during_the_run_where_it_is_allowed_is_shown(data: Path) -> None:

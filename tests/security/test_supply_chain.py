@@ -207,6 +207,9 @@ def _wheel(checkout: Path, into: Path) -> Path:
     return made
 
 
+OUR_SCRIPTS = tuple(f"agent_sandbox/runtime/wasm/javascript/{name}.js" for name in ("console", "inspect", "start"))
+
+
 def _problems(wheel: Path) -> list[str]:
     """What is wrong with a wheel: foreign files, dependencies, and contents that are not those that it lists."""
     with zipfile.ZipFile(wheel) as archive:
@@ -214,7 +217,7 @@ def _problems(wheel: Path) -> list[str]:
     (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
     information = record.removesuffix("RECORD")
     problems = [name for name in contents if not name.startswith(("agent_sandbox/", "agentbox/", information))]
-    problems += [name for name in contents if not name.startswith(information) and not name.endswith((".py", "py.typed"))]
+    problems += [name for name in contents if not name.startswith(information) and not name.endswith((".py", "py.typed", *OUR_SCRIPTS))]
     wanted = Parser().parsestr(contents[information + "METADATA"].decode()).get_all("Requires-Dist") or []
     problems += [f"needs {requirement}" for requirement in wanted if "extra ==" not in requirement]
     listed = {row[0]: row[1] for row in csv.reader(contents[record].decode().splitlines())}
