@@ -162,7 +162,7 @@ def _kill_makers(runtime: WasmRuntime, times: int) -> None:
             if (entry := cache.entry(name)) is not None and random.random() < 0.8:
                 os.unlink(entry.path)
         maker = subprocess.Popen(runtime.building())
-        time.sleep(random.uniform(0, takes * 1.1))
+        time.sleep(random.uniform(0, takes))
         maker.kill()
         killed += maker.wait() == -signal.SIGKILL
         whole = [entry for name in NAMES if (entry := cache.entry(name)) is not None]
@@ -177,7 +177,7 @@ def _kill_makers(runtime: WasmRuntime, times: int) -> None:
 
 
 def test_makers_that_are_killed_leave_nothing_half_done(bare: WasmRuntime) -> None:
-    _kill_makers(bare, 2)
+    _kill_makers(bare, 5)
 
 
 @pytest.mark.torture

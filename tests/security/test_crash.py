@@ -28,7 +28,7 @@ from tests.security.victims import Place, Supervisor, roles, start
 from tests.workspace.overlays import in_namespace
 
 SEED = int(os.environ.get("AGENT_SANDBOX_SEED", "20240607"))
-SAMPLE = 300 if ROOT else 100  # of the unprivileged half: the way things end is the same, so fewer will do
+SAMPLE = 200 if ROOT else 100  # of the unprivileged half: the way things end is the same, so fewer will do
 CHUNKS, CHUNK = 5, 2000
 # Grows the ledger to a limit and is killed there. Its SIGXFSZ is the default one; Python starts with it ignored.
 KILLED_WRITER = """

@@ -176,7 +176,7 @@ def kill_at_moments(trial: Trial, times: int) -> int:
 def test_killed_at_random_moments_it_is_old_or_new(number: int, scratch: Path, tell: Tell) -> None:
     print(f"seed {SEED}")
     trial = Trial(scratch)
-    times = 500 if ROOT else 100
+    times = 300 if ROOT else 100
     interrupted = kill_at_moments(trial, times)
     assert interrupted > times // 10 and trial.found["old"] and trial.found["new"]
     tell(f"{times} moments, {interrupted} in the middle: {dict(trial.found)}", control="see the calls")

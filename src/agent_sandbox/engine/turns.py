@@ -64,6 +64,7 @@ class Turns:
         self._work = work
         self._hearing = Hearing(session.gate, work.tools)
         self._opened: Opened | None = None
+        self._killed = False
         self._count = 0
         self._process = os.getpid()
 
@@ -77,6 +78,8 @@ class Turns:
         self._leave_to_its_own_process()
         if self._opened is not None and not self._opened.guest.waiting:
             self._end(f"it was {self._opened.guest.ended().reason.value} between two turns")
+        if self._killed:
+            self._end("it was killed")
         if self.ended:
             raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
         assert isinstance(self._work.what, Code)
@@ -144,8 +147,10 @@ class Turns:
     def kill(self) -> None:
         """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
         self._leave_to_its_own_process()
-        if self._opened is not None:
-            self._opened.guest.kill()
+        opened = self._opened
+        if opened is not None:
+            self._killed = True  # the guest lives for a moment yet, and could take a turn in it
+            opened.guest.kill()
 
     def close(self) -> None:
         """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""

@@ -58,9 +58,9 @@ class Watch:
         """The status of a program whose guest has said that it is over; None from one that went without a word."""
         assert self.farewell is not None
         words = os.read(self.farewell, FAREWELL.size)
+        os.close(self.farewell)
+        self.farewell = None
         if len(words) < FAREWELL.size:
-            os.close(self.farewell)
-            self.farewell = None
             return None
         status, *self._said = FAREWELL.unpack(words)
         return int(status)
@@ -144,6 +144,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     began = time.monotonic()
     deadline = began + FORGOTTEN
     reason, hit = "exited", ""
+    heard = False
     status: int | None = _reap(guest)
     while status is None and not hit:
         ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
@@ -163,8 +164,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
         if woken in ready:
             os.read(woken, 4096)
         if said in ready:
-            status = watch.take_farewell()
             poller.unregister(said)
+            status = watch.take_farewell()
+            heard = status is not None
         status = _reap(guest) if status is None else status
         if status is None and not hit:
             if time.monotonic() >= deadline:
@@ -174,7 +176,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     wall = time.monotonic() - began
     watch.count_processes(ended=status is not None)
     # What it left in the background ends with it, and before anybody is told that the run is over.
-    last = _end_everything(guest, wait=status is None or watch.farewell is None or watch.read_afterwards)
+    last = _end_everything(guest, wait=not heard or watch.read_afterwards)
+    if watch.farewell is not None:  # its end was seen before its words
+        watch.take_farewell()
     status = last if status is None else status
     if reason == "killed" and status != signal.SIGKILL:
         reason, hit = "exited", ""  # it had ended by itself when the order came
