@@ -25,8 +25,10 @@ check: setup  ## formatting, lint, types, layers (seconds)
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
 
-test: check  ## check and the whole suite; as root, beside it again as an unprivileged user
-	@scripts/test.sh $(PY) $(UNPRIVILEGED)
+# Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
+test: check  ## check and the whole suite; as root, then again as an unprivileged user
+	$(PYTEST)
+	@MARKS="not torture and not slow" scripts/unprivileged.sh $(UNPRIVILEGED)
 
 security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
 	@$(PY) -m scripts.security_table
