@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-# What the issue of this runtime names, and what else programs of agents live on and needs neither network nor processes.
+# What programs of agents live on and needs neither network nor processes.
 MODULES = (
     "test_json", "test_re", "test_decimal", "test_csv", "test_statistics", "test_dataclasses", "test_itertools",
     "test_base64", "test_bisect", "test_collections", "test_copy", "test_datetime", "test_enum", "test_file", "test_fileio",

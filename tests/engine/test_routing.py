@@ -14,6 +14,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.holding import Held
 from agent_sandbox.engine.routing import Runtimes, modules_in, only
 from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger import chain
@@ -348,3 +349,20 @@ def test_nobody_pays_for_a_runtime_that_is_not_chosen(process: ProcessRuntime, l
         raise AssertionError("it was made")
 
     assert session(Runtimes("process", lambda: process, never), ledger).run(python("print(1)")).route.runtime == "process"
+
+
+def test_a_session_goes_where_later_turns_may_need_anything(auto: Runtimes, ledger: Path) -> None:
+    turns = Turns(session(auto, ledger), python(""))
+    try:
+        assert turns.run(Turn("x = 1", wall=30)).outcome.route.runtime == "process"
+        turned = turns.run(Turn("import socket; socket.socketpair(); x + 1", wall=30))
+        assert (turned.outcome.exit.code, turned.value) == (0, 2)
+    finally:
+        turns.close()
+
+
+def test_the_module_of_the_callers_tools_is_on_every_runtime(auto: Runtimes, ledger: Path) -> None:
+    called: list[int] = []
+    work = python("from host_tools import note; note(1)", tools={"note": called.append})
+    outcome = session(auto, ledger, locked(tools=["note"])).run(work)
+    assert (outcome.route.runtime, called) == ("wasm", [1])

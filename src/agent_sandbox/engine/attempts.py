@@ -22,12 +22,16 @@ _A_MOMENT = 0.001  # seconds: no limit can be nothing
 
 def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Question:
     """What the router has to know of a piece of work. What a `stored` sandbox keeps of a first try could not be taken back."""
+    from agent_sandbox.runtime.talking import MODULE
+
     language: str = getattr(work.what, "language", COMMAND)
-    repeatable = not stored and work.on_output is None and not takes_input(work)
+    goes_on = work.talk is not None and work.talk.offer["turns"]
+    repeatable = not stored and not goes_on and work.on_output is None and not takes_input(work)
     local: frozenset[str] | None = frozenset()
     if work.cwd is not None and language != COMMAND and policy.files.read and policy.files.reaches(work.cwd):
         local = None if stored else modules_in(work.cwd)  # its layers are not looked through
-    asked = Work(language, getattr(work.what, "source", ""), repeatable, local)
+    given = frozenset({MODULE} if work.tools else ())
+    asked = Work(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
     return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
 
 
