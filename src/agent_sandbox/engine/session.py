@@ -31,6 +31,7 @@ from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.tooling import Gating
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
@@ -104,6 +105,7 @@ class _Known:
     """A plan made lately, and what it was made from."""
 
     needs: Needs
+    tools: Gating | None
     plan: MountPlan
     until: float
 
@@ -171,16 +173,32 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(needs, layers)
+        return program, executables, self._view(needs, layers, self._tools(work, program, executables) if policy.tools.gated else None)
 
-    def _view(self, needs: Needs, layers: Layers) -> MountPlan:
+    def _tools(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...]) -> Gating:
+        """Which files of the machine can be executed in the run."""
+        from agent_sandbox.engine.tooling import gating  # few runs say which tools they may use
+
+        return gating(
+            self.policy,
+            search_path=work.env.get("PATH", os.defpath),
+            interpreter=executables,
+            python=isinstance(program, PythonCode),
+            spared=[path for path in (self._project, work.cwd, work.env.get("HOME")) if path and path != "/"],
+        )
+
+    def _view(self, needs: Needs, layers: Layers, tools: Gating | None = None) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
         policy, known = self.policy, self._known
-        if known is not None and known.needs == needs and time.monotonic() < known.until:
+        if known is not None and known.needs == needs and known.tools == tools and time.monotonic() < known.until:
             return known.plan if known.plan.layers == layers else replace(known.plan, layers=layers)
-        plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=self._disk_bytes)
+        files, toolbox = (policy.files, None) if tools is None else (tools.files, tools.toolbox)
+        host, scratch = self._look(), self._disk_bytes
+        plan = plan_view(files, needs, layers, host=host, project=self._project, scratch_bytes=scratch, toolbox=toolbox)
+        if tools is not None and tools.notes:
+            plan = replace(plan, notes=(*plan.notes, *tools.notes))
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known = _Known(needs, tools, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:

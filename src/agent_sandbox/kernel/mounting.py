@@ -74,6 +74,7 @@ def _sized(size_bytes: int) -> str:
 
 def perform(plan: MountPlan, site: Site) -> None:
     """Carry the plan out. The current directory is the staging tmpfs."""
+    site.executable = plan.programs is None
     for name in ("r", "u", "l", "m", "f"):
         os.mkdir(name)
     perform_step(plan.layers, site)
@@ -149,6 +150,8 @@ def _overlay(step: Overlay, site: Site) -> None:
                 os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
             for place in step.files:
                 os.mknod(f"{mask_layer}/{place}", 0o755 | stat.S_IFREG)
+            for place, to in step.links:
+                os.symlink(to, f"{mask_layer}/{place}")
             lowers.insert(0, mask_layer)
         mount_overlay(lowers, step.key, step.target, step.writable, site)
     except OSError as error:
@@ -179,14 +182,23 @@ def _copies(step: Copies, site: Site) -> None:
 def _bind(step: Bind, site: Site) -> None:
     if not stat.S_ISREG(os.stat(step.source).st_mode):  # a directory or socket bound in would be a hole
         raise OSError(errno.EINVAL, "only regular files are bound", step.source)
-    with file_for(step.target) as place:
-        attach_clone(step.source, place, site.userns, writable=False)
+    try:
+        with file_for(step.target, make=not step.code) as place:
+            attach_clone(step.source, place, site.userns, writable=False, executable=step.code or site.executable)
+    except OSError as error:
+        # What an earlier run has removed, or put a link in the place of, is not made anew: that would be a change of its own.
+        if not step.code or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP):
+            raise
+        site.notes.append(f"cannot be executed: {step.target} is not what it was in this sandbox")
+        return
+    if step.code:
+        site.code.append(step.target)
 
 
 def _tmpfs(step: Tmpfs, site: Site) -> None:
     owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
     with directory_for(step.target) as place:
-        sc.mount("private", place, "tmpfs", QUIET, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
+        sc.mount("private", place, "tmpfs", site.flags, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
 
 
 def _directory(step: Directory, site: Site) -> None:
@@ -206,23 +218,23 @@ def _file(step: File, site: Site) -> None:
 
 
 def _skeleton_root(step: SkeletonRoot, site: Site) -> None:
-    sc.mount("root", "r", "tmpfs", QUIET, "size=16m,mode=755")
+    sc.mount("root", "r", "tmpfs", site.flags, "size=16m,mode=755")
     if site.shift:
         os.chown("r", site.shift, site.shift)
 
 
 def _seal_root(step: SealRoot, site: Site) -> None:
-    sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET)
+    sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | site.flags)
 
 
 def _devices(step: Devices, site: Site) -> None:
     with directory_for("/dev") as place:
         sc.mount("dev", place, "tmpfs", sc.MS_NOSUID | sc.MS_NOEXEC, "size=64k,mode=755")
     with directory_for("/dev") as dev:
-        _fill_devices(dev, step.shm_bytes)
+        _fill_devices(dev, step.shm_bytes, site.flags)
 
 
-def _fill_devices(dev: str, shm_bytes: int) -> None:
+def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
     for name in DEVICES:
         _make_device(name, f"{dev}/{name}")
     for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
@@ -230,7 +242,7 @@ def _fill_devices(dev: str, shm_bytes: int) -> None:
     os.mkdir(f"{dev}/pts")
     sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
     os.mkdir(f"{dev}/shm")
-    sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(shm_bytes)},mode=1777")
+    sc.mount("shm", f"{dev}/shm", "tmpfs", flags, f"{_sized(shm_bytes)},mode=1777")
     sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 
 

@@ -91,6 +91,7 @@ class Overlay:
     masks: tuple[Mask, ...] = ()  # wider ones first
     places: tuple[str, ...] = ()  # directories below masked ones that must exist, to mount on
     files: tuple[str, ...] = ()  # the same for single files
+    links: tuple[tuple[str, str], ...] = ()  # and for links, with where they lead
     stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view`
     writable: bool = True
     required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so
@@ -121,14 +122,19 @@ class Copies:
 
 @dataclass(frozen=True)
 class Bind:
-    """One regular file of the machine, read-only."""
+    """One regular file of the machine, read-only.
+
+    With `code` it can be executed, or mapped as code, where the plan lets nothing else be; and if its place in the view has gone, because
+    an earlier run removed it, it is left out.
+    """
 
     kind: ClassVar[str] = "bind"
     source: str
     target: str
+    code: bool = False
 
     def describe(self) -> str:
-        return f"bind file {self.source} on {self.target} [read-only]"
+        return f"bind file {self.source} on {self.target} [read-only{', executable' if self.code else ''}]"
 
 
 @dataclass(frozen=True)
@@ -234,10 +240,12 @@ class MountPlan:
     layers: Layers
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()  # what this host or policy made weaker or left out, for people
+    programs: tuple[str, ...] | None = None  # the only files that may be executed, all of them bound as `code`; None: whatever is there
 
     def describe(self) -> list[str]:
         """One line per step, in the order of their doing."""
-        return [self.layers.describe(), *(step.describe() for step in self.steps)]
+        gated = [] if self.programs is None else ["nothing can be executed but what is bound as executable"]
+        return [self.layers.describe(), *gated, *(step.describe() for step in self.steps)]
 
 
 def encode(plan: MountPlan) -> bytes:
@@ -245,7 +253,7 @@ def encode(plan: MountPlan) -> bytes:
     made: bytes | None = plan.__dict__.get("_encoded")
     if made is None:
         layers = (type(plan.layers).__name__, _plain(vars(plan.layers)))
-        made = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
+        made = plan.__dict__["_encoded"] = marshal.dumps((layers, plan.programs, [(step.kind, _plain(vars(step))) for step in plan.steps]))
     return made
 
 
@@ -255,10 +263,10 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 def decode(message: bytes) -> MountPlan:
     """The inverse of `encode`."""
-    (kind_of_layers, layers), steps = marshal.loads(message)
+    (kind_of_layers, layers), programs, steps = marshal.loads(message)
     made = []
     for kind, values in steps:
         if "masks" in values:
             values["masks"] = tuple(Mask(*mask) for mask in values["masks"])
         made.append(_KINDS[kind](**values))
-    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(made))
+    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(made), programs=programs)

@@ -26,7 +26,9 @@ class Site:
     shift: int
     userxattr: bool  # the mounts belong to a user namespace: overlay keeps its marks in user.* attributes
     notes: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)  # files of the view that can be executed although the rest cannot
     count: int = 0
+    executable: bool = True  # whether what the mounts hold can be executed, but for single files that say so
     uppers: str = "u"  # where upper layers are made
     frozen: tuple[str, ...] = ()  # and where there are such of earlier generations, uppermost first
 
@@ -34,6 +36,11 @@ class Site:
         """A fresh number for a layer directory."""
         self.count += 1
         return self.count
+
+    @property
+    def flags(self) -> int:
+        """Of every mount of the view."""
+        return QUIET if self.executable else QUIET | sc.MS_NOEXEC
 
     @property
     def opaque_attribute(self) -> str:
@@ -56,13 +63,14 @@ def directory_for(target: str) -> Iterator[str]:
 
 
 @contextmanager
-def file_for(target: str) -> Iterator[str]:
-    """The same for a file: made empty when missing, a regular file or it is refused."""
-    parent = _walk(os.path.dirname(target))
+def file_for(target: str, *, make: bool = True) -> Iterator[str]:
+    """The same for a file: made empty when missing, if it is to be made; a regular file or it is refused."""
+    parent = _walk(os.path.dirname(target), make=make)
     try:
         name = os.path.basename(target)
         with suppress(FileExistsError):
-            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755, dir_fd=parent))
+            if make:
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755, dir_fd=parent))
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     finally:
         os.close(parent)
@@ -74,7 +82,7 @@ def file_for(target: str) -> Iterator[str]:
         os.close(fd)
 
 
-def _walk(target: str) -> int:
+def _walk(target: str, *, make: bool = True) -> int:
     fd = os.open("r", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in target.split("/"):
         if not part:
@@ -82,7 +90,8 @@ def _walk(target: str) -> int:
         outer = fd
         try:
             with suppress(FileExistsError):
-                os.mkdir(part, 0o755, dir_fd=outer)
+                if make:
+                    os.mkdir(part, 0o755, dir_fd=outer)
             fd = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=outer)
         except OSError as error:
             raise OSError(error.errno, f"{part} is not a directory in the view", target) from error
@@ -91,11 +100,12 @@ def _walk(target: str) -> int:
     return fd
 
 
-def attach_clone(source: str, place: str, userns: int | None, *, writable: bool) -> None:
+def attach_clone(source: str, place: str, userns: int | None, *, writable: bool, executable: bool = True) -> None:
     """Attach a private copy of one mount, without what is mounted below it; with `userns`, the machine's ids moved to the guest's."""
     fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
     try:
         flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
+        flags |= 0 if executable else sc.MOUNT_ATTR_NOEXEC
         sc.mount_setattr(fd, set_flags=flags)
         if userns is not None:
             _move_ids(fd, userns, source)
@@ -135,7 +145,7 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
     # Nothing a layer says about other layers is followed: a guest may have written it.
     options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
     with directory_for(target) as place:
-        sc.mount("overlay", place, "overlay", QUIET | (0 if writable else sc.MS_RDONLY), options)
+        sc.mount("overlay", place, "overlay", site.flags | (0 if writable else sc.MS_RDONLY), options)
 
 
 def _frozen(key: str, site: Site) -> list[str]:

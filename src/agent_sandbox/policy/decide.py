@@ -74,6 +74,8 @@ def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
 def _code(policy: Policy, action: RunCode) -> Verdict:
     if action.language not in LANGUAGES:
         return Deny(Reason("language", f"unknown language {action.language!r}", f"use one of {', '.join(LANGUAGES)}"))
+    if action.language == "bash" and policy.tools.gated and not (policy.tools.shell or policy.tools.permits("bash")):
+        return _without("bash", policy)
     if not 0 < action.size <= LARGEST_SOURCE:
         why = "there is no code to run" if action.size == 0 else f"the code has {action.size} bytes; at most {LARGEST_SOURCE} are taken"
         return Deny(Reason("code-size", why, "put large data into a file and let the code read it" if action.size else "pass some code"))
@@ -84,7 +86,22 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
     if not policy.processes:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
+    tool = action.argv[0].rpartition("/")[2]
+    if policy.tools.gated and not policy.tools.permits(tool):
+        return _without(tool, policy)
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
+
+
+def _without(tool: str, policy: Policy) -> Deny:
+    """The refusal of a tool, with the line that would allow it."""
+    rules = policy.tools
+    if rules.denies(tool):
+        return Deny(
+            Reason("tools", f"the policy {policy.name!r} denies the tool {tool!r}", "do without it, or take it off the denied ones")
+        )
+    allowed = (*(rules.allowed or ()), tool)
+    remedy = f"allow it by name: --allow {','.join(allowed)}, or allowed_commands={list(allowed)!r}"
+    return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the tool {tool!r}", remedy))
 
 
 def _promotion(policy: Policy, action: Promote) -> Verdict:

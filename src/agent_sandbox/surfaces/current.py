@@ -15,6 +15,7 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.secrets import reveal
+from agent_sandbox.policy.tools import ToolRules
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
@@ -57,14 +58,27 @@ def current(request: Request) -> Current:
     return Current(project, store.sandbox_for(project.path), store.leftovers)
 
 
-def policy_of(request: Request, project: Project) -> Policy:
-    """The command line's preset, with what the options of the request change of it. Raises `PolicyError`."""
+def policy_of(request: Request, project: Project, *, shell: bool = False) -> Policy:
+    """The command line's preset, with what the options of the request change of it. Raises `PolicyError`. `shell`: for `session_for`."""
     masks = places.masks_for(project.path)
     for path in request.values("--reveal"):
         masks = reveal(masks, os.path.abspath(path))
     return cloned(
-        masks=masks, denied=[_pattern(path) for path in request.values("--deny")], limits=_limits(request), system=request.has("--system")
+        masks=masks,
+        denied=[_pattern(path) for path in request.values("--deny")],
+        limits=_limits(request),
+        system=request.has("--system"),
+        tools=_tools(request, shell),
     )
+
+
+def _tools(request: Request, shell: bool) -> ToolRules:
+    """Without --allow all tools are there. With it a shell is among them only if it runs the line, or is named."""
+    allowed, denied = (
+        tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
+        for option in ("--allow", "--deny-command")
+    )
+    return ToolRules(allowed, denied, shell) if request.has("--allow") else ToolRules(None, denied)
 
 
 def _pattern(text: str) -> PathPattern:
@@ -86,13 +100,18 @@ def _limits(request: Request) -> Limits:
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 
-def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
-    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
+def session_for(
+    request: Request, runtime: ProcessRuntime, on_busy: Callable[[Busy], None], *, shell: bool
+) -> tuple[Session, Current | None, Project]:
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff.
+
+    `shell` says that what will be run needs one.
+    """
     if request.value("--runtime") not in (None, "process"):
         raise UsageError(f"--runtime {request.value('--runtime')} is not there yet; there is: process", hint="run without --runtime")
     found = None if request.has("--throw-away") or request.has("--diff") else current(request)
     project = found.project if found else project_of(request)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time)
+    gate = Gate(policy_of(request, project, shell=shell), places.ledger(), clock=time.time)
     session = Session(
         gate,
         runtime,

@@ -29,7 +29,7 @@ TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125,
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
     with _runtime(forked) as runtime:
-        session, found, project = session_for(request, runtime, _say_who_has_it)
+        session, found, project = session_for(request, runtime, _say_who_has_it, shell=_in_a_shell(request, what))
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home())
         watch, cwd = request.has("--watch-reads"), _directory(request, project)
@@ -78,6 +78,11 @@ def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> O
             loan.begin(guest)
 
         return session.run(replace(work, on_start=begin, terminal=terminal.size()))
+
+
+def _in_a_shell(request: Request, what: Code | Command) -> bool:
+    """Whether a shell was asked for without being named: a line was given as one word, or a script of one."""
+    return what.language == "bash" if isinstance(what, Code) else len(request.words) == 1 and not request.separated
 
 
 @contextmanager

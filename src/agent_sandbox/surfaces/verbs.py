@@ -75,7 +75,8 @@ _OPTIONS = (
     Option("--dry-run", help="show what would be done, and stop"),
     Option("--simulate", later="simulation"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
-    Option("--allow", "TOOLS", later="the gating of tools"),
+    Option("--allow", "TOOLS", "let only these tools be started: git,curl,python*"),
+    Option("--deny-command", "TOOLS", "let these tools not be started, whatever is allowed"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
     Option("--deterministic", later="recorded runs"),
@@ -85,6 +86,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
+    *("--allow", "--deny-command"),
     *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
@@ -122,7 +124,11 @@ standard input.
     "diff": Verb(
         'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
         "show what the sandbox would change, or what a command would",
-        (*_SHOWING, *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime")),
+        (
+            *_SHOWING,
+            *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
+            *("--allow", "--deny-command"),
+        ),
         (0, ANY),
         command=True,
         details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.

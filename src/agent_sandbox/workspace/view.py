@@ -33,11 +33,14 @@ from agent_sandbox.kernel.mounts import (
 )
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
-from agent_sandbox.values import replace
+from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.draft import Draft, Host, Needs, covers
 from agent_sandbox.workspace.hiding import hide, stand_in_for_others
 from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.selection import select
+
+if TYPE_CHECKING:
+    from agent_sandbox.workspace.toolbox import Toolbox
 
 # Made anew for each run. Nothing of the machine's own is shown there unless the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
@@ -45,9 +48,19 @@ RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
 
 
 def plan_view(
-    rules: FileRules, needs: Needs, layers: Layers, *, host: Host, project: str | None = None, scratch_bytes: int = 256 << 20
+    rules: FileRules,
+    needs: Needs,
+    layers: Layers,
+    *,
+    host: Host,
+    project: str | None = None,
+    scratch_bytes: int = 256 << 20,
+    toolbox: Toolbox | None = None,
 ) -> MountPlan:
-    """The plan for these rules on this machine. Raises PolicyError for a rule that no view can keep."""
+    """The plan for these rules on this machine; with a toolbox, nothing else can be executed in it.
+
+    Raises PolicyError for a rule that no view can keep.
+    """
     plan = Draft(host, rules, scratch_bytes)
     if rules.read and any(isinstance(pattern, Tree | Beneath) and pattern.path == "/" for pattern in rules.allowed):
         _whole_machine(plan, project)
@@ -58,10 +71,15 @@ def plan_view(
     hide(plan, needs)
     if not host.privileged:
         stand_in_for_others(plan)
+    programs = None
+    if toolbox is not None:
+        from agent_sandbox.workspace.gating import gate  # few runs say which tools they may use
+
+        programs = gate(plan, toolbox)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
-    return MountPlan(layers, tuple(_in_order(steps, plan.overlays)), tuple(plan.notes))
+    return MountPlan(layers, tuple(_in_order(steps, plan.overlays)), tuple(plan.notes), programs)
 
 
 def _whole_machine(plan: Draft, project: str | None) -> None:
