@@ -184,7 +184,7 @@ class Session:
             search_path=work.env.get("PATH", os.defpath),
             interpreter=executables,
             python=isinstance(program, PythonCode),
-            spared=[path for path in (self._project, work.cwd, work.env.get("HOME")) if path and path != "/"],
+            project=self._project,
         )
 
     def _view(self, needs: Needs, layers: Layers, tools: Gating | None = None) -> MountPlan:

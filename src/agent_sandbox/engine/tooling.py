@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -23,7 +22,7 @@ class Gating:
     notes: tuple[str, ...] = ()
 
 
-def gating(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, spared: Sequence[str]) -> Gating:
+def gating(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, project: str | None) -> Gating:
     """For a run that starts `interpreter`, if it is code, or with `python` has one that runs already.
 
     Raises PolicyError where the rules name what cannot be told apart from something else.
@@ -34,16 +33,14 @@ def gating(policy: Policy, *, search_path: str, interpreter: Sequence[str], pyth
         masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
         return Gating(replace(policy.files, masks=masks), None, notes)
     modules = languages.python_modules() if python else ()
-    return Gating(policy.files, _toolbox(policy.tools, search_path, tuple(interpreter[:1]), modules, tuple(spared), moment))
+    return Gating(policy.files, _toolbox(policy.tools, search_path, tuple(interpreter[:1]), modules, project, moment))
 
 
 @lru_cache(maxsize=8)
 def _toolbox(
-    rules: ToolRules, search_path: str, programs: tuple[str, ...], modules: tuple[str, ...], spared: tuple[str, ...], moment: int
+    rules: ToolRules, search_path: str, programs: tuple[str, ...], modules: tuple[str, ...], project: str | None, moment: int
 ) -> Toolbox:
-    return find_tools(
-        rules, search_path=search_path, programs=programs, modules=modules, spared=[os.path.realpath(path) for path in spared]
-    )
+    return find_tools(rules, search_path=search_path, programs=programs, modules=modules, project=project)
 
 
 @lru_cache(maxsize=8)

@@ -41,7 +41,7 @@ SCOPES: dict[str, tuple[int, int]] = {
 }
 
 # Under the first ABI any ruleset forbids moving a file from one directory to another, which breaks ordinary programs: it is not used.
-_FIRST_USABLE = 2
+FIRST_USABLE = 2
 
 _DEVICES = ("MAKE_CHAR", "MAKE_BLOCK")
 _WRITES = ("WRITE_FILE", "TRUNCATE", "REMOVE_DIR", "REMOVE_FILE", "MAKE_DIR", "MAKE_REG", "MAKE_SOCK", "MAKE_FIFO", "MAKE_SYM", "REFER")
@@ -98,7 +98,7 @@ def plan(
     # REFER is special: the kernel forbids it under every ruleset unless it is handled and granted, so it always is.
     changes = _WRITES if writable is not None else ("WRITE_FILE", "TRUNCATE", "REFER") if contents is not None else ("REFER",)
     wanted = [*_DEVICES, "IOCTL_DEV", *changes, *(["EXECUTE"] if executable is not None else [])]
-    if version < _FIRST_USABLE:
+    if version < FIRST_USABLE:
         return Ruleset((), (), (), (*(name for name in wanted if name != "REFER"), *SCOPES))
     handled = tuple(name for name in wanted if RIGHTS[name][1] <= version)
     scoped = tuple(name for name, (_, floor) in SCOPES.items() if floor <= version)

@@ -6,6 +6,8 @@ allowed. A tool is its file: its other names, links to the same file, come with 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.wildcards import Token, literal, scan, spans
 from agent_sandbox.values import dataclass
@@ -41,10 +43,16 @@ class ToolRules:
         """Whether these rules leave out anything at all."""
         return self.allowed is not None or bool(self.denied) or not self.shell
 
-    def denies(self, name: str) -> bool:
-        """Whether a program of this name is denied, or a shell where there is to be none."""
-        shell = name in SHELLS and not self.shell and name not in (self.allowed or ())
-        return shell or any(matches(pattern, name) for pattern in self.denied)
+    def denies(self, *names: str) -> str:
+        """Which name of a program is denied, or is a shell's where there is to be none; empty if none is.
+
+        All of them are names of one file: if it is a shell, it is enough that one of its names is allowed.
+        """
+        for name in names:
+            if any(matches(pattern, name) for pattern in self.denied):
+                return name
+        shells = [name for name in names if name in SHELLS]
+        return shells[0] if shells and not self.shell and not set(shells).intersection(self.allowed or ()) else ""
 
     def permits(self, name: str) -> bool:
         """Whether a program of this name may be started."""
@@ -63,23 +71,28 @@ def interprets(name: str) -> bool:
 
 def is_pattern(name: str) -> bool:
     """Whether a name stands for several."""
-    return literal(scan(name)) is None
+    return literal(_tokens(name)) is None
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether the pattern, which may be a plain name, stands for this name."""
-    return pattern == name or spans(scan(pattern), name)
+    return pattern == name or (is_pattern(pattern) and spans(_tokens(pattern), name))
+
+
+@lru_cache(maxsize=256)  # the same few patterns are held against every name in PATH
+def _tokens(pattern: str) -> tuple[Token, ...]:
+    return tuple(scan(pattern))
 
 
 def _is_version(rest: str) -> bool:
     return rest != "" and all(character in "0123456789.-" for character in rest)
 
 
-def _checked(name: str) -> list[Token]:
+def _checked(name: str) -> None:
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise PolicyError(f"{name!r} is no name of a tool", hint="write the name alone, as in git, and have its directory in PATH")
     try:
-        return scan(name)
+        _tokens(name)
     except ValueError as error:
         why, remedy = error.args
         raise PolicyError(f"the name of a tool {name!r} {why}", hint=remedy) from None

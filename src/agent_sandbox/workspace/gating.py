@@ -45,6 +45,6 @@ def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: t
     return replace(
         overlay,
         masks=tuple(sorted([*narrower, *masks], key=lambda mask: mask.path.count("/"))),
-        files=(*overlay.files, *(path[start:] for path in files if os.path.dirname(path) in names)),
+        files=(*overlay.files, *(path[start:] for path in files if any(covers(place, path) for place in names))),
         links=tuple((path[start:], to) for path, to in links if os.path.dirname(path) in names),
     )

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import elf
-from agent_sandbox.policy.tools import LINE_SHELLS, SHELLS, ToolRules, interprets, is_pattern, matches
+from agent_sandbox.policy.tools import LINE_SHELLS, ToolRules, interprets, is_pattern, matches
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace import kits
 from agent_sandbox.workspace.draft import covers
 
 # Where tools are on any machine, whatever PATH says.
 STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
+_SHIMS = "shims"  # of version managers: scripts that look for the real tool with tools of their own
+_FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
 _DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 _NAME_SERVICE = b"libnss_"  # loaded by the C library, by a name that is in no file but /etc/nsswitch.conf
-_SHIMS = "shims"  # of version managers: scripts that look for the real tool with tools of their own
 _LONGEST_CHAIN = 40  # links behind one another, as in the kernel
 
 
@@ -39,15 +40,15 @@ class Toolbox:
 
 
 def find_tools(
-    rules: ToolRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), spared: Sequence[str] = ()
+    rules: ToolRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), project: str | None = None
 ) -> Toolbox:
     """The files of the tools that are allowed.
 
     `programs` are to be started whatever the rules say, and shared libraries beneath `modules` loaded: what runs the code of a run. A
-    directory of PATH in which one of `spared` lies, or which lies in the first of them, is shown as it is, with nothing else in it
-    executable.
+    directory of PATH that is not one for programs by its name, or that is part of the project, is shown as it is: what is in there can be
+    read, and no more be executed than anything else.
     """
-    search = _Search(rules, search_path)
+    search = _Search(rules, search_path, project)
     for shell in LINE_SHELLS if rules.shell else ():
         search.take_named(shell)
     search.interpreters.clear()  # that a line is run by a shell needs no remark; a shell that is named does
@@ -57,8 +58,9 @@ def find_tools(
         search.take_program(os.path.realpath(program))
     for tree in modules:
         search.take_modules(os.path.realpath(tree))
-    hidden = [place for place in search.directories if not any(covers(place, path) for path in spared)]
-    hidden = [place for place in hidden if not (spared and covers(spared[0], place))]
+    hidden = [place for place in search.directories if os.path.basename(place) in _FOR_PROGRAMS]
+    if project is not None:
+        hidden = [place for place in hidden if not (covers(project, place) or covers(place, project))]
     links = [(path, to) for path, to in search.links.items() if os.path.dirname(path) in hidden]
     if search.interpreters:
         search.notes.append(
@@ -90,16 +92,19 @@ def denied_files(rules: ToolRules, *, search_path: str) -> tuple[tuple[str, ...]
 class _Search:
     """Collects files, each once, in the order of their finding."""
 
-    def __init__(self, rules: ToolRules, search_path: str) -> None:
+    def __init__(self, rules: ToolRules, search_path: str, project: str | None) -> None:
         self.rules = rules
+        self.project = project
         self.directories = _directories(search_path)
         self.programs: dict[str, None] = {}
         self.libraries: dict[str, None] = {}
         self.links: dict[str, str] = {}
         self.notes: list[str] = []
         self.interpreters: dict[str, None] = {}
-        self._seen: set[tuple[str, str]] = set()
+        self._seen: set[tuple[str, tuple[str, ...], int]] = set()
+        self._real_directories: dict[str, str] = {}
         self._cache = elf.cached_libraries(_content(elf.CACHE))
+        self._name_services = [os.fsdecode(name) for name in self._cache if name.startswith(_NAME_SERVICE)]
 
     def take_named(self, pattern: str) -> None:
         """Every file in PATH that the pattern stands for."""
@@ -118,8 +123,7 @@ class _Search:
         """One name of PATH. False for what would not start."""
         *links, real = _chain(path)
         name, own = os.path.basename(path), os.path.basename(real)
-        denied = next((each for each in map(os.path.basename, (*links, real)) if self.rules.denies(each) and each not in SHELLS), None)
-        if denied is not None:
+        if denied := self.rules.denies(*map(os.path.basename, (*links, real))):
             self.notes.append(f"{name} is not there: it is the same file as {denied}, which is denied")
             return False
         if own in kits.MULTI_CALL and not self.rules.permits(own):
@@ -130,6 +134,8 @@ class _Search:
             )
         if os.path.basename(os.path.dirname(real)) == _SHIMS or not self.take_program(real, quiet=several):
             return False
+        if self.project is not None and covers(self.project, real):
+            self.notes.append(f"{name} is a file of the project, and is executed as it is there now: {real}")
         for link in links:
             self.links[link] = os.readlink(link)
             self._take_virtual_environment(link)
@@ -160,8 +166,7 @@ class _Search:
             named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
             program = next((path for place in self.directories if os.access(path := f"{place}/{named}", os.X_OK)), "") if named else ""
         *links, real = _chain(program) if program else [""]
-        names = {os.path.basename(path) for path in (program, real)}
-        if not real or any(self.rules.denies(name) for name in names):
+        if not real or self.rules.denies(os.path.basename(program), *map(os.path.basename, (*links, real))):
             what = os.path.basename(program) or "a program that is not there"
             if not quiet:
                 self.notes.append(f"{os.path.basename(script)} is not there: it is a script of {what}, which is not allowed")
@@ -224,15 +229,13 @@ class _Search:
     def _take_libraries(self, of: elf.Object, beside: str, inherited: tuple[str, ...]) -> None:
         """What an object is linked with, and what that is linked with. All variants of a library, because the loader chooses later."""
         search = (*of.search, *inherited)
-        names = [*of.needed, *(os.fsdecode(name) for name in self._cache if name.startswith(_NAME_SERVICE) and of.program)]
-        for name in names:
+        for name in (*of.needed, *(self._name_services if of.loader else ())):
+            if (name, search, of.machine) in self._seen:
+                continue
+            self._seen.add((name, search, of.machine))
             for path in self._places(name, search, beside):
-                real = os.path.realpath(path)
-                if (name, real) in self._seen:
-                    continue
-                self._seen.add((name, real))
-                found = elf.read(real)
-                if found is not None and found.machine == of.machine:
+                real = self._real(path)
+                if real not in self.libraries and (found := elf.read(real)) is not None and found.machine == of.machine:
                     self.libraries[real] = None
                     self._take_libraries(found, beside, search if of.inherited else inherited)
 
@@ -247,6 +250,19 @@ class _Search:
         yield from known
         if not known:
             yield from (f"{directory}/{name}" for directory in (beside, *_DEFAULT_LIBRARIES) if os.path.exists(f"{directory}/{name}"))
+
+    def _real(self, path: str) -> str:
+        """The real path of a library: hundreds of them lie in a handful of directories, as links to one another."""
+        for _ in range(_LONGEST_CHAIN):
+            directory, name = os.path.split(path)
+            if directory not in self._real_directories:
+                self._real_directories[directory] = os.path.realpath(directory)
+            path = f"{self._real_directories[directory]}/{name}"
+            try:
+                path = os.path.join(os.path.dirname(path), os.readlink(path))
+            except OSError:  # no link, or not there
+                return path
+        return os.path.realpath(path)
 
 
 def _directories(search_path: str) -> list[str]:
