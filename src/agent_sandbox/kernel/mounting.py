@@ -16,6 +16,7 @@ from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mounts import (
     DEVICES,
     Bind,
+    Code,
     Copies,
     Devices,
     Directory,
@@ -37,6 +38,7 @@ from agent_sandbox.kernel.placing import (
     QUIET,
     Site,
     attach_clone,
+    bind_code,
     copy_entry,
     directory_for,
     file_for,
@@ -74,7 +76,7 @@ def _sized(size_bytes: int) -> str:
 
 def perform(plan: MountPlan, site: Site) -> None:
     """Carry the plan out. The current directory is the staging tmpfs."""
-    site.executable = plan.programs is None
+    site.executable = plan.code is None
     for name in ("r", "u", "l", "m", "f"):
         os.mkdir(name)
     perform_step(plan.layers, site)
@@ -182,17 +184,14 @@ def _copies(step: Copies, site: Site) -> None:
 def _bind(step: Bind, site: Site) -> None:
     if not stat.S_ISREG(os.stat(step.source).st_mode):  # a directory or socket bound in would be a hole
         raise OSError(errno.EINVAL, "only regular files are bound", step.source)
-    try:
-        with file_for(step.target, make=not step.code) as place:
-            attach_clone(step.source, place, site.userns, writable=False, executable=step.code or site.executable)
-    except OSError as error:
-        # What an earlier run has removed, or put a link in the place of, is not made anew: that would be a change of its own.
-        if not step.code or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP):
-            raise
-        site.notes.append(f"cannot be executed: {step.target} is not what it was in this sandbox")
-        return
-    if step.code:
-        site.code.append(step.target)
+    with file_for(step.target) as place:
+        attach_clone(step.source, place, site.userns, writable=False, executable=site.executable)
+
+
+def _code(step: Code, site: Site) -> None:
+    site.programs += bind_code(step.programs, site)
+    for _ in bind_code(step.libraries, site):
+        pass
 
 
 def _tmpfs(step: Tmpfs, site: Site) -> None:
@@ -292,6 +291,7 @@ _PERFORM: dict[type, Callable[[Any, Site], None]] = {
     Overlay: _overlay,
     Copies: _copies,
     Bind: _bind,
+    Code: _code,
     Tmpfs: _tmpfs,
     Directory: _directory,
     Symlink: _symlink,

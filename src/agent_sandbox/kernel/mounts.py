@@ -122,19 +122,30 @@ class Copies:
 
 @dataclass(frozen=True)
 class Bind:
-    """One regular file of the machine, read-only.
-
-    With `code` it can be executed, or mapped as code, where the plan lets nothing else be; and if its place in the view has gone, because
-    an earlier run removed it, it is left out.
-    """
+    """One regular file of the machine, read-only."""
 
     kind: ClassVar[str] = "bind"
     source: str
     target: str
-    code: bool = False
 
     def describe(self) -> str:
-        return f"bind file {self.source} on {self.target} [read-only{', executable' if self.code else ''}]"
+        return f"bind file {self.source} on {self.target} [read-only]"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The only files of the view that can be executed, or mapped as code: bound over themselves from the machine, read-only.
+
+    In a plan with this step nothing else that is mounted can be. A file whose place in the view has gone, because an earlier run removed
+    it, is left out.
+    """
+
+    kind: ClassVar[str] = "code"
+    programs: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        return f"nothing can be executed but {', '.join(self.programs) or 'nothing'}, with {len(self.libraries)} libraries [read-only]"
 
 
 @dataclass(frozen=True)
@@ -226,9 +237,9 @@ class Proc:
         return "own /proc, /proc/sys read-only"
 
 
-Step = Overlay | Copies | Bind | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
+Step = Overlay | Copies | Bind | Code | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
 _KINDS: dict[str, Any] = {
-    step.kind: step for step in (Overlay, Copies, Bind, Tmpfs, Directory, Symlink, File, SkeletonRoot, SealRoot, Devices, Proc)
+    step.kind: step for step in (Overlay, Copies, Bind, Code, Tmpfs, Directory, Symlink, File, SkeletonRoot, SealRoot, Devices, Proc)
 }
 _LAYERS: dict[str, Any] = {kind.__name__: kind for kind in (ThrowAway, OnDisk, InImage)}
 
@@ -240,12 +251,15 @@ class MountPlan:
     layers: Layers
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()  # what this host or policy made weaker or left out, for people
-    programs: tuple[str, ...] | None = None  # the only files that may be executed, all of them bound as `code`; None: whatever is there
+
+    @property
+    def code(self) -> Code | None:
+        """What can be executed; None where that is whatever is there."""
+        return next((step for step in self.steps if isinstance(step, Code)), None)
 
     def describe(self) -> list[str]:
         """One line per step, in the order of their doing."""
-        gated = [] if self.programs is None else ["nothing can be executed but what is bound as executable"]
-        return [self.layers.describe(), *gated, *(step.describe() for step in self.steps)]
+        return [self.layers.describe(), *(step.describe() for step in self.steps)]
 
 
 def encode(plan: MountPlan) -> bytes:
@@ -253,7 +267,7 @@ def encode(plan: MountPlan) -> bytes:
     made: bytes | None = plan.__dict__.get("_encoded")
     if made is None:
         layers = (type(plan.layers).__name__, _plain(vars(plan.layers)))
-        made = plan.__dict__["_encoded"] = marshal.dumps((layers, plan.programs, [(step.kind, _plain(vars(step))) for step in plan.steps]))
+        made = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
     return made
 
 
@@ -263,10 +277,10 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 def decode(message: bytes) -> MountPlan:
     """The inverse of `encode`."""
-    (kind_of_layers, layers), programs, steps = marshal.loads(message)
+    (kind_of_layers, layers), steps = marshal.loads(message)
     made = []
     for kind, values in steps:
         if "masks" in values:
             values["masks"] = tuple(Mask(*mask) for mask in values["masks"])
         made.append(_KINDS[kind](**values))
-    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(made), programs=programs)
+    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(made))

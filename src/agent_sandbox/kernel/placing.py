@@ -26,9 +26,9 @@ class Site:
     shift: int
     userxattr: bool  # the mounts belong to a user namespace: overlay keeps its marks in user.* attributes
     notes: list[str] = field(default_factory=list)
-    code: list[str] = field(default_factory=list)  # files of the view that can be executed although the rest cannot
+    programs: list[str] = field(default_factory=list)  # files of the view that can be executed although the rest cannot
     count: int = 0
-    executable: bool = True  # whether what the mounts hold can be executed, but for single files that say so
+    executable: bool = True  # whether what the mounts hold can be executed
     uppers: str = "u"  # where upper layers are made
     frozen: tuple[str, ...] = ()  # and where there are such of earlier generations, uppermost first
 
@@ -63,14 +63,13 @@ def directory_for(target: str) -> Iterator[str]:
 
 
 @contextmanager
-def file_for(target: str, *, make: bool = True) -> Iterator[str]:
-    """The same for a file: made empty when missing, if it is to be made; a regular file or it is refused."""
-    parent = _walk(os.path.dirname(target), make=make)
+def file_for(target: str) -> Iterator[str]:
+    """The same for a file: made empty when missing, a regular file or it is refused."""
+    parent = _walk(os.path.dirname(target))
     try:
         name = os.path.basename(target)
         with suppress(FileExistsError):
-            if make:
-                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755, dir_fd=parent))
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755, dir_fd=parent))
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     finally:
         os.close(parent)
@@ -98,6 +97,54 @@ def _walk(target: str, *, make: bool = True) -> int:
         finally:
             os.close(outer)
     return fd
+
+
+def bind_code(paths: Sequence[str], site: Site) -> Iterator[str]:
+    """Bind files of the machine over themselves in the view, so that they can be executed. Yields those whose place was there.
+
+    What an earlier run has removed, or put a link in the place of, is not made anew: that would be a change of its own. Hundreds of files
+    lie in a handful of directories, so each of those is walked to once.
+    """
+    parents: dict[str, int | None] = {}
+    try:
+        for path in paths:
+            directory, name = os.path.split(path)
+            if directory not in parents:
+                try:
+                    parents[directory] = _walk(directory, make=False)
+                except OSError:
+                    parents[directory] = None
+            if (parent := parents[directory]) is not None and _bind_over(path, parent, name, site.userns):
+                yield path
+            else:
+                site.notes.append(f"cannot be executed: {path} is not what it was in this sandbox")
+    finally:
+        for fd in parents.values():
+            if fd is not None:
+                os.close(fd)
+
+
+def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
+    try:
+        place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return False
+        fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # it has changed since the plan was made
+                return False
+            sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_RDONLY)
+            if userns is not None:
+                _move_ids(fd, userns, source)
+            sc.move_mount(fd, f"/proc/self/fd/{place}")
+        finally:
+            os.close(fd)
+    finally:
+        os.close(place)
+    return True
 
 
 def attach_clone(source: str, place: str, userns: int | None, *, writable: bool, executable: bool = True) -> None:

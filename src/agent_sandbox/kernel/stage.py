@@ -93,7 +93,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         heard, said = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
         guest = os.fork()
         if guest == 0:
-            _become_guest(seat, program, request, stdio, said, rules, gated=plan.programs is not None)
+            _become_guest(seat, program, request, stdio, said, rules, gated=plan.code is not None)
         channel.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
         watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)], heard)
         handed = [*([layers] if request["readable"] else []), *([master] if master is not None else [])]
@@ -112,11 +112,11 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
 
 def _rules(request: dict[str, Any], plan: mounts.MountPlan, site: Site) -> landlock.Ruleset:
     """The second wall behind the view that has just been entered."""
-    if plan.programs is None:
+    if plan.code is None:
         return landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
     executable = request["executables"]
     if executable is None and request["may_exec"]:
-        executable = [path for path in site.code if path in set(plan.programs)]
+        executable = site.programs
     # Not through links: one that an earlier run has left in its layers could lead to /proc.
     contents = [entry.path for entry in os.scandir("/") if entry.name != "proc" and not entry.is_symlink()]
     rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=executable, contents=contents)

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import os
 
-from agent_sandbox.kernel.mounts import Bind, Mask, Overlay
+from agent_sandbox.kernel.mounts import Bind, Code, Mask, Overlay
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.draft import Draft, covers
 from agent_sandbox.workspace.toolbox import Toolbox
 
 
-def gate(plan: Draft, toolbox: Toolbox) -> tuple[str, ...]:
-    """Gate the plan, which is otherwise complete. Returns the programs that may be executed in it."""
+def gate(plan: Draft, toolbox: Toolbox) -> None:
+    """Gate the plan, which is otherwise complete."""
     hidden = {place for place in toolbox.directories if not plan.rules.bars(place)}
-    files = [path for path in (*toolbox.programs, *toolbox.libraries) if not plan.rules.bars(path)]
-    made = {step.target for step in plan.steps if isinstance(step, Bind)}
-    plan.steps[:] = [replace(step, code=True) if isinstance(step, Bind) and step.target in files else step for step in plan.steps]
+    bound = {step.target for step in plan.steps if isinstance(step, Bind)}
+
+    def shown(paths: tuple[str, ...]) -> tuple[str, ...]:
+        there = (path for path in paths if path in bound or any(covers(overlay.target, path) for overlay in plan.overlays))
+        return tuple(path for path in there if not plan.rules.bars(path))
+
+    code = Code(shown(toolbox.programs), shown(toolbox.libraries))
+    files = [*code.programs, *code.libraries]
     plan.overlays[:] = [_showing_only(overlay, hidden, files, toolbox.links) for overlay in plan.overlays]
-    shown = [path for path in files if path in made or any(covers(overlay.target, path) for overlay in plan.overlays)]
-    plan.steps += [Bind(path, path, code=True) for path in shown if path not in made]
+    plan.steps.append(code)
     plan.notes += toolbox.notes
-    return tuple(path for path in toolbox.programs if path in set(shown))
 
 
 def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: tuple[tuple[str, str], ...]) -> Overlay:

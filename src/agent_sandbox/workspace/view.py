@@ -17,6 +17,7 @@ from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.kernel.mounts import (
     Bind,
+    Code,
     Copies,
     Devices,
     Directory,
@@ -71,15 +72,14 @@ def plan_view(
     hide(plan, needs)
     if not host.privileged:
         stand_in_for_others(plan)
-    programs = None
     if toolbox is not None:
         from agent_sandbox.workspace.gating import gate  # few runs say which tools they may use
 
-        programs = gate(plan, toolbox)
+        gate(plan, toolbox)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
-    return MountPlan(layers, tuple(_in_order(steps, plan.overlays)), tuple(plan.notes), programs)
+    return MountPlan(layers, tuple(_in_order(steps, plan.overlays)), tuple(plan.notes))
 
 
 def _whole_machine(plan: Draft, project: str | None) -> None:
@@ -236,8 +236,8 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
     def depth(step: Step) -> int:
         if isinstance(step, SkeletonRoot):
             return -2
-        if isinstance(step, SealRoot):
-            return 10_000
+        if isinstance(step, Code | SealRoot):
+            return 10_000 + isinstance(step, SealRoot)
         target = "/dev" if isinstance(step, Devices) else "/proc" if isinstance(step, Proc) else step.target
         return -1 if target == "/" else target.count("/")
 

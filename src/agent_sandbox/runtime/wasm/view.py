@@ -6,7 +6,7 @@ Here the whole plan is moved one directory down, and only that directory is open
 
 from __future__ import annotations
 
-from agent_sandbox.kernel.mounts import Bind, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
+from agent_sandbox.kernel.mounts import Bind, Code, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
 from agent_sandbox.values import replace
 
 VIEW = "/view"  # what the program sees as its root
@@ -29,6 +29,8 @@ def _moved(step: Step) -> Step | None:
     match step:
         case SkeletonRoot() | SealRoot():
             return None  # there is one either way
+        case Code():
+            return None  # no program is ever executed there, and the engine is code
         case Devices() | Proc():
             return step  # init counts there; the program does not reach it
         case _:
