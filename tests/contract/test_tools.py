@@ -106,11 +106,11 @@ def test_a_kept_sandbox_is_not_changed_by_what_may_be_executed_in_it(box: Box, p
 @pytest.mark.needs_root
 def test_a_tool_that_the_sandbox_has_removed_or_replaced_is_the_machines_or_none(box: Box) -> None:
     kept = box.kept
-    said(kept.shell("rm /usr/bin/basename && cp /bin/true /usr/bin/dirname && rm -r /usr/games && ln -s /tmp /usr/games"))
+    said(kept.shell("rm /usr/bin/basename && cp /bin/true /usr/bin/dirname && rm -r /usr/games && ln -s /tmp /usr/games && ln -s /proc /p"))
     before = kept.changes()
     inside = gated(kept, "basename", "dirname", shell=True)
-    outcome = inside.shell("basename a/b; dirname a/b")
-    assert outcome.stdout == b"a\n" and b"basename: command not found" in outcome.stderr
+    outcome = inside.shell("basename a/b; dirname a/b; exec 3<>/proc/self/mem && echo rewritten")
+    assert outcome.stdout == b"a\n" and b"basename: command not found" in outcome.stderr, "nor has a link made /proc writable"
     assert any("/usr/bin/basename is not what it was" in note for note in outcome.notes)
     assert kept.changes() == before
 
