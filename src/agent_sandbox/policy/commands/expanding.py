@@ -15,6 +15,8 @@ MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not written out
 _LONGEST_BRACES, _MOST_BRACES = 1024, 32
 _UNKNOWN = "\0"  # stands for any text; a NUL can be in no argument
 _SPLIT = "\1"  # where an unquoted value falls apart into words
+_EMPTY = "\2"  # quotes with nothing between them: an argument all the same
+_MARKS = dict.fromkeys(map(ord, (_UNKNOWN, _SPLIT, _EMPTY)))  # removed from what is written: none of them can be in an argument
 _QUOTED_AT = 0xF0000  # the plane in which quoted characters are kept apart while braces are looked for
 
 
@@ -42,14 +44,14 @@ def expand(word: Word, variables: Variables, output: Outputs) -> list[Field]:
     found: list[Field] = []
     for text in _braces(marked):
         for piece in text.split(_SPLIT):
-            if piece or _SPLIT not in text:
-                found.append(_field(piece))
+            if piece:
+                found.append(_field(piece.replace(_EMPTY, "")))
     return found[:MOST_FIELDS]
 
 
 def joined(word: Word, variables: Variables, output: Outputs) -> str | None:
     """A word where no splitting and no braces happen: an assigned value, the body of a document. None when not all is known."""
-    text = "".join(_marked(part, variables, output) for part in word).replace(_SPLIT, " ")
+    text = "".join(_marked(part, variables, output) for part in word).replace(_SPLIT, " ").replace(_EMPTY, "")
     return None if _UNKNOWN in text else "".join(map(_plain, text))
 
 
@@ -75,7 +77,7 @@ def _plain(character: str) -> str:
 def _marked(part: Part, variables: Variables, output: Outputs) -> str:
     match part:
         case Text(text=text, quoted=quoted):
-            return _quoted(text) if quoted else text.replace(_UNKNOWN, "").replace(_SPLIT, "")
+            return (_quoted(text) or _EMPTY) if quoted else text.translate(_MARKS)
         case Variable():
             return _variable(part, variables)
         case Substitution(program=program, quoted=quoted, pipe=pipe):

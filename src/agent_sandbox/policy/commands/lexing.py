@@ -8,6 +8,7 @@ from collections.abc import Callable
 from agent_sandbox.policy.commands.syntax import Arithmetic, Part, Program, Substitution, Text, Unreadable, Variable, Word
 
 LONGEST = 1 << 17  # characters; longer than any argument the kernel takes
+MOST_COMMANDS = 2000
 DEEPEST = 40  # substitutions and groups within one another
 OPERATORS = (
     "<<<",
@@ -43,7 +44,7 @@ _SPECIAL = frozenset("@*#?-$!0123456789")
 class Reader:
     """A position in a text. `substitution` reads a program up to a closing parenthesis; the parser hands it in."""
 
-    def __init__(self, text: str, depth: int, program: Callable[[Reader], Program]) -> None:
+    def __init__(self, text: str, depth: int, program: Callable[[Reader], Program], counted: list[int] | None = None) -> None:
         if len(text) > LONGEST:
             raise Unreadable(f"it has {len(text)} characters; at most {LONGEST} are read")
         if depth > DEEPEST:
@@ -53,6 +54,17 @@ class Reader:
         self.depth = depth
         self.behind_documents = 0  # where the text goes on when a line ends that announced documents
         self._program = program
+        self._counted = [0] if counted is None else counted  # commands so far, in this text and in those within it
+
+    def within(self, text: str) -> Reader:
+        """A reader for a text that stands in this one."""
+        return Reader(text, self.depth + 1, self._program, self._counted)
+
+    def count(self) -> None:
+        """One more command. Raises `Unreadable` when it is one too many."""
+        self._counted[0] += 1
+        if self._counted[0] > MOST_COMMANDS:
+            raise Unreadable(f"it has more than {MOST_COMMANDS} commands")
 
     def peek(self, count: int = 1) -> str:
         """The next characters, which may be fewer at the end."""
@@ -183,7 +195,7 @@ class Reader:
         return program
 
     def _inner(self) -> Reader:
-        inner = Reader(self.text, self.depth + 1, self._program)
+        inner = self.within(self.text)
         inner.at = self.at
         return inner
 
@@ -201,7 +213,7 @@ class Reader:
         for escaped in ("\\`", "\\$", "\\\\"):
             text = text.replace(escaped, escaped[1])
         self.at = end + 1
-        inner = Reader(text, self.depth + 1, self._program)
+        inner = self.within(text)
         program = self._program(inner)
         if inner.at < len(inner.text):
             raise Unreadable("what stands in backticks is no command line")
@@ -241,8 +253,8 @@ class Reader:
             self.at += parts == [Text("", True)]
         return parts
 
-    def arithmetic(self, skip: int) -> Arithmetic | None:
-        """`((…))` behind so many characters, or None when it is a group within a group."""
+    def arithmetic(self, skip: int, *, three: bool = False) -> Arithmetic | None:
+        """`((…))` behind so many characters, or None when it is a group within a group. `three` expressions are those of a `for`."""
         start, level, plain = self.at, 0, list[str]()
         self.at += skip
         nested: list[Part] = []
@@ -255,8 +267,10 @@ class Reader:
             plain.append(character)
             level += (character == "(") - (character == ")")
             self.at += 1
+            if level > DEEPEST:
+                break
             if level == 0:
-                if plain[-2:] == [")", ")"] and not _COMMANDS.search("".join(plain)):
+                if plain[-2:] == [")", ")"] and (three or not _COMMANDS.search("".join(plain))):
                     return Arithmetic(tuple(nested))
                 break
         self.at = start

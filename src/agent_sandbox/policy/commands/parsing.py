@@ -120,6 +120,7 @@ class _Parser:
             self.reader.skip_blanks()
 
     def command(self) -> Command:
+        self.reader.count()
         self.deeper()
         try:
             word = self.closing()
@@ -211,8 +212,10 @@ class _Parser:
         reader.at += len(kind)
         reader.skip_blanks()
         name, words = "", None if reader.peek(2) != "((" else tuple[Word, ...]()
+        if words is not None and reader.arithmetic(0, three=True) is None:
+            raise Unreadable("a (( is not closed")
         if words is not None:
-            self.arithmetic()
+            self.lines()
         else:
             name = self.closing()
             reader.at += len(name)
@@ -301,7 +304,7 @@ class _Parser:
         if operator in ("<<", "<<-"):
             body = self.document("".join(part.text for part in word if isinstance(part, Text)))
             plain = any(isinstance(part, Text) and part.quoted for part in word)
-            word = (Text(body, True),) if plain else Reader(body, reader.depth + 1, _program).document()
+            word = (Text(body, True),) if plain else reader.within(body).document()
         place.append(Redirection(operator, word))
         return True
 

@@ -40,10 +40,11 @@ from agent_sandbox.policy.commands.wrappers import (
     unwrap_env,
 )
 
-_STEPS = 4000
+_STEPS = 2000
 _DEEPEST = 24  # scripts in scripts, functions in functions, wrappers in wrappers
 _ROUNDS = 8  # of a loop over known words
 _MOST_UNKNOWN = 16
+_LONGEST_VALUE = 4096  # of a variable: `x=$x$x` doubles it each time
 _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
 
 
@@ -188,7 +189,8 @@ class _Reading:
     def _assign(self, name: str, value: str | None) -> None:
         plain = name.removesuffix("+")
         earlier = self._variables.get(plain) if name.endswith("+") else ""
-        self._variables[plain] = None if value is None or earlier is None else earlier + value
+        known = None if value is None or earlier is None else earlier + value
+        self._variables[plain] = None if known is None or len(known) > _LONGEST_VALUE else known
 
     def _redirected(self, redirections: Sequence[Redirection]) -> None:
         for each in redirections:
@@ -274,7 +276,7 @@ class _Reading:
     def _shell(self, tool: str, rest: list[Field], piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> None:
         script, file = shell_script(rest)
         if script is not None:
-            self._note(tool, rest, ())
+            self._note(tool, rest, () if script.known else [Effect(Kind.RUNS_CODE, script.shown)])
             self._inner_script(script, tool)
             return
         if file is not None:

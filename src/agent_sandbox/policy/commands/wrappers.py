@@ -162,11 +162,15 @@ def shell_script(fields: Sequence[Field]) -> tuple[Field | None, Field | None]:
     """Of the arguments of a shell: the command line behind `-c`, or the file it runs. Neither: it reads its input."""
     for index, each in enumerate(fields):
         text = each.shown
+        before = fields[index - 1].shown if index else ""
+        if before in ("--rcfile", "--init-file") or (before[:1] in ("-", "+") and before[1:2] != "-" and before.endswith(("o", "O"))):
+            continue  # the value of the option before: -o pipefail
         if text.startswith("-") and not text.startswith("--") and "c" in text:
-            return (fields[index + 1] if index + 1 < len(fields) else None), None
-        if text.startswith(("-", "+")):
-            continue
-        if index and fields[index - 1].shown in ("-o", "-O", "--rcfile", "--init-file"):
-            continue
-        return None, each
+            rest = fields[index + 1 :]
+            value = 1 if text.endswith(("o", "O")) else 0
+            return next((field for field in rest[value:] if not field.shown.startswith("-")), None), None
+        if text == "-s":
+            return None, None  # from its input, whatever follows
+        if not text.startswith(("-", "+")):
+            return None, each
     return None, None

@@ -23,7 +23,7 @@ class Spec:
 
     operands: what is done with each operand; None when they are no files.
     last: what is done with the last of several operands instead, as in `cp`.
-    skip: so many operands at the beginning are no files, as the pattern of `grep`.
+    skip: so many operands at the beginning are no files, as the pattern of `grep`; all are with one of the options `unless`.
     always: what is done whatever the arguments.
     valued: options that take a value. outputs: those whose value is a file that is written.
     adds: what options do beyond that. instead: options that make the operands something else.
@@ -33,6 +33,7 @@ class Spec:
     operands: Kind | None = Kind.READS
     last: Kind | None = None
     skip: int = 0
+    unless: str = ""
     always: tuple[Kind, ...] = ()
     valued: str = ""
     outputs: str = ""
@@ -70,9 +71,10 @@ class Spec:
         kind = self.operands
         for name, other in self.instead.items():
             kind = other if arguments.has(name) else kind
-        operands = arguments.operands[self.skip :]
+        skipped = 0 if arguments.has(*self.unless.split()) else self.skip
+        operands = arguments.operands[skipped:]
         for index, operand in enumerate(operands):
-            sort = self.last if self.last is not None and index == len(operands) - 1 and (index or self.skip) else kind
+            sort = self.last if self.last is not None and index == len(operands) - 1 and (index or skipped) else kind
             if sort is not None:
                 yield from on_path(sort, operand.shown)
 

@@ -90,12 +90,12 @@ def sed(fields: Sequence[Field]) -> list[Effect]:
         scripts.append(operands.pop(0))
     kind = Kind.WRITES if arguments.has("-i", "--in-place") else Kind.READS
     found = [Effect(kind, each.shown) for each in operands]
-    for script in scripts:
-        end = script.shown.rstrip().rpartition("/")[2] if script.shown.startswith("s/") else ""
-        if "e" in end and end.isalpha():
-            found.append(Effect(Kind.RUNS_CODE, script.shown))
-        if end.startswith("w ") or script.shown.startswith("w "):
-            found.append(Effect(Kind.WRITES, script.shown.rpartition("w ")[2]))
+    for script in (part.strip() for each in scripts for part in each.shown.replace("\n", ";").split(";")):
+        flags = script.rpartition("/")[2] if "s/" in script else ""
+        if ("e" in flags and flags.isalpha()) or script.lstrip("0123456789,$").startswith("e "):
+            found.append(Effect(Kind.RUNS_CODE, script))
+        if flags.startswith("w ") or script.lstrip("0123456789,$").startswith("w "):
+            found.append(Effect(Kind.WRITES, script.rpartition("w ")[2]))
     return found
 
 

@@ -64,7 +64,9 @@ _CARGO = _of_packages(
     valued="--manifest-path --target-dir",
 )
 _APT = _of_packages(
-    "install update upgrade dist-upgrade full-upgrade source build-dep", "list show search policy depends", "remove purge autoremove clean"
+    "install add update upgrade dist-upgrade full-upgrade source build-dep",
+    "list show search policy depends",
+    "remove purge autoremove clean",
 )
 _DOCKER = Spec(
     subcommands=_subcommands(
@@ -79,7 +81,7 @@ _DOCKER = Spec(
 _KUBECTL = Spec(
     subcommands=_subcommands(
         network="get describe logs top explain api-resources cluster-info diff apply create patch edit scale rollout set label "
-        "annotate expose"
+        "annotate expose "
         "delete drain cordon uncordon exec run port-forward cp attach proxy replace taint wait auth debug",
         reads="version config get describe logs top explain diff",
         writes="apply create patch edit scale rollout set label annotate expose run cp cordon uncordon taint config",
@@ -90,7 +92,9 @@ _KUBECTL = Spec(
 )
 _CLOUD = Spec(operands=None, always=(_NETWORK,), adds={"--delete": _DESTROYS, "--force": _DESTROYS})
 _ARCHIVE = Spec(operands=_WRITES, instead={"-c": _READS, "--stdout": _READS, "-l": _READS, "-t": _READS, "-k": _READS})
-_GREP = Spec(skip=1, valued="-e -f -A -B -C -m --include --exclude --exclude-dir -g -t -T --type --glob -d --color --max-count -r")
+_GREP = Spec(
+    skip=1, valued="-e -f -A -B -C -m --include --exclude --exclude-dir -g -t -T --type --glob -d --color --max-count", unless="-e -f"
+)
 _SERVICE = Spec(
     subcommands=_subcommands(
         reads="status show list-units is-active is-enabled cat",
@@ -101,16 +105,17 @@ _SERVICE = Spec(
 
 TOOLS: Mapping[str, Tool] = {
     # files that are only read
-    **_named(
-        "cat tac nl head tail less more bat wc file stat od xxd hexdump strings md5sum sha1sum sha256sum sha512sum cksum b2sum",
-        Spec(valued="-n -c -s -l"),
-    ),
-    **_named("ls ll dir vdir tree du exa eza lsd", Spec(valued="-L -I -P -d --max-depth")),
+    **_named("cat tac nl less more bat wc file stat md5sum sha1sum sha256sum sha512sum cksum b2sum rev look", Spec()),
+    **_named("head tail", Spec(valued="-n -c --lines --bytes")),
+    **_named("od xxd hexdump strings", Spec(valued="-N -j -t -A -s -l -c -n")),
+    **_named("ls ll dir vdir exa eza lsd", Spec(valued="-I -w")),
+    **_named("tree", Spec(valued="-L -I -P")),
+    **_named("du", Spec(valued="-d --max-depth -t -X")),
     **_named("grep egrep fgrep rg ag ack zgrep", _GREP),
-    **_named(
-        "diff cmp comm colordiff sdiff join paste cut column fold fmt expand unexpand rev look uniq readlink realpath",
-        Spec(valued="-d -f -c -b -s -t -w -U --to-file"),
-    ),
+    **_named("diff cmp comm colordiff sdiff", Spec(valued="-U -C -x -I -W")),
+    **_named("join paste cut column fold fmt expand unexpand", Spec(valued="-d -f -c -b -s -t -w -1 -2 -o")),
+    **_named("uniq", Spec(valued="-f -s -w")),
+    **_named("readlink realpath", Spec(valued="--relative-to --relative-base")),
     **_named("jq", Spec(skip=1, valued="--arg --argjson --slurpfile -f --from-file --indent")),
     **_named("yq xmllint", Spec(skip=1, adds={"-i": _WRITES, "--in-place": _WRITES}, outputs="-o --output")),
     **_named("sort", Spec(valued="-k -t -S -T --key", outputs="-o --output")),
@@ -129,11 +134,16 @@ TOOLS: Mapping[str, Tool] = {
     **_named("eslint flake8 pylint mypy pyright shellcheck hadolint", Spec(adds={"--fix": _WRITES})),
     **_named("cloc tokei scc nm objdump readelf ldd size", Spec()),
     # files that are written
-    **_named("touch mkdir mkfifo mknod mktemp tee truncate fallocate", Spec(operands=_WRITES, valued="-m -p -s -t -d -r --mode --size -l")),
-    **_named("cp install ln", Spec(last=_WRITES, valued="-t --target-directory -m -o -g -S")),
-    **_named("mv rename", Spec(operands=_DESTROYS, last=_WRITES, valued="-t --target-directory -S")),
+    **_named("touch", Spec(operands=_WRITES, valued="-t -d -r --date --reference")),
+    **_named("mkdir mkfifo mknod tee", Spec(operands=_WRITES, valued="-m --mode")),
+    **_named("mktemp", Spec(operands=_WRITES, always=(_WRITES,), valued="-p --tmpdir --suffix")),
+    **_named("truncate fallocate", Spec(operands=_WRITES, valued="-s -r -l -o --size --length")),
+    **_named("cp ln", Spec(last=_WRITES, valued="-S", outputs="-t --target-directory")),
+    **_named("install", Spec(last=_WRITES, valued="-m -o -g -S", outputs="-t --target-directory", instead={"-d": _WRITES})),
+    **_named("mv rename", Spec(operands=_DESTROYS, last=_WRITES, valued="-S", outputs="-t --target-directory")),
     **_named("chmod chown chgrp chattr setfacl", Spec(operands=_WRITES, skip=1, valued="--reference --from -m -x")),
-    **_named("rm rmdir unlink shred srm wipe", Spec(operands=_DESTROYS, valued="-n --iterations -s")),
+    **_named("rm rmdir unlink srm wipe", Spec(operands=_DESTROYS)),
+    **_named("shred", Spec(operands=_DESTROYS, valued="-n --iterations -s --size")),
     **_named("split csplit", Spec(always=(_WRITES,), valued="-b -l -n -C -a -d")),
     **_named("patch", Spec(always=(_WRITES,), valued="-p -d -i", outputs="-o")),
     **_named("gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 compress uncompress", _ARCHIVE),
@@ -226,9 +236,12 @@ TOOLS: Mapping[str, Tool] = {
     "rsync": special.rsync,
     **_named("scp sftp", Spec(last=_WRITES, always=(_NETWORK,), valued="-P -i -o -F -J")),
     **_named(
-        "ftp telnet nc ncat netcat socat ping ping6 traceroute tracepath mtr dig nslookup host whois nmap http https "
-        "httpie aria2c lynx w3m links",
-        Spec(operands=None, always=(_NETWORK,), adds={"-e": _CODE, "-c": _CODE, "--exec": _CODE}),
+        "ftp telnet ping ping6 traceroute tracepath mtr dig nslookup host whois nmap http https httpie aria2c lynx w3m links",
+        Spec(operands=None, always=(_NETWORK,)),
+    ),
+    **_named(
+        "nc ncat netcat socat",
+        Spec(operands=None, always=(_NETWORK,), adds={"-e": _CODE, "-c": _CODE, "--exec": _CODE, "--sh-exec": _CODE}),
     ),
     **_named("gh glab hub", Spec(operands=None, always=(_NETWORK,))),
     **_named("aws gcloud az doctl heroku fly flyctl vercel netlify firebase s3cmd rclone wrangler supabase", _CLOUD),
