@@ -62,12 +62,16 @@ def _pattern_of_code(text: str) -> object:
 
 _PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
 _COMMANDS = r"^[^/\u0000\\]+$"
-_HOSTS = r"^[^/\s\u0000]+$"
+_HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # an end that is none before a line end, either
 GUARANTEES = tuple(sorted(guarantee.value for guarantee in Guarantee))
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
-        "name", Shape.TEXT, "what this policy is called in messages and in the ledger", '"my-project"', pattern=r"^[^\u0000-\u001f]{1,80}$"
+        "name",
+        Shape.TEXT,
+        "what this policy is called in messages and in the ledger",
+        '"my-project"',
+        pattern=r"^[^\u0000-\u001f\u007f]{1,80}(?![\s\S])",
     ),
     Setting("extends", Shape.TEXT, "a preset to begin with", '"medium"'),
     Setting("requires", Shape.TEXTS, "guarantees without which nothing runs", '["memory-hard"]', _known, one_of=GUARANTEES),
