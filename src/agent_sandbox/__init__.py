@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         SandboxError,
         WorkspaceError,
     )
+    from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
     from agent_sandbox.persistent import Workspace
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox
@@ -47,16 +49,24 @@ __all__ = [
     "AsyncSandbox",
     "AuditLevel",
     "Busy",
+    "CodeExecutor",
     "Conflicted",
     "Denied",
     "Drift",
+    "ExecutionContext",
+    "ExecutionResult",
+    "FilePermission",
     "IsolationBackend",
     "IsolationConfig",
     "LaunchFailed",
     "LedgerBroken",
     "LedgerUnavailable",
+    "NetworkPermission",
+    "PermissionLevel",
+    "PermissionSet",
     "PolicyError",
     "ProcessIsolation",
+    "ProcessPermission",
     "RuntimeUnavailable",
     "Sandbox",
     "SandboxConfig",
@@ -77,7 +87,9 @@ _HOMES = {
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
         *("RuntimeUnavailable", "SandboxError", "WorkspaceError"),
     ),
+    "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
     "persistent": ("Workspace",),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox"),

@@ -19,7 +19,7 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
-from agent_sandbox.policy.tools import SHELLS, ToolRules
+from agent_sandbox.policy.tools import ToolRules
 
 PathLike = str | bytes | os.PathLike[str]
 RUNTIMES = ("process", "wasm", "auto")
@@ -57,10 +57,9 @@ class SandboxConfig:
             `allow_file_read` the allowed directories are there, but empty. The scratch directory /tmp is writable in any case.
         allow_network: must be False. There is no network in this version, and asking for it is refused rather than forgotten.
         allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
-        allowed_commands: the only programs that may be started, by name, such as "git" or "python*"; None is all of them. What is not
-            allowed is not there, and nothing that the run writes or brings along can be executed in its place.
-        denied_commands: programs that are not there, whatever is allowed.
-        allow_shell: whether sh and bash are there besides `allowed_commands`, so that lines for a shell can be run.
+        allow_shell, allowed_commands, denied_commands: which programs, by name and with wildcards ("python*"); without `allowed_commands`
+            all that are there. What is not allowed is not there, and nothing that the run writes or brings along can be executed in its
+            place; a runtime that cannot see to that refuses to start. With `allow_shell`, sh and bash are there in any case.
         allowed_paths: patterns such as "/data", "/data/*", "~/notes/*.md". Without a file permission they have no effect. A path that does
             not exist is no error.
         denied_paths: patterns of what is not there, whatever else is allowed. The interpreter's own files stay.
@@ -84,9 +83,6 @@ class SandboxConfig:
     allow_file_write: bool = False
     allow_network: bool = False
     allow_subprocess: bool = False
-    allowed_commands: Sequence[str] | None = None
-    denied_commands: Sequence[str] = ()
-    allow_shell: bool = True
     allowed_paths: Sequence[PathLike] = ()
     denied_paths: Sequence[PathLike] = ()
     enable_audit: bool = True
@@ -102,13 +98,16 @@ class SandboxConfig:
     max_disk_mb: float | None = 256
     lifetime_seconds: float | None = None
     runtime: str = "process"
+    allow_shell: bool = True
+    allowed_commands: Sequence[str] = ()
+    denied_commands: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
                 raise PolicyError(f"{setting.name} must be True or False, not {value!r}", hint="it is a permission; say which")
-            if setting.type.startswith("Sequence") and value is not None:
+            if setting.type.startswith("Sequence"):
                 object.__setattr__(self, setting.name, _sequence(setting.name, value))
         if self.allow_network:
             raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
@@ -154,19 +153,13 @@ class SandboxConfig:
             processes=self.allow_subprocess,
             network=self.allow_network,
             limits=self.limits(),
-            tools=self._tools(),
+            tools=ToolRules(
+                (tuple(self.allowed_commands),) if self.allowed_commands else (),
+                tuple(self.denied_commands),
+                self.allow_shell,
+                lines=self.allow_shell,
+            ),
         )
-
-    def _tools(self) -> ToolRules:
-        """The rules about programs. Raises `PolicyError` for those that contradict one another, or that have nothing to rule over."""
-        rules = ToolRules(
-            None if self.allowed_commands is None else tuple(self.allowed_commands), tuple(self.denied_commands), self.allow_shell
-        )
-        if rules.gated and not self.allow_subprocess:
-            raise PolicyError("allowed_commands, denied_commands and allow_shell rule over programs", hint="set allow_subprocess=True, too")
-        if not self.allow_shell and (shells := sorted(SHELLS.intersection(rules.allowed or ()))):
-            raise PolicyError(f"allowed_commands names {shells[0]!r}, and allow_shell is False", hint="leave one of the two out")
-        return rules
 
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
         """Secrets that what is shown could reach.

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from agent_sandbox import Sandbox, SandboxStatus, shell
-from agent_sandbox.errors import PolicyError
 
 STARTS = """
 import shutil, subprocess
@@ -33,8 +28,8 @@ def test_code_starts_the_programs_that_are_allowed_and_no_others() -> None:
 def test_a_program_that_is_not_allowed_is_a_refusal_with_its_remedy() -> None:
     with Sandbox(allow_subprocess=True, allowed_commands=["git"], denied_commands=["rm"], allow_shell=False) as sandbox:
         for work, missing in (
-            (["npm", "install"], "allowed_commands=['git', 'npm']"),
-            (["rm", "x"], "denied"),
+            (["npm", "install"], "--allow git,npm"),
+            (["rm", "x"], "take rm off"),
             (shell("git log"), "'bash'"),
         ):
             refused = sandbox.run(work)
@@ -46,20 +41,3 @@ def test_code_in_other_languages_runs_on_its_interpreter() -> None:
     with Sandbox(allow_subprocess=True, allowed_commands=["git"], max_memory_mb=None, max_processes=None) as sandbox:
         code = "const s = require('child_process').spawnSync; console.log(s('git', ['--version']).status, s('ls').status)"
         assert sandbox.execute(code, language="javascript").stdout == "0 null\n"
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"allowed_commands": ["git"]}, "allow_subprocess=True"),
-        ({"allow_shell": False}, "allow_subprocess=True"),
-        ({"allowed_commands": ["bash"], "allow_shell": False, "allow_subprocess": True}, "leave one of the two out"),
-        ({"allowed_commands": "git", "allow_subprocess": True}, "write allowed_commands="),
-        ({"allowed_commands": ["/usr/bin/git"], "allow_subprocess": True}, "name alone"),
-        ({"denied_commands": [""], "allow_subprocess": True}, "name alone"),
-    ],
-)
-def test_what_rules_over_nothing_or_contradicts_itself_is_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(PolicyError) as refusal:
-        Sandbox(**settings)
-    assert why in (refusal.value.hint or "")

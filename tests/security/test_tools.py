@@ -158,7 +158,7 @@ def _attempts(project: Path) -> str:
 
 def gated(box: Box, *allowed: str, shell: bool = False, denied: tuple[str, ...] = ()) -> Box:
     """The same box, in which only these tools may be started."""
-    return box.with_(policy=cloned(masks=box.rules.masks, limits=box.limits, tools=ToolRules(allowed, denied, shell)))
+    return box.with_(policy=cloned(masks=box.rules.masks, limits=box.limits, tools=ToolRules((allowed,), denied, lines=shell)))
 
 
 @case(41, prio="P2")

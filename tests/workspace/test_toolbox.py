@@ -35,8 +35,10 @@ def script(path: Path, first: str) -> Path:
     return path
 
 
-def found(bin_: Path, *allowed: str, denied: tuple[str, ...] = (), shell: bool = False, project: str | None = None) -> Toolbox:
-    return find_tools(ToolRules(allowed, denied, shell), search_path=f"{bin_}:relative:", project=project)
+def found(
+    bin_: Path, *allowed: str, denied: tuple[str, ...] = (), shell: bool = True, lines: bool = False, project: str | None = None
+) -> Toolbox:
+    return find_tools(ToolRules((allowed,), denied, shell, lines=lines), search_path=f"{bin_}:relative:", project=project)
 
 
 def test_a_tool_is_its_file_with_its_loader_and_libraries(bin_: Path) -> None:
@@ -75,21 +77,27 @@ def test_a_script_brings_its_interpreter_if_that_is_not_denied(bin_: Path) -> No
     assert str(bin_ / "tool") not in without.programs and "tool is not there" in " ".join(without.notes)
 
 
-def test_a_script_of_a_shell_is_not_there_without_a_shell(bin_: Path) -> None:
+def test_no_shell_is_there_where_there_is_to_be_none_by_whatever_name(bin_: Path) -> None:
     script(bin_ / "tool", "#!/bin/sh")
-    assert str(bin_ / "tool") not in found(bin_, "tool").programs
-    assert str(bin_ / "tool") in found(bin_, "tool", shell=True).programs
-    assert str(bin_ / "tool") in found(bin_, "tool", "sh").programs, "or if the shell is named"
     (bin_ / "disguise").symlink_to(os.path.realpath("/bin/sh"))
-    assert os.path.realpath("/bin/sh") not in found(bin_, "disguise").programs, "and not by another name"
-    assert os.path.realpath("/bin/sh") not in found(bin_, "sh", denied=(os.path.basename(os.path.realpath("/bin/sh")),)).programs
+    shell = os.path.realpath("/bin/sh")
+    for names in (("tool",), ("disguise",), ("sh",), ("*",)):
+        assert not {shell, str(bin_ / "tool")}.intersection(found(bin_, *names, shell=False, lines=True).programs), names
+    assert shell in found(bin_, "tool").programs, "a script brings its shell along like any other interpreter"
+    assert shell not in found(bin_, "mine").programs and shell in found(bin_, "mine", lines=True).programs
+    assert shell not in found(bin_, "sh", denied=(os.path.basename(shell),)).programs
+
+
+def test_a_tool_has_to_be_in_every_group(bin_: Path) -> None:
+    box = find_tools(ToolRules((("*",), ("mine", "other"), ("m*", "alias"))), search_path=str(bin_))
+    assert str(bin_ / "mine") in box.programs and str(bin_ / "other") not in box.programs
 
 
 def test_the_shims_of_a_version_manager_are_no_tools(tmp_path: Path, bin_: Path) -> None:
     shims = tmp_path / "shims"
     shims.mkdir()
     script(shims / "mine", "#!/bin/sh")
-    box = find_tools(ToolRules(("mine",), shell=True), search_path=f"{shims}:{bin_}")
+    box = find_tools(ToolRules((("mine",),), lines=True), search_path=f"{shims}:{bin_}")
     assert str(shims / "mine") not in box.programs and str(bin_ / "mine") in box.programs
     assert str(shims) in box.directories, "so that the real one is found behind it"
 
@@ -103,7 +111,7 @@ def test_a_name_that_nothing_has_is_said(bin_: Path) -> None:
 def test_what_interprets_says_what_that_opens(bin_: Path) -> None:
     shutil.copy(TRUE, bin_ / "python9.9")
     assert any("python9.9" in note and "runs what it is given" in note for note in found(bin_, "python*").notes)
-    assert not found(bin_, "mine", shell=True).notes, "that a line is run by a shell needs no remark"
+    assert not found(bin_, "mine", lines=True).notes, "that a line is run by a shell needs no remark"
 
 
 def test_directories_of_the_project_are_shown_as_they_are(bin_: Path) -> None:
@@ -112,7 +120,7 @@ def test_directories_of_the_project_are_shown_as_they_are(bin_: Path) -> None:
 
 
 def test_git_comes_with_its_helpers_and_every_program_with_all_that_its_loader_finds() -> None:
-    box = find_tools(ToolRules(("git",), shell=False), search_path="/usr/bin")
+    box = find_tools(ToolRules((("git",),)), search_path="/usr/bin")
     core = subprocess.run(["git", "--exec-path"], capture_output=True, check=True).stdout.decode().strip()
     assert os.path.realpath(f"{core}/git-remote-http") in box.programs
     for program in box.programs:
@@ -123,7 +131,7 @@ def test_git_comes_with_its_helpers_and_every_program_with_all_that_its_loader_f
 
 
 def test_denied_tools_are_hidden_under_all_names_on_the_way(bin_: Path) -> None:
-    hidden, notes = denied_files(ToolRules(None, ("alias",)), search_path=str(bin_))
+    hidden, notes = denied_files(ToolRules(denied=("alias",)), search_path=str(bin_))
     assert {str(bin_ / name) for name in ("alias", "hop", "mine")} == set(hidden) and not notes
-    hidden, notes = denied_files(ToolRules(None, ("applet",)), search_path=str(bin_))
+    hidden, notes = denied_files(ToolRules(denied=("applet",)), search_path=str(bin_))
     assert hidden == (str(bin_ / "applet"),) and "deny busybox too" in notes[0], "the others in that file stay"

@@ -173,10 +173,12 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(needs, layers, self._tools(work, program, executables) if policy.tools.gated else None)
+        return program, executables, self._view(needs, layers, self._tools(work, program, executables))
 
-    def _tools(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...]) -> Gating:
-        """Which files of the machine can be executed in the run."""
+    def _tools(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...]) -> Gating | None:
+        """Which files of the machine can be executed in the run; None where any can, or nothing is started at all."""
+        if not (self.policy.processes and self.policy.tools.restricts):
+            return None
         from agent_sandbox.engine.tooling import gating  # few runs say which tools they may use
 
         return gating(

@@ -28,7 +28,7 @@ def gating(policy: Policy, *, search_path: str, interpreter: Sequence[str], pyth
     Raises PolicyError where the rules name what cannot be told apart from something else.
     """
     moment = languages.moment()
-    if policy.tools.allowed is None:
+    if not policy.tools.groups:
         hidden, notes = _denied(policy.tools, search_path, moment)
         masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
         return Gating(replace(policy.files, masks=masks), None, notes)

@@ -6,8 +6,11 @@ change between looking and deciding. Effects live in `engine.gate`. A verdict ex
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
+from agent_sandbox.policy.tools import SHELLS, covers
 from agent_sandbox.values import assert_never, dataclass
 
 LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times
@@ -52,7 +55,7 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
     """The verdict on an action: total, deterministic, and Deny unless a rule allows it."""
     match action:
         case RunCode():
-            return _place(policy, action) or _code(policy, action)
+            return _place(policy, action) or refused_tool(policy, action.tools) or _code(policy, action)
         case RunCommand():
             return _place(policy, action) or _command(policy, action)
         case Promote():
@@ -74,8 +77,8 @@ def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
 def _code(policy: Policy, action: RunCode) -> Verdict:
     if action.language not in LANGUAGES:
         return Deny(Reason("language", f"unknown language {action.language!r}", f"use one of {', '.join(LANGUAGES)}"))
-    if action.language == "bash" and policy.tools.gated and not (policy.tools.shell or policy.tools.permits("bash")):
-        return _without("bash", policy)
+    if action.language == "bash" and policy.tools.denies("bash"):
+        return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the program 'bash'", _permitting(policy, "bash")))
     if not 0 < action.size <= LARGEST_SOURCE:
         why = "there is no code to run" if action.size == 0 else f"the code has {action.size} bytes; at most {LARGEST_SOURCE} are taken"
         return Deny(Reason("code-size", why, "put large data into a file and let the code read it" if action.size else "pass some code"))
@@ -86,22 +89,37 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
     if not policy.processes:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
-    tool = action.argv[0].rpartition("/")[2]
-    if policy.tools.gated and not policy.tools.permits(tool):
-        return _without(tool, policy)
+    if policy.tools.restricts and (refusal := refused_tool(policy, _started(action.argv))):
+        return refusal
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
 
 
-def _without(tool: str, policy: Policy) -> Deny:
-    """The refusal of a tool, with the line that would allow it."""
-    rules = policy.tools
-    if rules.denies(tool):
-        return Deny(
-            Reason("tools", f"the policy {policy.name!r} denies the tool {tool!r}", "do without it, or take it off the denied ones")
-        )
-    allowed = (*(rules.allowed or ()), tool)
-    remedy = f"allow it by name: --allow {','.join(allowed)}, or allowed_commands={list(allowed)!r}"
-    return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the tool {tool!r}", remedy))
+def refused_tool(policy: Policy, tools: Iterable[str]) -> Deny | None:
+    """The refusal of the first of these programs that may not be started, with the line that would allow it; None when all may."""
+    for tool in tools:
+        if not policy.processes:
+            why = f"the policy {policy.name!r} allows no processes, so {tool!r} cannot be started"
+            return Deny(Reason("processes", why, "allow processes, or run code instead"))
+        if not policy.tools.permits(tool):
+            return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the program {tool!r}", _permitting(policy, tool)))
+    return None
+
+
+def _started(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The programs that a command is understood to start."""
+    from agent_sandbox.policy.commands.reading import understand_argv  # only where tools are restricted
+
+    return understand_argv(argv).tools or argv[:1]
+
+
+def _permitting(policy: Policy, tool: str) -> str:
+    name, rules = tool.rpartition("/")[2], policy.tools
+    if name in SHELLS and not rules.shell:
+        return "allow a shell (allow_shell=True); it can run whatever the sandbox permits"
+    if covers(rules.denied, name):
+        return f"take {name} off the list of denied commands"
+    listed = ",".join(dict.fromkeys((*(each for group in rules.groups for each in group), name)))
+    return f"to allow it: --allow {listed}"
 
 
 def _promotion(policy: Policy, action: Promote) -> Verdict:

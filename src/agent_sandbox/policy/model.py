@@ -15,11 +15,12 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.policy.tools import EVERY_TOOL, ToolRules
+from agent_sandbox.policy.tools import ToolRules
 from agent_sandbox.values import dataclass
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
+EVERY_TOOL = ToolRules()
 
 # Generous, not absent: a runaway build ends before the machine does. Output is not limited because it streams.
 CLONED_LIMITS = Limits(
@@ -84,8 +85,6 @@ class Policy:
             raise PolicyError("network access arrives with the egress; until then allow_network=True is refused", hint="run without it")
         if self.system and not self.processes:
             raise PolicyError("system=True is for package managers, which start processes", hint="allow processes too")
-        if self.tools.gated and not self.processes:
-            raise PolicyError("rules about tools are for sandboxes that may start processes", hint="allow processes too")
         if missing := implied(self.processes, self.limits, self.tools) - self.requires:
             names = ", ".join(sorted(guarantee.value for guarantee in missing))
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
@@ -99,10 +98,10 @@ def implied(processes: bool, limits: Limits, tools: ToolRules = EVERY_TOOL) -> f
     """The guarantees that the other fields of a policy are empty words without."""
     conditional = {
         Guarantee.NO_NEW_PROCESSES: not processes,
+        Guarantee.TOOLS_CONFINED: processes and tools.restricts,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
         Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
         Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
-        Guarantee.TOOLS_GATED: tools.gated,
     }
     return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
 

@@ -1,72 +1,94 @@
-"""Which programs may be started inside, by name: the value that the gate explains with and the view enforces.
+"""Which programs may be started, by name. The view enforces it: what is not allowed is not there. Here it is written down and explained.
 
-A name is that of a file in one of the directories of PATH. It may hold wildcards, as in `python*`. What is denied is not there, whatever is
-allowed. A tool is its file: its other names, links to the same file, come with it.
+A pattern is a file name, with `*`, `?` and `[a-z]` as in paths: `python*`. Allowed patterns come in groups, one from each layer of policy,
+and a name has to be in all of them: so layers can only narrow. What is denied is denied whatever is allowed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.wildcards import Token, literal, scan, spans
 from agent_sandbox.values import dataclass
 
-SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "fish", "ash", "rbash", "csh", "tcsh"})
 LINE_SHELLS = ("bash", "sh")  # what runs a line, and what programs that run lines look for
-
-# Programs that run what they are given. By the start of the file's name; digits and dots of a version may follow.
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "rbash", "mksh", "busybox", "toybox")
+# With one of these a program can do whatever the sandbox permits: the list of tools says nothing about what it runs by itself.
 INTERPRETERS = (
-    *("python", "pypy", "node", "deno", "bun", "ruby", "irb", "perl", "php", "lua", "luajit", "tclsh", "Rscript", "java", "jshell"),
-    *("awk", "gawk", "mawk", "julia", "elixir", "erl", "ghci", "ocaml", "guile", "sbcl", "emacs", "vim", "vi", "ex", "gdb"),
+    "python*",
+    "pypy*",
+    "node",
+    "nodejs",
+    "deno",
+    "bun",
+    "ruby*",
+    "perl*",
+    "php*",
+    "lua*",
+    "Rscript",
+    "java",
+    "awk",
+    "gawk",
+    "mawk",
 )
+STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "nano", "less", "man", "sed", "npm", "npx", "cargo", "go")
 
 
 @dataclass(frozen=True)
 class ToolRules:
-    """The programs that may be started. `allowed=None` is all of them but the denied ones.
+    """Names that may be started. Without groups all that the view shows may, less what is denied; without `shell` no shell may.
 
-    With `shell`, sh and bash are there besides what is allowed, so that a line can be run; without it no pattern brings a shell along, only
-    its own name does.
+    With `lines`, bash and sh may besides what the groups name, so that a line can be run: it starts only what they name.
     """
 
-    allowed: tuple[str, ...] | None = None
+    groups: tuple[tuple[str, ...], ...] = ()
     denied: tuple[str, ...] = ()
     shell: bool = True
+    lines: bool = False
 
     def __post_init__(self) -> None:
-        for name in (*(self.allowed or ()), *self.denied):
-            _checked(name)
+        for pattern in (*(name for group in self.groups for name in group), *self.denied):
+            check_name(pattern)
 
     @property
-    def gated(self) -> bool:
-        """Whether these rules leave out anything at all."""
-        return self.allowed is not None or bool(self.denied) or not self.shell
+    def restricts(self) -> bool:
+        """Whether there is anything for a view to keep out."""
+        return bool(self.groups or self.denied) or not self.shell
+
+    def permits(self, tool: str) -> bool:
+        """Whether a program of this name may be started."""
+        name = tool.rpartition("/")[2]
+        if not self.shell and name in SHELLS:
+            return False
+        if covers(self.denied, name):
+            return False
+        return (self.lines and name in LINE_SHELLS) or all(covers(group, name) for group in self.groups)
 
     def denies(self, *names: str) -> str:
-        """Which name of a program is denied, or is a shell's where there is to be none; empty if none is.
+        """Which of the names of one file is denied, or is a shell's where there is to be none; empty if none is."""
+        return next((name for name in names if covers(self.denied, name) or (name in SHELLS and not self.shell)), "")
 
-        All of them are names of one file: if it is a shell, it is enough that one of its names is allowed.
-        """
-        for name in names:
-            if any(matches(pattern, name) for pattern in self.denied):
-                return name
-        shells = [name for name in names if name in SHELLS]
-        return shells[0] if shells and not self.shell and not set(shells).intersection(self.allowed or ()) else ""
+    def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ToolRules:
+        """What is permitted here and there."""
+        groups = self.groups if allowed is None else (*self.groups, tuple(allowed))
+        return ToolRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell, self.lines)
 
-    def permits(self, name: str) -> bool:
-        """Whether a program of this name may be started."""
-        if self.denies(name):
-            return False
-        return self.allowed is None or (self.shell and name in LINE_SHELLS) or any(matches(pattern, name) for pattern in self.allowed)
+    def opens(self) -> tuple[str, ...]:
+        """The allowed names with which a program can do more than their own work, in the order in which they were written."""
+        named = dict.fromkeys(name for group in self.groups for name in group)
+        return tuple(name for name in named if self.permits(name) and is_open(name))
 
 
-EVERY_TOOL = ToolRules()
+def is_open(tool: str) -> bool:
+    """Whether a tool runs what it is given, or starts other programs."""
+    return tool in STARTERS or interprets(tool) or tool in INTERPRETERS
 
 
-def interprets(name: str) -> bool:
-    """Whether a program of this name runs code that it is given: what it can do is then whatever that code can."""
-    return name in SHELLS or any(name == known or _is_version(name.removeprefix(known)) for known in INTERPRETERS if name.startswith(known))
+def interprets(tool: str) -> bool:
+    """Whether a tool runs what it is given: what it can do is then whatever that can."""
+    return tool in SHELLS or covers(INTERPRETERS, tool)
 
 
 def is_pattern(name: str) -> bool:
@@ -74,25 +96,22 @@ def is_pattern(name: str) -> bool:
     return literal(_tokens(name)) is None
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether the pattern, which may be a plain name, stands for this name."""
-    return pattern == name or (is_pattern(pattern) and spans(_tokens(pattern), name))
+def covers(patterns: Iterable[str], name: str) -> bool:
+    """Whether one of the patterns is this name."""
+    return any(pattern == name or spans(_tokens(pattern), name) for pattern in patterns)
 
 
-@lru_cache(maxsize=256)  # the same few patterns are held against every name in PATH
+@lru_cache(maxsize=256)  # a few patterns are held against every name in PATH
 def _tokens(pattern: str) -> tuple[Token, ...]:
     return tuple(scan(pattern))
 
 
-def _is_version(rest: str) -> bool:
-    return rest != "" and all(character in "0123456789.-" for character in rest)
-
-
-def _checked(name: str) -> None:
-    if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise PolicyError(f"{name!r} is no name of a tool", hint="write the name alone, as in git, and have its directory in PATH")
+def check_name(pattern: object) -> None:
+    """Raise `PolicyError` for what is no pattern of a file name."""
+    if not isinstance(pattern, str) or not pattern or "/" in pattern or "\0" in pattern:
+        raise PolicyError(f"not the name of a command: {pattern!r}", hint='write the name alone: "git", "python*"')
     try:
-        _tokens(name)
+        _tokens(pattern)
     except ValueError as error:
-        why, remedy = error.args
-        raise PolicyError(f"the name of a tool {name!r} {why}", hint=remedy) from None
+        reason, remedy = error.args
+        raise PolicyError(f"the command {pattern!r} {reason}", hint=remedy) from None

@@ -78,7 +78,7 @@ def _tools(request: Request, shell: bool) -> ToolRules:
         tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
         for option in ("--allow", "--deny-command")
     )
-    return ToolRules(allowed, denied, shell) if request.has("--allow") else ToolRules(None, denied)
+    return ToolRules((allowed,) if request.has("--allow") else (), denied, lines=shell)
 
 
 def _pattern(text: str) -> PathPattern:

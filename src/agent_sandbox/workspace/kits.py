@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from agent_sandbox.policy.tools import is_pattern, matches
+from agent_sandbox.policy.tools import covers, is_pattern
 from agent_sandbox.values import dataclass
 
 
@@ -46,7 +46,7 @@ MULTI_CALL = frozenset({"busybox", "toybox", "coreutils", "sbase-box", "box"})
 
 def kits_of(name: str) -> list[Kit]:
     """What belongs to a tool with this file name."""
-    return [kit for kit in KITS if any(matches(pattern, name) for pattern in kit.of)]
+    return [kit for kit in KITS if covers(kit.of, name)]
 
 
 def found(prefix: str, pattern: str) -> Iterator[str]:
@@ -54,7 +54,7 @@ def found(prefix: str, pattern: str) -> Iterator[str]:
     places = [prefix]
     for part in pattern.split("/"):
         if is_pattern(part):
-            places = [f"{place}/{name}" for place in places for name in _names(place) if matches(part, name)]
+            places = [f"{place}/{name}" for place in places for name in _names(place) if covers((part,), name)]
         else:
             places = [os.path.normpath(f"{place}/{part}") for place in places]
     for place in places:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import elf
-from agent_sandbox.policy.tools import LINE_SHELLS, ToolRules, interprets, is_pattern, matches
+from agent_sandbox.policy.tools import LINE_SHELLS, ToolRules, interprets, is_pattern
+from agent_sandbox.policy.tools import covers as names_match
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace import kits
 from agent_sandbox.workspace.draft import covers
@@ -49,10 +50,11 @@ def find_tools(
     read, and no more be executed than anything else.
     """
     search = _Search(rules, search_path, project)
-    for shell in LINE_SHELLS if rules.shell else ():
+    for shell in LINE_SHELLS if rules.lines else ():
         search.take_named(shell)
     search.interpreters.clear()  # that a line is run by a shell needs no remark; a shell that is named does
-    for pattern in rules.allowed or ():
+    # What is in all groups is in the one that is quickest to look for, too.
+    for pattern in min(rules.groups, key=lambda group: sum(map(is_pattern, group)), default=()):
         search.take_named(pattern)
     for program in programs:
         search.take_program(os.path.realpath(program))
@@ -106,17 +108,21 @@ class _Search:
         self._cache = elf.cached_libraries(_content(elf.CACHE))
         self._name_services = [os.fsdecode(name) for name in self._cache if name.startswith(_NAME_SERVICE)]
 
-    def take_named(self, pattern: str) -> None:
-        """Every file in PATH that the pattern stands for."""
+    def take_named(self, pattern: str, *, implied: bool = False) -> None:
+        """Every file in PATH that the pattern stands for, if it is permitted; or, where another tool implies it, unless it is denied."""
         several = is_pattern(pattern)
         any_found = False
         for directory in self.directories:
-            names = [name for name in _names(directory) if matches(pattern, name)] if several else [pattern]
+            names = [name for name in _names(directory) if names_match((pattern,), name)] if several else [pattern]
             for name in names:
                 path = f"{directory}/{name}"
-                if not self.rules.denies(name) and os.access(path, os.X_OK) and os.path.isfile(path):
+                if (
+                    (not self.rules.denies(name) if implied else self.rules.permits(name))
+                    and os.access(path, os.X_OK)
+                    and os.path.isfile(path)
+                ):
                     any_found = self._take(path, several=several) or any_found
-        if not (any_found or several or (pattern in LINE_SHELLS and self.rules.shell)):
+        if not (any_found or several or pattern in LINE_SHELLS) and self.rules.permits(pattern):
             self.notes.append(f"{pattern} is allowed, but there is no such tool here")
 
     def _take(self, path: str, *, several: bool) -> bool:
@@ -186,7 +192,7 @@ class _Search:
                 for place in kits.found(prefix, pattern.replace("{name}", name)):
                     self.take_modules(place)
             for tool in kit.tools:
-                self.take_named(tool)
+                self.take_named(tool, implied=True)
 
     def _take_helpers(self, directory: str) -> None:
         """The programs in a directory. Scripts only if what interprets them is allowed anyway."""
