@@ -6,13 +6,17 @@ where every way works.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.tools import ToolRules
+from agent_sandbox.policy.tools import LINE_SHELLS, ToolRules
+from tests.policy.commands.corpus import corpus
 from tests.security.harness import Box, case
 
 # Each way tries to have `basename MARK` executed, which prints the mark.
@@ -170,3 +174,58 @@ def test_nothing_but_what_is_allowed_is_executed_however_it_is_spelt(box: Box, n
     for shell in (False, True):
         inside = gated(box, "git", shell=shell).probe(attempts)
         assert [way for way, worked in inside.items() if worked] == [], f"with a shell: {shell}"
+
+
+# Runs each line in a shell of its own, in a directory of its own, where every tool is a stand-in that says that it was started.
+_LINES = """
+import json, os, signal, subprocess
+LOG = "/tmp/started"
+with open(LINES) as file:
+    lines = json.load(file)
+started = []
+for number, line in enumerate(lines):
+    place = f"/tmp/{number}"
+    os.mkdir(place)
+    open(LOG, "w").close()
+    shell = subprocess.Popen(["bash", "-c", line], cwd=place, env={"PATH": f"{STAND_INS}:/usr/bin:/bin", "HOME": place, "LOG": LOG},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        shell.wait(2)
+    except subprocess.TimeoutExpired:
+        pass
+    try:
+        os.killpg(shell.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    shell.wait()
+    with open(LOG) as file:
+        started.append(sorted(set(file.read().split())))
+print(json.dumps(started))
+"""
+_STAND_IN = '#!/bin/sh\necho "${0##*/}" >> "$LOG"\n'
+
+
+def _stand_ins(project: Path, lines: list[str], tools: set[str]) -> str:
+    """The probe that runs the lines, with what it needs in the project."""
+    place = project / "stand-ins"
+    place.mkdir()
+    for name in tools:
+        (place / name).write_text(_STAND_IN)
+        (place / name).chmod(0o755)
+    (project / "lines.json").write_text(json.dumps(lines))
+    return f"STAND_INS, LINES = {str(place)!r}, {str(project / 'lines.json')!r}\n{_LINES}"
+
+
+@case(41, prio="P2")
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.torture)])
+def test_what_a_line_starts_is_not_there_whether_or_not_it_was_understood(box: Box, number: int, every: int) -> None:
+    """The corpus of command lines: without rules their tools are started, with none of them allowed not one is."""
+    chosen = corpus()[::every]
+    names = {name for _, tools, _ in corpus() for name in tools if "/" not in name} - set(LINE_SHELLS) - {"sleep"}
+    probe = _stand_ins(box.project, [line for line, _, _ in chosen], names)
+    control = box.probe(probe)
+    labelled = [names.intersection(tools) for _, tools, _ in chosen]
+    meant = sum(bool(tools.intersection(started)) for tools, started in zip(labelled, control, strict=True))
+    assert meant > 0.8 * sum(map(bool, labelled)), "the control arm: most lines start what they are labelled with"
+    inside = gated(box, "git-nothing", shell=True).probe(probe)
+    assert [line for (line, _, _), started in zip(chosen, inside, strict=True) if started] == []
