@@ -72,6 +72,20 @@ def mapped(path):
     mmap.mmap(fd, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
     return True
 
+def made_code(path):
+    fd = os.open(written(path), os.O_RDONLY)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE, fd, 0)
+    return libc.mprotect(ctypes.c_void_p(address), 4096, mmap.PROT_READ | mmap.PROT_EXEC) == 0
+
+def replaced(how):
+    how(written(f"{PROJECT}/instead"), shutil.which("git"))
+    return ran(["git", MARK])
+
+def overwritten(ours, theirs):
+    with open(theirs, "r+b") as file:
+        file.write(open(ours, "rb").read())
+
 def anonymous_file(directory):
     fd = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o755)
     os.write(fd, tool())
@@ -130,6 +144,9 @@ WAYS = {
         os.path.exists("/tmp/connected") and MARK in open("/tmp/connected").read(),
     "git that looks for helpers elsewhere": lambda: bool(written(f"{PROJECT}/git-mark")) and by_git("mark", MARK, GIT_EXEC_PATH=PROJECT),
     "its own memory rewritten": rewritten_memory,
+    "a mapped file made code": lambda: made_code(f"{PROJECT}/tool4"),
+    "instead of git": lambda: replaced(lambda ours, theirs: os.replace(shutil.copy(ours, theirs + "-new"), theirs)),
+    "over git": lambda: replaced(overwritten),
 }
 
 found = {}
@@ -169,7 +186,7 @@ def gated(box: Box, *allowed: str, shell: bool = False, denied: tuple[str, ...] 
 def test_nothing_but_what_is_allowed_is_executed_however_it_is_spelt(box: Box, number: int) -> None:
     attempts = _attempts(box.project)
     control = box.probe(attempts)
-    only_for_root = {"a hard link", "in place of another tool"} if os.geteuid() else set()
+    only_for_root = {"a hard link", "in place of another tool", "instead of git", "over git"} if os.geteuid() else set()
     assert [way for way, worked in control.items() if not worked and way not in only_for_root] == []
     for shell in (False, True):
         inside = gated(box, "git", shell=shell).probe(attempts)
