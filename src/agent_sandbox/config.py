@@ -18,8 +18,8 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
-from agent_sandbox.policy.tools import ToolRules
 
 PathLike = str | bytes | os.PathLike[str]
 RUNTIMES = ("process", "wasm", "auto")
@@ -153,7 +153,7 @@ class SandboxConfig:
             processes=self.allow_subprocess,
             network=self.allow_network,
             limits=self.limits(),
-            tools=ToolRules(
+            programs=ProgramRules(
                 (tuple(self.allowed_commands),) if self.allowed_commands else (),
                 tuple(self.denied_commands),
                 self.allow_shell,

@@ -18,7 +18,7 @@ from agent_sandbox.policy.code.model import Grant
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import NO_NETWORK
-from agent_sandbox.policy.tools import ToolRules
+from agent_sandbox.policy.programs import ProgramRules
 
 
 class PermissionLevel(IntEnum):
@@ -89,10 +89,10 @@ class ProcessPermission:
         _check(self)
         self.tools()
 
-    def tools(self) -> ToolRules:
+    def tools(self) -> ProgramRules:
         """The names as a value."""
         allowed = (tuple(self.allowed_commands),) if self.allowed_commands else ()
-        return ToolRules(allowed, tuple(self.denied_commands), self.allow_shell, lines=self.allow_shell)
+        return ProgramRules(allowed, tuple(self.denied_commands), self.allow_shell, lines=self.allow_shell)
 
 
 Permission = FilePermission | NetworkPermission | ProcessPermission

@@ -148,10 +148,10 @@ def test_a_layer_narrows_every_part_of_a_policy() -> None:
     assert policy.name == "cloned+mine"
     assert policy.files.reaches("/home/u/x/a") and not policy.files.reaches("/home/u/x/secret") and not policy.files.reaches("/home/u/y")
     assert (policy.files.read, policy.files.write, policy.files.allow_hidden) == (True, False, False)
-    assert policy.tools.permits("git") and not policy.tools.permits("cat")
+    assert policy.programs.permits("git") and not policy.programs.permits("cat")
     assert (policy.limits.processes, policy.limits.wall_seconds, policy.limits.memory_bytes) == (7, 5, 64 * MIB)
     assert policy.limits.disk_bytes == CEILING.limits.disk_bytes, "more than the ceiling is the ceiling"
-    assert {Guarantee.MEMORY_HARD, Guarantee.TOOLS_CONFINED} <= policy.requires
+    assert {Guarantee.MEMORY_HARD, Guarantee.PROGRAMS_CONFINED} <= policy.requires
     assert found.blocked == ("pickle",) and found.validate
 
 
@@ -170,7 +170,7 @@ def test_the_tiers_are_what_their_table_says() -> None:
     )
     assert permitted(high) == permitted(CEILING)
     assert medium.files.reaches("/home/u/x") and not medium.files.reaches("/data")
-    assert medium.tools.permits("git") and not medium.tools.permits("sudo")
+    assert medium.programs.permits("git") and not medium.programs.permits("sudo")
     assert not (low.files.read or low.files.write or low.files.reaches("/home/u"))
-    assert low.tools.permits("cat") and not low.tools.permits("rm") and not low.tools.permits("bash")
+    assert low.programs.permits("cat") and not low.programs.permits("rm") and not low.programs.permits("bash")
     assert permitted(low) <= permitted(high)

@@ -123,7 +123,7 @@ def test_the_permissions_are_what_the_policy_says(example: Example) -> None:
         path for path in ("/data/a", "/data/secrets/x", "/data/.hidden", "/config/a.json", "/config/a.txt") if policy.files.reaches(path)
     ]
     assert reached == ["/data/a", "/config/a.json"]
-    permitted = [tool for tool in ("python3", "pip", "git", "rm", "dd", "mkfs.ext4", "curl", "bash", "sh") if policy.tools.permits(tool)]
+    permitted = [tool for tool in ("python3", "pip", "git", "rm", "dd", "mkfs.ext4", "curl", "bash", "sh") if policy.programs.permits(tool)]
     assert permitted == ["python3", "pip", "git"]
     assert (policy.processes, policy.limits.processes) == (True, 5)
 

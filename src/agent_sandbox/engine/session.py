@@ -31,7 +31,7 @@ from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.tooling import Gating
+    from agent_sandbox.engine.programs import Gating
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
@@ -105,7 +105,7 @@ class _Known:
     """A plan made lately, and what it was made from."""
 
     needs: Needs
-    tools: Gating | None
+    gating: Gating | None
     plan: MountPlan
     until: float
 
@@ -173,15 +173,15 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(needs, layers, self._tools(work, program, executables))
+        return program, executables, self._view(needs, layers, self._gating(work, program, executables))
 
-    def _tools(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...]) -> Gating | None:
+    def _gating(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...]) -> Gating | None:
         """Which files of the machine can be executed in the run; None where any can, or nothing is started at all."""
-        if not (self.policy.processes and self.policy.tools.restricts):
+        if not (self.policy.processes and self.policy.programs.restricts):
             return None
-        from agent_sandbox.engine.tooling import gating  # few runs say which tools they may use
+        from agent_sandbox.engine.programs import gating_of  # few runs say which programs they may start
 
-        return gating(
+        return gating_of(
             self.policy,
             search_path=work.env.get("PATH", os.defpath),
             interpreter=executables,
@@ -189,18 +189,18 @@ class Session:
             project=self._project,
         )
 
-    def _view(self, needs: Needs, layers: Layers, tools: Gating | None = None) -> MountPlan:
+    def _view(self, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
         policy, known = self.policy, self._known
-        if known is not None and known.needs == needs and known.tools == tools and time.monotonic() < known.until:
+        if known is not None and known.needs == needs and known.gating == gating and time.monotonic() < known.until:
             return known.plan if known.plan.layers == layers else replace(known.plan, layers=layers)
-        files, toolbox = (policy.files, None) if tools is None else (tools.files, tools.toolbox)
+        files, executables = (policy.files, None) if gating is None else (gating.files, gating.executables)
         host, scratch = self._look(), self._disk_bytes
-        plan = plan_view(files, needs, layers, host=host, project=self._project, scratch_bytes=scratch, toolbox=toolbox)
-        if tools is not None and tools.notes:
-            plan = replace(plan, notes=(*plan.notes, *tools.notes))
+        plan = plan_view(files, needs, layers, host=host, project=self._project, scratch_bytes=scratch, executables=executables)
+        if gating is not None and gating.notes:
+            plan = replace(plan, notes=(*plan.notes, *gating.notes))
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, tools, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known = _Known(needs, gating, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:

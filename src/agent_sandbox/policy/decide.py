@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
-from agent_sandbox.policy.tools import SHELLS, covers
+from agent_sandbox.policy.programs import SHELLS, covers
 from agent_sandbox.values import assert_never, dataclass
 
 LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times
@@ -55,7 +55,7 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
     """The verdict on an action: total, deterministic, and Deny unless a rule allows it."""
     match action:
         case RunCode():
-            return _place(policy, action) or refused_tool(policy, action.tools) or _code(policy, action)
+            return _place(policy, action) or refused_program(policy, action.tools) or _code(policy, action)
         case RunCommand():
             return _place(policy, action) or _command(policy, action)
         case Promote():
@@ -77,7 +77,7 @@ def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
 def _code(policy: Policy, action: RunCode) -> Verdict:
     if action.language not in LANGUAGES:
         return Deny(Reason("language", f"unknown language {action.language!r}", f"use one of {', '.join(LANGUAGES)}"))
-    if action.language == "bash" and policy.tools.denies("bash"):
+    if action.language == "bash" and policy.programs.denies("bash"):
         return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the program 'bash'", _permitting(policy, "bash")))
     if not 0 < action.size <= LARGEST_SOURCE:
         why = "there is no code to run" if action.size == 0 else f"the code has {action.size} bytes; at most {LARGEST_SOURCE} are taken"
@@ -89,18 +89,18 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
     if not policy.processes:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
-    if policy.tools.restricts and (refusal := refused_tool(policy, _started(action.argv))):
+    if policy.programs.restricts and (refusal := refused_program(policy, _started(action.argv))):
         return refusal
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
 
 
-def refused_tool(policy: Policy, tools: Iterable[str]) -> Deny | None:
+def refused_program(policy: Policy, tools: Iterable[str]) -> Deny | None:
     """The refusal of the first of these programs that may not be started, with the line that would allow it; None when all may."""
     for tool in tools:
         if not policy.processes:
             why = f"the policy {policy.name!r} allows no processes, so {tool!r} cannot be started"
             return Deny(Reason("processes", why, "allow processes, or run code instead"))
-        if not policy.tools.permits(tool):
+        if not policy.programs.permits(tool):
             return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the program {tool!r}", _permitting(policy, tool)))
     return None
 
@@ -113,7 +113,7 @@ def _started(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _permitting(policy: Policy, tool: str) -> str:
-    name, rules = tool.rpartition("/")[2], policy.tools
+    name, rules = tool.rpartition("/")[2], policy.programs
     if name in SHELLS and not rules.shell:
         return "allow a shell (allow_shell=True); it can run whatever the sandbox permits"
     if covers(rules.denied, name):

@@ -8,13 +8,13 @@ from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.commands.effects import Understanding
 from agent_sandbox.policy.commands.reading import understand, understand_argv
 from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
-from agent_sandbox.policy.decide import Verdict, decide, refused_tool
+from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.document import Document
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import NO_NETWORK, Effective, written
+from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.policy.settings import BY_KEY
-from agent_sandbox.policy.tools import covers, is_open
 from agent_sandbox.values import dataclass, fields
 
 
@@ -67,7 +67,7 @@ def _of_files(policy: Policy) -> list[str]:
 
 
 def _of_processes(policy: Policy) -> list[str]:
-    tools = policy.tools
+    tools = policy.programs
     if not policy.processes:
         return ["processes: none can be started; threads can"]
     if not tools.restricts:
@@ -106,7 +106,7 @@ def try_command(policy: Policy, command: str | Sequence[str]) -> Tried:
     """What the policy says to a command line, or to a program with its arguments. Nothing is run."""
     if isinstance(command, str):
         understood = understand(command)
-        verdict = refused_tool(policy, understood.tools) or decide(policy, (), RunCommand(("bash", "-c", command)), now=0.0)
+        verdict = refused_program(policy, understood.tools) or decide(policy, (), RunCommand(("bash", "-c", command)), now=0.0)
     else:
         understood = understand_argv(command)
         verdict = decide(policy, (), RunCommand.of(command), now=0.0)
@@ -121,7 +121,7 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
         remarks += _names(layer)
     if found is not None and found.policy.files.read and not found.policy.files.allowed:
         remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
-    if found is not None and any(not group for group in found.policy.tools.groups):
+    if found is not None and any(not group for group in found.policy.programs.groups):
         remarks.append(
             Remark("processes.commands", "the list is empty, so no program can be started", "write processes.allow = false instead")
         )

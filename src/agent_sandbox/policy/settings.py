@@ -9,7 +9,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.policy.tools import check_name
+from agent_sandbox.policy.programs import check_name
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ print("not-host-root", int(open("/proc/self/uid_map").read().split()[1]) != 0)
 _LOOK_FOR_CODE = """
 places = ("/tmp", "/run", "/dev/shm", "/usr", "/proc", "/")
 sealed = refused(lambda: open("/proc/self/mem", "r+b")) and refused(lambda: os.memfd_create("probe"))
-print("tools-confined", sealed and all(os.statvfs(place).f_flag & os.ST_NOEXEC for place in places))
+print("programs-confined", sealed and all(os.statvfs(place).f_flag & os.ST_NOEXEC for place in places))
 """
 
 
@@ -97,8 +97,8 @@ def _support(name: str, seen: dict[str, str]) -> Support:
         given.add(Guarantee.MEMORY_HARD)
     else:
         missing[Guarantee.MEMORY_HARD.value] = reasons.get("memory", "there is no control group for it")
-    if Guarantee.TOOLS_CONFINED not in given:
-        missing.setdefault(Guarantee.TOOLS_CONFINED.value, "it needs a kernel with Landlock, of version 2 or later, switched on")
+    if Guarantee.PROGRAMS_CONFINED not in given:
+        missing.setdefault(Guarantee.PROGRAMS_CONFINED.value, "it needs a kernel with Landlock, of version 2 or later, switched on")
     for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC):
         missing[guarantee.value] = "no process on a shared kernel can have it"
     return Support(name, frozenset(given), missing)

@@ -14,8 +14,8 @@ from agent_sandbox.kernel import mountinfo
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
 from agent_sandbox.policy.paths import PathPattern, parse
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import reveal
-from agent_sandbox.policy.tools import ToolRules
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
@@ -68,17 +68,17 @@ def policy_of(request: Request, project: Project, *, shell: bool = False) -> Pol
         denied=[_pattern(path) for path in request.values("--deny")],
         limits=_limits(request),
         system=request.has("--system"),
-        tools=_tools(request, shell),
+        programs=_programs(request, shell),
     )
 
 
-def _tools(request: Request, shell: bool) -> ToolRules:
-    """Without --allow all tools are there. With it a shell is among them only if it runs the line, or is named."""
+def _programs(request: Request, shell: bool) -> ProgramRules:
+    """Without --allow all programs are there. With it a shell is among them only if it runs the line, or is named."""
     allowed, denied = (
         tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
         for option in ("--allow", "--deny-command")
     )
-    return ToolRules((allowed,) if request.has("--allow") else (), denied, lines=shell)
+    return ProgramRules((allowed,) if request.has("--allow") else (), denied, lines=shell)
 
 
 def _pattern(text: str) -> PathPattern:

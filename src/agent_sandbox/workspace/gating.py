@@ -1,6 +1,6 @@
-"""Let a plan execute nothing but the files of a toolbox.
+"""Let a plan execute nothing but the files that may be.
 
-Three things are done to the plan. Nothing that it mounts can be executed. The files of the toolbox are bound over themselves, from the
+Three things are done to the plan. Nothing that it mounts can be executed. The files of what is allowed are bound over themselves, from the
 machine and not from what a guest has written, and those can. And the directories of PATH show nothing else, so that what is not allowed is
 not found rather than found and refused.
 """
@@ -12,23 +12,23 @@ import os
 from agent_sandbox.kernel.mounts import Bind, Code, Mask, Overlay
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.draft import Draft, covers
-from agent_sandbox.workspace.toolbox import Toolbox
+from agent_sandbox.workspace.executables import Executables
 
 
-def gate(plan: Draft, toolbox: Toolbox) -> None:
+def gate(plan: Draft, executables: Executables) -> None:
     """Gate the plan, which is otherwise complete."""
-    hidden = {place for place in toolbox.directories if not plan.rules.bars(place)}
+    hidden = {place for place in executables.directories if not plan.rules.bars(place)}
     bound = {step.target for step in plan.steps if isinstance(step, Bind)}
 
     def shown(paths: tuple[str, ...]) -> tuple[str, ...]:
         there = (path for path in paths if path in bound or any(covers(overlay.target, path) for overlay in plan.overlays))
         return tuple(path for path in there if not plan.rules.bars(path))
 
-    code = Code(shown(toolbox.programs), shown(toolbox.libraries))
+    code = Code(shown(executables.programs), shown(executables.libraries))
     files = [*code.programs, *code.libraries]
-    plan.overlays[:] = [_showing_only(overlay, hidden, files, toolbox.links) for overlay in plan.overlays]
+    plan.overlays[:] = [_showing_only(overlay, hidden, files, executables.links) for overlay in plan.overlays]
     plan.steps.append(code)
-    plan.notes += toolbox.notes
+    plan.notes += executables.notes
 
 
 def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: tuple[tuple[str, str], ...]) -> Overlay:

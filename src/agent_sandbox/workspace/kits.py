@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from agent_sandbox.policy.tools import covers, is_pattern
+from agent_sandbox.policy.programs import covers, is_pattern
 from agent_sandbox.values import dataclass
 
 

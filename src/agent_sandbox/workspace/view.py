@@ -41,7 +41,7 @@ from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.selection import select
 
 if TYPE_CHECKING:
-    from agent_sandbox.workspace.toolbox import Toolbox
+    from agent_sandbox.workspace.executables import Executables
 
 # Made anew for each run. Nothing of the machine's own is shown there unless the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
@@ -56,9 +56,9 @@ def plan_view(
     host: Host,
     project: str | None = None,
     scratch_bytes: int = 256 << 20,
-    toolbox: Toolbox | None = None,
+    executables: Executables | None = None,
 ) -> MountPlan:
-    """The plan for these rules on this machine; with a toolbox, nothing else can be executed in it.
+    """The plan for these rules on this machine; with `executables`, nothing else can be executed in it.
 
     Raises PolicyError for a rule that no view can keep.
     """
@@ -72,10 +72,10 @@ def plan_view(
     hide(plan, needs)
     if not host.privileged:
         stand_in_for_others(plan)
-    if toolbox is not None:
-        from agent_sandbox.workspace.gating import gate  # few runs say which tools they may use
+    if executables is not None:
+        from agent_sandbox.workspace.gating import gate  # few runs say which programs they may start
 
-        gate(plan, toolbox)
+        gate(plan, executables)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())

@@ -11,39 +11,41 @@ from agent_sandbox.policy.action import RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow, Deny, decide
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import locked
-from agent_sandbox.policy.tools import ToolRules
+from agent_sandbox.policy.programs import ProgramRules
 
 NAMES = ["git", "python3", "python", "rm", "bash", "mkfs.ext4", "curl"]
 PATTERNS = st.sampled_from([*NAMES, "python*", "mkfs*", "*", "[g]it", "?m"])
 groups = st.lists(PATTERNS, max_size=3).map(tuple)
-rules = st.builds(ToolRules, st.lists(groups, max_size=2).map(tuple), groups, st.booleans())
+rules = st.builds(ProgramRules, st.lists(groups, max_size=2).map(tuple), groups, st.booleans())
 
 
 def test_a_name_has_to_be_in_every_group_and_in_none_that_is_denied() -> None:
-    tools = ToolRules((("git", "python*"), ("git", "curl")), ("curl",))
+    tools = ProgramRules((("git", "python*"), ("git", "curl")), ("curl",))
     assert [name for name in NAMES if tools.permits(name)] == ["git"]
     assert tools.permits("/usr/bin/git"), "a path is judged by its last name"
-    assert not ToolRules((("gitx",),)).permits("git")
-    assert not ToolRules((("git",),)).permits("gitx")
+    assert not ProgramRules((("gitx",),)).permits("git")
+    assert not ProgramRules((("git",),)).permits("gitx")
 
 
 def test_without_a_shell_no_shell_is_permitted_even_if_it_is_listed() -> None:
-    assert not ToolRules((("bash",),), shell=False).permits("bash")
-    assert ToolRules((("bash",),)).permits("bash")
+    assert not ProgramRules((("bash",),), shell=False).permits("bash")
+    assert ProgramRules((("bash",),)).permits("bash")
 
 
 def test_what_restricts_nothing_says_so() -> None:
-    assert not ToolRules().restricts
-    assert all(each.restricts for each in (ToolRules(((),)), ToolRules(denied=("rm",)), ToolRules(shell=False)))
+    assert not ProgramRules().restricts
+    assert all(each.restricts for each in (ProgramRules(((),)), ProgramRules(denied=("rm",)), ProgramRules(shell=False)))
 
 
 def test_what_an_allowed_tool_opens_is_named() -> None:
-    tools = ToolRules((("git", "cat", "python*", "bash", "perl"),), denied=("perl",))
+    tools = ProgramRules((("git", "cat", "python*", "bash", "perl"),), denied=("perl",))
     assert tools.opens() == ("git", "python*", "bash")
 
 
 @given(rules, groups, groups, st.booleans(), st.sampled_from(NAMES))
-def test_narrowing_never_permits_more(tools: ToolRules, allowed: tuple[str, ...], denied: tuple[str, ...], shell: bool, name: str) -> None:
+def test_narrowing_never_permits_more(
+    tools: ProgramRules, allowed: tuple[str, ...], denied: tuple[str, ...], shell: bool, name: str
+) -> None:
     narrower = tools.narrowed(allowed=allowed, denied=denied, shell=shell)
     assert not narrower.permits(name) or tools.permits(name)
     assert tools.narrowed() == tools.narrowed().narrowed()
@@ -52,37 +54,39 @@ def test_narrowing_never_permits_more(tools: ToolRules, allowed: tuple[str, ...]
 @pytest.mark.parametrize("name", ["", "a/b", "a\0b", "a[", "a\\b", 5])
 def test_what_is_no_name_of_a_command_is_refused(name: str) -> None:
     with pytest.raises(PolicyError, match="command"):
-        ToolRules(((name,),))
+        ProgramRules(((name,),))
 
 
 def test_a_policy_that_names_tools_requires_that_they_are_confined() -> None:
-    named = ToolRules((("git",),))
-    assert Guarantee.TOOLS_CONFINED in locked(processes=True, tools=named).requires
-    assert Guarantee.TOOLS_CONFINED not in locked(processes=True).requires
-    assert Guarantee.TOOLS_CONFINED not in locked(processes=False, tools=named).requires, "without processes there is nothing to confine"
+    named = ProgramRules((("git",),))
+    assert Guarantee.PROGRAMS_CONFINED in locked(processes=True, programs=named).requires
+    assert Guarantee.PROGRAMS_CONFINED not in locked(processes=True).requires
+    assert Guarantee.PROGRAMS_CONFINED not in locked(processes=False, programs=named).requires, (
+        "without processes there is nothing to confine"
+    )
 
 
 @pytest.mark.parametrize(
     ("argv", "tools", "why", "remedy"),
     [
-        (["npm", "install"], ToolRules((("git", "curl"),)), "'npm'", "to allow it: --allow git,curl,npm"),
-        (["bash", "-c", "git status && npm i"], ToolRules((("git", "bash"),)), "'npm'", "--allow git,bash,npm"),
-        (["sh", "-c", "ls"], ToolRules(shell=False), "'sh'", "allow a shell"),
-        (["rm", "x"], ToolRules(denied=("r?",)), "'rm'", "take rm off the list of denied commands"),
-        (["env", "rm", "x"], ToolRules((("env",),)), "'rm'", "--allow env,rm"),
-        (["sh", "-c", "("], ToolRules((("git",),)), "'sh'", "--allow git,sh"),
+        (["npm", "install"], ProgramRules((("git", "curl"),)), "'npm'", "to allow it: --allow git,curl,npm"),
+        (["bash", "-c", "git status && npm i"], ProgramRules((("git", "bash"),)), "'npm'", "--allow git,bash,npm"),
+        (["sh", "-c", "ls"], ProgramRules(shell=False), "'sh'", "allow a shell"),
+        (["rm", "x"], ProgramRules(denied=("r?",)), "'rm'", "take rm off the list of denied commands"),
+        (["env", "rm", "x"], ProgramRules((("env",),)), "'rm'", "--allow env,rm"),
+        (["sh", "-c", "("], ProgramRules((("git",),)), "'sh'", "--allow git,sh"),
     ],
 )
 def test_a_program_that_is_not_allowed_is_refused_with_the_line_that_would_allow_it(
-    argv: list[str], tools: ToolRules, why: str, remedy: str
+    argv: list[str], tools: ProgramRules, why: str, remedy: str
 ) -> None:
-    verdict = decide(locked(processes=True, tools=tools), (), RunCommand.of(argv), now=0.0)
+    verdict = decide(locked(processes=True, programs=tools), (), RunCommand.of(argv), now=0.0)
     assert isinstance(verdict, Deny) and verdict.because.rule == "tools"
     assert why in verdict.because.why and remedy in verdict.because.remedy
 
 
 def test_a_command_line_whose_tools_are_known_is_refused_like_a_command() -> None:
-    policy = locked(processes=True, tools=ToolRules((("git",),)))
+    policy = locked(processes=True, programs=ProgramRules((("git",),)))
     refused = decide(policy, (), RunCode.of("bash", b"npm i", tools=("npm",)), now=0.0)
     assert isinstance(refused, Deny) and "--allow git,npm" in refused.because.remedy
     assert isinstance(decide(policy, (), RunCode.of("bash", b"git log", tools=("git",)), now=0.0), Allow)
@@ -92,16 +96,16 @@ def test_a_command_line_whose_tools_are_known_is_refused_like_a_command() -> Non
 
 
 def test_a_line_may_be_run_by_a_shell_that_no_group_names() -> None:
-    lines = ToolRules((("git",),), lines=True)
+    lines = ProgramRules((("git",),), lines=True)
     assert lines.permits("bash") and lines.permits("sh") and not lines.permits("zsh") and not lines.permits("npm")
-    assert not ToolRules((("git",),), ("bash",), lines=True).permits("bash")
-    assert not ToolRules((("git",),), shell=False, lines=True).permits("bash")
-    npm = decide(locked(processes=True, tools=lines), (), RunCommand.of(["bash", "-c", "git log && npm i"]), now=0.0)
+    assert not ProgramRules((("git",),), ("bash",), lines=True).permits("bash")
+    assert not ProgramRules((("git",),), shell=False, lines=True).permits("bash")
+    npm = decide(locked(processes=True, programs=lines), (), RunCommand.of(["bash", "-c", "git log && npm i"]), now=0.0)
     assert isinstance(npm, Deny) and "--allow git,npm" in npm.because.remedy
-    assert isinstance(decide(locked(processes=True, tools=lines), (), RunCommand.of(["bash", "-c", "git log"]), now=0.0), Allow)
+    assert isinstance(decide(locked(processes=True, programs=lines), (), RunCommand.of(["bash", "-c", "git log"]), now=0.0), Allow)
 
 
 @given(rules, st.sampled_from(NAMES))
-def test_what_is_denied_is_not_permitted_whatever_else_its_file_is_called(tools: ToolRules, name: str) -> None:
+def test_what_is_denied_is_not_permitted_whatever_else_its_file_is_called(tools: ProgramRules, name: str) -> None:
     assert not (tools.denies(name) and tools.permits(name))
     assert bool(tools.denies("x", name)) == bool(tools.denies("x") or tools.denies(name))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.tools import LINE_SHELLS, ToolRules
+from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules
 from tests.policy.commands.corpus import corpus
 from tests.security.harness import Box, case
 
@@ -179,7 +179,7 @@ def _attempts(project: Path) -> str:
 
 def gated(box: Box, *allowed: str, shell: bool = False, denied: tuple[str, ...] = ()) -> Box:
     """The same box, in which only these tools may be started."""
-    return box.with_(policy=cloned(masks=box.rules.masks, limits=box.limits, tools=ToolRules((allowed,), denied, lines=shell)))
+    return box.with_(policy=cloned(masks=box.rules.masks, limits=box.limits, programs=ProgramRules((allowed,), denied, lines=shell)))
 
 
 @case(41, prio="P2")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.tools import ToolRules
-from agent_sandbox.workspace.toolbox import Toolbox, denied_files, find_tools
+from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.workspace.executables import Executables, denied_files, find_executables
 
 TRUE = os.path.realpath("/bin/true")
 
@@ -37,8 +37,8 @@ def script(path: Path, first: str) -> Path:
 
 def found(
     bin_: Path, *allowed: str, denied: tuple[str, ...] = (), shell: bool = True, lines: bool = False, project: str | None = None
-) -> Toolbox:
-    return find_tools(ToolRules((allowed,), denied, shell, lines=lines), search_path=f"{bin_}:relative:", project=project)
+) -> Executables:
+    return find_executables(ProgramRules((allowed,), denied, shell, lines=lines), search_path=f"{bin_}:relative:", project=project)
 
 
 def test_a_tool_is_its_file_with_its_loader_and_libraries(bin_: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_tool_is_not_there_by_another_name_of_what_is_denied(bin_: Path) -> No
 
 
 def test_who_asks_for_one_tool_of_many_in_one_file_has_to_ask_for_the_file(bin_: Path) -> None:
-    with pytest.raises(PolicyError, match="every tool in there") as refusal:
+    with pytest.raises(PolicyError, match="everything in there") as refusal:
         found(bin_, "applet")
     assert "busybox" in refusal.value.hint
     assert str(bin_ / "busybox") in found(bin_, "busybox", "applet").programs
@@ -89,7 +89,7 @@ def test_no_shell_is_there_where_there_is_to_be_none_by_whatever_name(bin_: Path
 
 
 def test_a_tool_has_to_be_in_every_group(bin_: Path) -> None:
-    box = find_tools(ToolRules((("*",), ("mine", "other"), ("m*", "alias"))), search_path=str(bin_))
+    box = find_executables(ProgramRules((("*",), ("mine", "other"), ("m*", "alias"))), search_path=str(bin_))
     assert str(bin_ / "mine") in box.programs and str(bin_ / "other") not in box.programs
 
 
@@ -97,7 +97,7 @@ def test_the_shims_of_a_version_manager_are_no_tools(tmp_path: Path, bin_: Path)
     shims = tmp_path / "shims"
     shims.mkdir()
     script(shims / "mine", "#!/bin/sh")
-    box = find_tools(ToolRules((("mine",),), lines=True), search_path=f"{shims}:{bin_}")
+    box = find_executables(ProgramRules((("mine",),), lines=True), search_path=f"{shims}:{bin_}")
     assert str(shims / "mine") not in box.programs and str(bin_ / "mine") in box.programs
     assert str(shims) in box.directories, "so that the real one is found behind it"
 
@@ -105,7 +105,7 @@ def test_the_shims_of_a_version_manager_are_no_tools(tmp_path: Path, bin_: Path)
 def test_a_name_that_nothing_has_is_said(bin_: Path) -> None:
     (bin_ / "data").write_text("no program")
     for name in ("nobody-has-this", "data"):
-        assert f"{name} is allowed, but there is no such tool here" in found(bin_, name).notes
+        assert f"{name} is allowed, but there is no such program here" in found(bin_, name).notes
 
 
 def test_what_interprets_says_what_that_opens(bin_: Path) -> None:
@@ -120,7 +120,7 @@ def test_directories_of_the_project_are_shown_as_they_are(bin_: Path) -> None:
 
 
 def test_git_comes_with_its_helpers_and_every_program_with_all_that_its_loader_finds() -> None:
-    box = find_tools(ToolRules((("git",),)), search_path="/usr/bin")
+    box = find_executables(ProgramRules((("git",),)), search_path="/usr/bin")
     core = subprocess.run(["git", "--exec-path"], capture_output=True, check=True).stdout.decode().strip()
     assert os.path.realpath(f"{core}/git-remote-http") in box.programs
     for program in box.programs:
@@ -131,7 +131,7 @@ def test_git_comes_with_its_helpers_and_every_program_with_all_that_its_loader_f
 
 
 def test_denied_tools_are_hidden_under_all_names_on_the_way(bin_: Path) -> None:
-    hidden, notes = denied_files(ToolRules(denied=("alias",)), search_path=str(bin_))
+    hidden, notes = denied_files(ProgramRules(denied=("alias",)), search_path=str(bin_))
     assert {str(bin_ / name) for name in ("alias", "hop", "mine")} == set(hidden) and not notes
-    hidden, notes = denied_files(ToolRules(denied=("applet",)), search_path=str(bin_))
+    hidden, notes = denied_files(ProgramRules(denied=("applet",)), search_path=str(bin_))
     assert hidden == (str(bin_ / "applet"),) and "deny busybox too" in notes[0], "the others in that file stay"

@@ -37,7 +37,7 @@ def test_what_ends_for_want_of_a_tool_says_which_there_are(shell: Shell) -> None
     (shell.cwd / "script.sh").chmod(0o755)
     for line, code in ((b"npm install", 127), (b"./script.sh", 126)):
         done = shell("run", "--throw-away", "--allow", "git,ls", "bash -s", stdin=line)
-        assert done.returncode == code and "only these tools can be started: git, ls" in words(done)
+        assert done.returncode == code and "only these programs can be started: git, ls" in words(done)
 
 
 def test_an_interpreter_is_named_with_what_it_opens(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""From names of tools to the files they are made of: programs, what starts and interprets them, and the libraries they are linked with.
+"""From names of programs to the files that make them run: their own, what starts and interprets them, the libraries they are linked with.
 
 Everything is found on the machine itself, under real paths, before there is a guest: what a guest writes is never among it. What is missed
 here fails to start; it is never the other way round.
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import elf
-from agent_sandbox.policy.tools import LINE_SHELLS, ToolRules, interprets, is_pattern
-from agent_sandbox.policy.tools import covers as names_match
+from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, interprets, is_pattern
+from agent_sandbox.policy.programs import covers as names_match
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace import kits
 from agent_sandbox.workspace.draft import covers
 
-# Where tools are on any machine, whatever PATH says.
+# Where programs are on any machine, whatever PATH says.
 STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
-_SHIMS = "shims"  # of version managers: scripts that look for the real tool with tools of their own
+_SHIMS = "shims"  # of version managers: scripts that look for the real program with others
 _FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
 _DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 _NAME_SERVICE = b"libnss_"  # loaded by the C library, by a name that is in no file but /etc/nsswitch.conf
@@ -27,7 +27,7 @@ _LONGEST_CHAIN = 40  # links behind one another, as in the kernel
 
 
 @dataclass(frozen=True)
-class Toolbox:
+class Executables:
     """What may be executed, as files. `programs` are started, `libraries` only mapped; all are real paths.
 
     `directories` are those of PATH in which nothing else is shown, and `links` the names in them that lead to what is.
@@ -40,10 +40,10 @@ class Toolbox:
     notes: tuple[str, ...] = ()
 
 
-def find_tools(
-    rules: ToolRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), project: str | None = None
-) -> Toolbox:
-    """The files of the tools that are allowed.
+def find_executables(
+    rules: ProgramRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), project: str | None = None
+) -> Executables:
+    """The files of the programs that are allowed.
 
     `programs` are to be started whatever the rules say, and shared libraries beneath `modules` loaded: what runs the code of a run. A
     directory of PATH that is not one for programs by its name, or that is part of the project, is shown as it is: what is in there can be
@@ -68,11 +68,11 @@ def find_tools(
         search.notes.append(
             f"{', '.join(search.interpreters)}: runs what it is given, and that can do whatever the sandbox lets it do itself"
         )
-    return Toolbox(tuple(search.programs), tuple(search.libraries), tuple(hidden), tuple(links), tuple(search.notes))
+    return Executables(tuple(search.programs), tuple(search.libraries), tuple(hidden), tuple(links), tuple(search.notes))
 
 
-def denied_files(rules: ToolRules, *, search_path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where only some tools are denied: the names that must not be there, and what has to be said about it."""
+def denied_files(rules: ProgramRules, *, search_path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where only some programs are denied: the names that must not be there, and what has to be said about it."""
     hidden: dict[str, None] = {}
     notes: list[str] = []
     for directory in _directories(search_path):
@@ -94,7 +94,7 @@ def denied_files(rules: ToolRules, *, search_path: str) -> tuple[tuple[str, ...]
 class _Search:
     """Collects files, each once, in the order of their finding."""
 
-    def __init__(self, rules: ToolRules, search_path: str, project: str | None) -> None:
+    def __init__(self, rules: ProgramRules, search_path: str, project: str | None) -> None:
         self.rules = rules
         self.project = project
         self.directories = _directories(search_path)
@@ -123,7 +123,7 @@ class _Search:
                 ):
                     any_found = self._take(path, several=several) or any_found
         if not (any_found or several or pattern in LINE_SHELLS) and self.rules.permits(pattern):
-            self.notes.append(f"{pattern} is allowed, but there is no such tool here")
+            self.notes.append(f"{pattern} is allowed, but there is no such program here")
 
     def _take(self, path: str, *, several: bool) -> bool:
         """One name of PATH. False for what would not start."""
@@ -136,7 +136,7 @@ class _Search:
             if several:
                 return False
             raise PolicyError(
-                f"{name} is a part of {real}, and who may start it may start every tool in there", hint=f"allow {own} by its name"
+                f"{name} is a part of {real}, and who may start it may start everything in there", hint=f"allow {own} by its name"
             )
         if os.path.basename(os.path.dirname(real)) == _SHIMS or not self.take_program(real, quiet=several):
             return False
@@ -272,7 +272,7 @@ class _Search:
 
 
 def _directories(search_path: str) -> list[str]:
-    """The real directories in which tools are looked for. A relative one is none: what is there is the guest's."""
+    """The real directories in which programs are looked for. A relative one is none: what is there is the guest's."""
     named = [path for path in search_path.split(os.pathsep) if path.startswith("/")]
     real = dict.fromkeys(os.path.realpath(path) for path in (*named, *STANDARD))
     return [path for path in real if path != "/" and os.path.isdir(path)]

@@ -12,14 +12,14 @@ from agent_sandbox.engine.session import Outcome
 from agent_sandbox.errors import Denied, LaunchFailed
 from agent_sandbox.kernel import landlock
 from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.tools import ToolRules
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.runtime.process import ProcessRuntime
 from tests.security.harness import Box
 
 
 def gated(box: Box, *allowed: str, shell: bool = False, denied: tuple[str, ...] = ()) -> Box:
     """The same box, in which only these tools may be started."""
-    return box.with_(policy=cloned(masks=box.rules.masks, limits=box.limits, tools=ToolRules((allowed,), denied, lines=shell)))
+    return box.with_(policy=cloned(masks=box.rules.masks, limits=box.limits, programs=ProgramRules((allowed,), denied, lines=shell)))
 
 
 def unread(box: Box, line: str) -> Outcome:
@@ -74,7 +74,7 @@ def test_a_script_of_the_project_runs_through_an_allowed_interpreter_only(box: B
 
 
 def test_denied_tools_are_not_there_and_the_rest_is(box: Box) -> None:
-    policy = cloned(masks=box.rules.masks, limits=box.limits, tools=ToolRules(denied=("basename", "mkfs*")))
+    policy = cloned(masks=box.rules.masks, limits=box.limits, programs=ProgramRules(denied=("basename", "mkfs*")))
     line = "basename a/b; echo $?; /bin/basename a/b; dirname a/b; cp /bin/true ./mine && ./mine && echo mine"
     inside = unread(box.with_(policy=policy), line)
     assert inside.stdout.decode().split() == ["127", "a", "mine"]

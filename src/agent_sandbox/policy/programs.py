@@ -37,7 +37,7 @@ STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "n
 
 
 @dataclass(frozen=True)
-class ToolRules:
+class ProgramRules:
     """Names that may be started. Without groups all that the view shows may, less what is denied; without `shell` no shell may.
 
     With `lines`, bash and sh may besides what the groups name, so that a line can be run: it starts only what they name.
@@ -70,10 +70,10 @@ class ToolRules:
         """Which of the names of one file is denied, or is a shell's where there is to be none; empty if none is."""
         return next((name for name in names if covers(self.denied, name) or (name in SHELLS and not self.shell)), "")
 
-    def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ToolRules:
+    def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ProgramRules:
         """What is permitted here and there."""
         groups = self.groups if allowed is None else (*self.groups, tuple(allowed))
-        return ToolRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell, self.lines)
+        return ProgramRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell, self.lines)
 
     def opens(self) -> tuple[str, ...]:
         """The allowed names with which a program can do more than their own work, in the order in which they were written."""

@@ -1,0 +1,48 @@
+"""What a policy's rules about programs mean for one run: files that can be executed in the view, or names that it does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from agent_sandbox.engine import languages
+from agent_sandbox.policy.model import FileRules, Policy
+from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.secrets import Mask
+from agent_sandbox.values import dataclass, replace
+from agent_sandbox.workspace.executables import Executables, denied_files, find_executables
+
+
+@dataclass(frozen=True)
+class Gating:
+    """The rules about files with those about programs worked in, and what can be executed, if that is not whatever is there."""
+
+    files: FileRules
+    executables: Executables | None = None
+    notes: tuple[str, ...] = ()
+
+
+def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, project: str | None) -> Gating:
+    """For a run that starts `interpreter`, if it is code, or with `python` has one that runs already.
+
+    Raises PolicyError where the rules name what cannot be told apart from something else.
+    """
+    moment = languages.moment()
+    if not policy.programs.groups:
+        hidden, notes = _denied(policy.programs, search_path, moment)
+        masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
+        return Gating(replace(policy.files, masks=masks), None, notes)
+    modules = languages.python_modules() if python else ()
+    return Gating(policy.files, _executables(policy.programs, search_path, tuple(interpreter[:1]), modules, project, moment))
+
+
+@lru_cache(maxsize=8)
+def _executables(
+    rules: ProgramRules, search_path: str, programs: tuple[str, ...], modules: tuple[str, ...], project: str | None, moment: int
+) -> Executables:
+    return find_executables(rules, search_path=search_path, programs=programs, modules=modules, project=project)
+
+
+@lru_cache(maxsize=8)
+def _denied(rules: ProgramRules, search_path: str, moment: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return denied_files(rules, search_path=search_path)
