@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
@@ -42,6 +42,7 @@ def test_what_an_allowed_tool_opens_is_named() -> None:
     assert tools.opens() == ("git", "python*", "bash")
 
 
+@settings(max_examples=60, deadline=None)
 @given(rules, groups, groups, st.booleans(), st.sampled_from(NAMES))
 def test_narrowing_never_permits_more(tools: ToolRules, allowed: tuple[str, ...], denied: tuple[str, ...], shell: bool, name: str) -> None:
     narrower = tools.narrowed(allowed=allowed, denied=denied, shell=shell)

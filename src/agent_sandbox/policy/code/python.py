@@ -169,8 +169,9 @@ class _Walk:
         namespace = isinstance(node.value, ast.Call) and self._names.origins(node.value.func) & _NAMESPACES
         if (bases or namespace) and isinstance(node.ctx, ast.Load):
             modules = {own_name(base.removesuffix(".__dict__")) for base in bases if base == "builtins" or base.endswith(".__dict__")}
-            open_ended = namespace or "sys.modules" in bases or any(map(self._match.within, modules))
-            if open_ended and self._names.texts(node.slice) is None and id(node) in self._called | self._looked_into:
+            used = id(node) in self._called or id(node) in self._looked_into  # `globals()[name]` alone is met in ordinary programs
+            open_ended = any(map(self._match.within, modules)) or (used and (namespace or "sys.modules" in bases))
+            if open_ended and self._names.texts(node.slice) is None:
                 self._note(COMPUTED, node.lineno)
 
     def constant(self, node: ast.Constant) -> None:
