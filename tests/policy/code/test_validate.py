@@ -118,7 +118,7 @@ def test_an_unknown_language_and_an_empty_pattern_are_refused_by_name() -> None:
         ("javascript", "a;" * 60_000),
         ("ruby", "a;" * 60_000),
         ("bash", "if true"),
-        ("python", "".join(f"a{i} = a{i + 1} if n else a{i + 1}\n" for i in range(40)) + "x = [" + "a0(b)," * 3000 + "]"),
+        ("python", "".join(f"a{i} = a{i + 1} if n else a{i + 1}\n" for i in range(40)) + "x = [" + "a0.popen," * 3000 + "]"),
         ("javascript", "x =/\n" * 30),
         ("bash", "$(" * 500),
     ],
