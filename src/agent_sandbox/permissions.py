@@ -18,7 +18,7 @@ from agent_sandbox.policy.code.model import Grant
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import NO_NETWORK
-from agent_sandbox.policy.tools import ToolRules
+from agent_sandbox.policy.programs import ProgramRules
 
 
 class PermissionLevel(IntEnum):
@@ -87,11 +87,11 @@ class ProcessPermission:
 
     def __post_init__(self) -> None:
         _check(self)
-        self.tools()
+        self.programs()
 
-    def tools(self) -> ToolRules:
+    def programs(self) -> ProgramRules:
         """The names as a value."""
-        return ToolRules((tuple(self.allowed_commands),) if self.allowed_commands else (), tuple(self.denied_commands), self.allow_shell)
+        return ProgramRules((tuple(self.allowed_commands),) if self.allowed_commands else (), tuple(self.denied_commands), self.allow_shell)
 
 
 Permission = FilePermission | NetworkPermission | ProcessPermission

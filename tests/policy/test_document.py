@@ -51,6 +51,7 @@ memory_mb = 256
 disk_mb = 64
 output_bytes = 1000
 open_files = 100
+fuel = 1000000
 
 [code]
 validate = true

@@ -11,8 +11,8 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import cloned, locked
 from agent_sandbox.policy.narrowing import Effective, effective
 from agent_sandbox.policy.paths import Beneath, Glob, Tree
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.policy.tools import ToolRules
 
 NO_LIMITS = Limits(wall_seconds=None, memory_bytes=None, processes=None, open_files=None, output_bytes=None, disk_bytes=None)
 
@@ -41,7 +41,7 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
         denied=[Tree("/data/x")],
         masks=[Mask("/data/k", "a key")],
         processes=True,
-        tools=ToolRules((("git", "cat"), ("git", "ls")), ("rm",), shell=False),
+        programs=ProgramRules((("git", "cat"), ("git", "ls")), ("rm",), shell=False),
         limits=NO_LIMITS,
     )
     found = Effective(files, validate=False, blocked=("pickle",), warnings=("x",))
@@ -68,7 +68,7 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
         (locked(read=True, allow_hidden=True), "files: nothing can be read"),
         (locked(write=True, allowed=[Tree("/a")], allow_hidden=True), "files: /a can be written, and are empty"),
         (cloned(masks=()), "processes: every program of the view can be started"),
-        (locked(processes=True, tools=ToolRules(denied=("rm",))), "processes: programs of the view can be started"),
+        (locked(processes=True, programs=ProgramRules(denied=("rm",))), "processes: programs of the view can be started"),
     ],
 )
 def test_the_rest_of_the_sentences(policy: object, line: str) -> None:
@@ -76,7 +76,7 @@ def test_the_rest_of_the_sentences(policy: object, line: str) -> None:
 
 
 def test_a_command_is_tried_without_being_run() -> None:
-    policy = locked(processes=True, tools=ToolRules((("git", "bash"),)))
+    policy = locked(processes=True, programs=ProgramRules((("git", "bash"),)))
     refused = try_command(policy, "git log && npm install")
     assert isinstance(refused.verdict, Deny) and "'npm'" in refused.verdict.because.why
     assert refused.understood.tools == ("git", "npm")

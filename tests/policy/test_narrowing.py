@@ -23,12 +23,12 @@ from agent_sandbox.policy.presets import PRESETS
 HOME = "/home/u"
 CEILING = cloned(masks=())
 PATHS = ["/", "/data", "/data/a", "/data/a/b.json", "/home/u", "/home/u/.ssh", "/home/u/x", "/srv/.git/x", "/data/secrets/k"]
-TOOLS = ["git", "python3", "bash", "rm", "cat"]
+PROGRAMS = ["git", "python3", "bash", "rm", "cat"]
 
 patterns = st.lists(
     st.sampled_from(["/", "/data", "/data/*", "/data/a", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]), max_size=2, unique=True
 )
-names = st.lists(st.sampled_from([*TOOLS, "python*", "*"]), max_size=3, unique=True)
+names = st.lists(st.sampled_from([*PROGRAMS, "python*", "*"]), max_size=3, unique=True)
 
 
 def _table(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -64,9 +64,9 @@ def permitted(policy: Policy) -> set[object]:
     found: set[object] = {("reach", path) for path in PATHS if files.reaches(path)}
     found |= {("read", path) for path in PATHS if files.read and files.reaches(path)}
     found |= {("write", path) for path in PATHS if files.write and files.reaches(path)}
-    for tool in TOOLS:
-        if isinstance(decide(policy, (), RunCommand((tool,)), now=0.0), Allow):
-            found.add(("run", tool))
+    for program in PROGRAMS:
+        if isinstance(decide(policy, (), RunCommand((program,)), now=0.0), Allow):
+            found.add(("run", program))
     for path in PATHS:
         if isinstance(decide(policy, (), RunCode("python", "0" * 64, 1, path), now=0.0), Allow):
             found.add(("be in", path))
@@ -106,8 +106,8 @@ def test_a_layer_twice_is_the_layer_once_and_the_answer_is_the_same_every_time(l
 
 @settings(max_examples=40, deadline=None)
 @given(layers, patterns, names)
-def test_adding_a_deny_never_allows_more(layer: Document, paths: list[str], tools: list[str]) -> None:
-    deny = from_mapping({"files": {"denied": paths}, "processes": {"denied_commands": tools}}, origin="deny")
+def test_adding_a_deny_never_allows_more(layer: Document, paths: list[str], programs: list[str]) -> None:
+    deny = from_mapping({"files": {"denied": paths}, "processes": {"denied_commands": programs}}, origin="deny")
     assert permitted(laid(CEILING, layer, deny).policy) <= permitted(laid(CEILING, layer).policy)
 
 
@@ -154,10 +154,10 @@ def test_a_layer_narrows_every_part_of_a_policy() -> None:
     assert policy.name == "cloned+mine"
     assert policy.files.reaches("/home/u/x/a") and not policy.files.reaches("/home/u/x/secret") and not policy.files.reaches("/home/u/y")
     assert (policy.files.read, policy.files.write, policy.files.allow_hidden) == (True, False, False)
-    assert policy.tools.permits("git") and not policy.tools.permits("cat")
+    assert policy.programs.permits("git") and not policy.programs.permits("cat")
     assert (policy.limits.processes, policy.limits.wall_seconds, policy.limits.memory_bytes) == (7, 5, 64 * MIB)
     assert policy.limits.disk_bytes == CEILING.limits.disk_bytes, "more than the ceiling is the ceiling"
-    assert {Guarantee.MEMORY_HARD, Guarantee.TOOLS_CONFINED} <= policy.requires
+    assert {Guarantee.MEMORY_HARD, Guarantee.PROGRAMS_CONFINED} <= policy.requires
     assert found.blocked == ("pickle",) and found.validate
 
 
@@ -176,7 +176,7 @@ def test_the_tiers_are_what_their_table_says() -> None:
     )
     assert permitted(high) == permitted(CEILING)
     assert medium.files.reaches("/home/u/x") and not medium.files.reaches("/data")
-    assert medium.tools.permits("git") and not medium.tools.permits("sudo")
+    assert medium.programs.permits("git") and not medium.programs.permits("sudo")
     assert not (low.files.read or low.files.write or low.files.reaches("/home/u"))
-    assert low.tools.permits("cat") and not low.tools.permits("rm") and not low.tools.permits("bash")
+    assert low.programs.permits("cat") and not low.programs.permits("rm") and not low.programs.permits("bash")
     assert permitted(low) <= permitted(high)

@@ -41,7 +41,7 @@ def test_two_of_a_kind_permit_what_either_does_and_deny_what_either_does() -> No
     files = permissions.policy().files
     assert [path for path in ("/a/1", "/b/1", "/c", "/a/x", "/b/x") if files.reaches(path)] == ["/a/1", "/b/1"]
     permissions.add(ProcessPermission(True, True, ["git"])).add(ProcessPermission(True, True))
-    assert not permissions.policy().tools.groups, "one of them names no limit"
+    assert not permissions.policy().programs.groups, "one of them names no limit"
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_what_cannot_be_a_permission_is_refused_by_name(make: Any, words: str) -
 
 
 def test_named_commands_require_that_tools_are_confined_and_unnamed_ones_do_not() -> None:
-    assert Guarantee.TOOLS_CONFINED in PermissionSet([ProcessPermission(True, True, ["git"])]).policy().requires
-    assert Guarantee.TOOLS_CONFINED in PermissionSet([ProcessPermission(True)]).policy().requires, "no shell is a limit, too"
-    assert Guarantee.TOOLS_CONFINED not in PermissionSet([ProcessPermission(True, True)]).policy().requires
+    assert Guarantee.PROGRAMS_CONFINED in PermissionSet([ProcessPermission(True, True, ["git"])]).policy().requires
+    assert Guarantee.PROGRAMS_CONFINED in PermissionSet([ProcessPermission(True)]).policy().requires, "no shell is a limit, too"
+    assert Guarantee.PROGRAMS_CONFINED not in PermissionSet([ProcessPermission(True, True)]).policy().requires
 
 
 @pytest.mark.parametrize(

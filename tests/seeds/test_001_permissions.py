@@ -124,7 +124,9 @@ def test_the_permissions_are_what_the_policy_says(example: Example) -> None:
         path for path in ("/data/a", "/data/secrets/x", "/data/.hidden", "/config/a.json", "/config/a.txt") if policy.files.reaches(path)
     ]
     assert reached == ["/data/a", "/config/a.json"]
-    permitted = [tool for tool in ("python3", "pip", "git", "rm", "dd", "mkfs.ext4", "curl", "bash", "sh") if policy.tools.permits(tool)]
+    permitted = [
+        program for program in ("python3", "pip", "git", "rm", "dd", "mkfs.ext4", "curl", "bash", "sh") if policy.programs.permits(program)
+    ]
     assert permitted == ["python3", "pip", "git"]
     assert (policy.processes, policy.limits.processes) == (True, 5)
 
@@ -161,7 +163,7 @@ def test_the_executor_runs_code_in_its_context(example: Example) -> None:
     assert (result.context.id, result.context.metadata) == ("task_123", {"user": "agent_1"})
 
 
-@pytest.mark.xfail(raises=RuntimeUnavailable, strict=True, reason="no runtime of this version confines tools yet, and none pretends to")
+@pytest.mark.xfail(raises=RuntimeUnavailable, strict=True, reason="no runtime of this version confines programs yet, and none pretends to")
 def test_the_executor_runs_code_under_the_permissions_of_the_document(example: Example) -> None:
     names = names_of(example, example(PERMISSIONS)["permissions"])
     assert example(EXECUTION, **names)["result"].stdout == "executed\n"

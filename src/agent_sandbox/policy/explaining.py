@@ -8,13 +8,13 @@ from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.commands.effects import Understanding
 from agent_sandbox.policy.commands.reading import understand, understand_argv
 from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
-from agent_sandbox.policy.decide import Verdict, decide, refused_tool
+from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.document import Document
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import NO_NETWORK, Effective, written
+from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.policy.settings import BY_KEY
-from agent_sandbox.policy.tools import covers, is_open
 from agent_sandbox.values import dataclass, fields
 
 
@@ -67,16 +67,16 @@ def _of_files(policy: Policy) -> list[str]:
 
 
 def _of_processes(policy: Policy) -> list[str]:
-    tools = policy.tools
+    programs = policy.programs
     if not policy.processes:
         return ["processes: none can be started; threads can"]
-    if not tools.restricts:
+    if not programs.restricts:
         return ["processes: every program of the view can be started"]
-    named = [f"of {', '.join(group)}" for group in tools.groups]
+    named = [f"of {', '.join(group)}" for group in programs.groups]
     lines = [f"processes: only programs {' and '.join(named)} are there" if named else "processes: programs of the view can be started"]
-    lines += [f"processes: {', '.join(tools.denied)} are not there"] if tools.denied else []
-    lines += ["processes: no shell is there"] if not tools.shell else []
-    lines += [f"processes: {tool} runs what it is given: it can do whatever this sandbox permits" for tool in tools.opens()]
+    lines += [f"processes: {', '.join(programs.denied)} are not there"] if programs.denied else []
+    lines += ["processes: no shell is there"] if not programs.shell else []
+    lines += [f"processes: {program} runs what it is given: it can do whatever this sandbox permits" for program in programs.opens()]
     return lines
 
 
@@ -87,7 +87,12 @@ def _of_limits(policy: Policy) -> list[str]:
         "wall_seconds": (1, "s"),
         "cpu_seconds": (1, "s of processor time"),
     }
-    units |= {"processes": (1, "processes and threads"), "open_files": (1, "open files"), "output_bytes": (1, "bytes of each output")}
+    units |= {
+        "processes": (1, "processes and threads"),
+        "open_files": (1, "open files"),
+        "output_bytes": (1, "bytes of each output"),
+        "fuel": (1, "of fuel"),
+    }
     given = [(field.name, getattr(policy.limits, field.name)) for field in fields(policy.limits) if field.name in units]
     words = [f"{value / units[name][0]:g} {units[name][1]}" for name, value in given if value is not None]
     return [f"limits: {', '.join(words)}"] if words else ["limits: none"]
@@ -106,7 +111,7 @@ def try_command(policy: Policy, command: str | Sequence[str]) -> Tried:
     """What the policy says to a command line, or to a program with its arguments. Nothing is run."""
     if isinstance(command, str):
         understood = understand(command)
-        verdict = refused_tool(policy, understood.tools) or decide(policy, (), RunCommand(("bash", "-c", command)), now=0.0)
+        verdict = refused_program(policy, understood.tools) or decide(policy, (), RunCommand(("bash", "-c", command)), now=0.0)
     else:
         understood = understand_argv(command)
         verdict = decide(policy, (), RunCommand.of(command), now=0.0)
@@ -121,7 +126,7 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
         remarks += _names(layer)
     if found is not None and found.policy.files.read and not found.policy.files.allowed:
         remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
-    if found is not None and any(not group for group in found.policy.tools.groups):
+    if found is not None and any(not group for group in found.policy.programs.groups):
         remarks.append(
             Remark("processes.commands", "the list is empty, so no program can be started", "write processes.allow = false instead")
         )

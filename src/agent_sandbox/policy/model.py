@@ -14,13 +14,13 @@ from agent_sandbox.policy import canonical
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.policy.tools import ToolRules
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import dataclass, replace
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
-EVERY_TOOL = ToolRules()
+EVERY_PROGRAM = ProgramRules()
 
 # Generous, not absent: a runaway build ends before the machine does. Output is not limited because it streams.
 CLONED_LIMITS = Limits(
@@ -78,14 +78,15 @@ class Policy:
     requires: frozenset[Guarantee]
     network: bool = False
     system: bool = False  # namespaced capabilities for package managers
-    tools: ToolRules = EVERY_TOOL
+    tools: tuple[str, ...] = ()  # functions of the caller's that a program may call, sorted
+    programs: ProgramRules = EVERY_PROGRAM
 
     def __post_init__(self) -> None:
         if self.network:
             raise PolicyError("network access arrives with the egress; until then allow_network=True is refused", hint="run without it")
         if self.system and not self.processes:
             raise PolicyError("system=True is for package managers, which start processes", hint="allow processes too")
-        if missing := implied(self.processes, self.limits, self.tools) - self.requires:
+        if missing := implied(self.processes, self.limits, self.programs) - self.requires:
             names = ", ".join(sorted(guarantee.value for guarantee in missing))
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
 
@@ -94,21 +95,22 @@ class Policy:
         return canonical.digest(self)
 
 
-def implied(processes: bool, limits: Limits, tools: ToolRules = EVERY_TOOL) -> frozenset[Guarantee]:
+def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
     """The guarantees that the other fields of a policy are empty words without."""
     conditional = {
         Guarantee.NO_NEW_PROCESSES: not processes,
-        Guarantee.TOOLS_CONFINED: processes and tools.restricts,
+        Guarantee.PROGRAMS_CONFINED: processes and programs.restricts,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
         Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
+        Guarantee.FUEL_LIMITED: limits.fuel is not None,
         Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
     }
     return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
 
 
-def required(processes: bool, limits: Limits, tools: ToolRules = EVERY_TOOL) -> frozenset[Guarantee]:
+def required(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
     """What the presets require: what is implied, and that the guest sees no other process, meets a filter and is never the host's root."""
-    return implied(processes, limits, tools) | {Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
+    return implied(processes, limits, programs) | {Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 
 
 def locked(
@@ -122,12 +124,14 @@ def locked(
     processes: bool = False,
     network: bool = False,
     limits: Limits | None = None,
-    tools: ToolRules = EVERY_TOOL,
+    tools: Iterable[str] = (),
+    programs: ProgramRules = EVERY_PROGRAM,
 ) -> Policy:
     """The SDK's preset: everything is off until it is named. `allowed=EVERYWHERE` is the whole machine, less masks and `denied`."""
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
-    return Policy("locked", files, processes, limits, required(processes, limits, tools), network, tools=tools)
+    needs = required(processes, limits, programs)
+    return Policy("locked", files, processes, limits, needs, network, tools=tuple(sorted(tools)), programs=programs)
 
 
 def cloned(
@@ -137,6 +141,11 @@ def cloned(
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
     return Policy("cloned", files, True, limits, required(True, limits), network, system)
+
+
+def repeatable(policy: Policy) -> Policy:
+    """The same policy for runs that are the same every time."""
+    return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 
 def _hidden(path: str, pattern: PathPattern) -> bool:

@@ -25,6 +25,7 @@ _LIMITS = {
     "limits.disk_mb": ("disk_bytes", MIB),
     "limits.output_bytes": ("output_bytes", 1),
     "limits.open_files": ("open_files", 1),
+    "limits.fuel": ("fuel", 1),
     "processes.max": ("processes", 1),
 }
 
@@ -59,7 +60,7 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
     policy = above.policy
     limits = _limits(policy.limits, layer)
     processes = policy.processes and layer.get("processes.allow", True)
-    tools = policy.tools.narrowed(
+    programs = policy.programs.narrowed(
         allowed=layer.get("processes.commands"),
         denied=layer.get("processes.denied_commands", ()),
         shell=layer.get("processes.shell", True),
@@ -74,8 +75,8 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
             files=_files(policy.files, layer, home),
             processes=processes,
             limits=limits,
-            tools=tools,
-            requires=requires | implied(processes, limits, tools),
+            programs=programs,
+            requires=requires | implied(processes, limits, programs),
             system=policy.system and processes,
         ),
         network,

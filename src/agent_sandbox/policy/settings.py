@@ -9,7 +9,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.policy.tools import check_name
+from agent_sandbox.policy.programs import check_name
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("limits.disk_mb", Shape.COUNT, "what a run may write, in MiB", "256"),
     Setting("limits.output_bytes", Shape.COUNT, "what is kept of each of stdout and stderr", "100000"),
     Setting("limits.open_files", Shape.COUNT, "open descriptors of each process", "1024"),
+    Setting("limits.fuel", Shape.COUNT, "steps of code inside WebAssembly, which alone counts them", "1000000000", most=1 << 60),
     Setting("code.validate", Shape.BOOL, "whether code is looked at before it runs; an early warning, never the wall", "true"),
     Setting(
         "code.blocked",

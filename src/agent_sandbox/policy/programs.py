@@ -13,7 +13,7 @@ from agent_sandbox.policy.wildcards import scan, spans
 from agent_sandbox.values import dataclass
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "rbash", "mksh", "busybox", "toybox")
-# With one of these a program can do whatever the sandbox permits: the list of tools says nothing about what it runs by itself.
+# With one of these a program can do whatever the sandbox permits: the list of programs says nothing about what it runs by itself.
 INTERPRETERS = (
     "python*",
     "pypy*",
@@ -35,7 +35,7 @@ STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "n
 
 
 @dataclass(frozen=True)
-class ToolRules:
+class ProgramRules:
     """Names that may be started. Without groups all that the view shows may, less what is denied; without `shell` no shell may."""
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -51,17 +51,17 @@ class ToolRules:
         """Whether there is anything for a view to keep out."""
         return bool(self.groups or self.denied) or not self.shell
 
-    def permits(self, tool: str) -> bool:
+    def permits(self, program: str) -> bool:
         """Whether a program of this name may be started."""
-        name = tool.rpartition("/")[2]
+        name = program.rpartition("/")[2]
         if not self.shell and name in SHELLS:
             return False
         return not covers(self.denied, name) and all(covers(group, name) for group in self.groups)
 
-    def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ToolRules:
+    def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ProgramRules:
         """What is permitted here and there."""
         groups = self.groups if allowed is None else (*self.groups, tuple(allowed))
-        return ToolRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell)
+        return ProgramRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell)
 
     def opens(self) -> tuple[str, ...]:
         """The allowed names with which a program can do more than their own work, in the order in which they were written."""
@@ -69,9 +69,9 @@ class ToolRules:
         return tuple(name for name in named if self.permits(name) and is_open(name))
 
 
-def is_open(tool: str) -> bool:
-    """Whether a tool runs what it is given, or starts other programs."""
-    return tool in SHELLS or tool in STARTERS or covers(INTERPRETERS, tool) or tool in INTERPRETERS
+def is_open(program: str) -> bool:
+    """Whether a program runs what it is given, or starts other programs."""
+    return program in SHELLS or program in STARTERS or covers(INTERPRETERS, program) or program in INTERPRETERS
 
 
 def covers(patterns: Iterable[str], name: str) -> bool:

@@ -1,0 +1,96 @@
+"""Names of programs: what is denied stays denied, and layers only narrow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import RunCode, RunCommand
+from agent_sandbox.policy.decide import Allow, Deny, decide
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.programs import ProgramRules
+
+NAMES = ["git", "python3", "python", "rm", "bash", "mkfs.ext4", "curl"]
+PATTERNS = st.sampled_from([*NAMES, "python*", "mkfs*", "*", "[g]it", "?m"])
+groups = st.lists(PATTERNS, max_size=3).map(tuple)
+rules = st.builds(ProgramRules, st.lists(groups, max_size=2).map(tuple), groups, st.booleans())
+
+
+def test_a_name_has_to_be_in_every_group_and_in_none_that_is_denied() -> None:
+    programs = ProgramRules((("git", "python*"), ("git", "curl")), ("curl",))
+    assert [name for name in NAMES if programs.permits(name)] == ["git"]
+    assert programs.permits("/usr/bin/git"), "a path is judged by its last name"
+    assert not ProgramRules((("gitx",),)).permits("git")
+    assert not ProgramRules((("git",),)).permits("gitx")
+
+
+def test_without_a_shell_no_shell_is_permitted_even_if_it_is_listed() -> None:
+    assert not ProgramRules((("bash",),), shell=False).permits("bash")
+    assert ProgramRules((("bash",),)).permits("bash")
+
+
+def test_what_restricts_nothing_says_so() -> None:
+    assert not ProgramRules().restricts
+    assert all(each.restricts for each in (ProgramRules(((),)), ProgramRules(denied=("rm",)), ProgramRules(shell=False)))
+
+
+def test_what_an_allowed_tool_opens_is_named() -> None:
+    programs = ProgramRules((("git", "cat", "python*", "bash", "perl"),), denied=("perl",))
+    assert programs.opens() == ("git", "python*", "bash")
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules, groups, groups, st.booleans(), st.sampled_from(NAMES))
+def test_narrowing_never_permits_more(
+    programs: ProgramRules, allowed: tuple[str, ...], denied: tuple[str, ...], shell: bool, name: str
+) -> None:
+    narrower = programs.narrowed(allowed=allowed, denied=denied, shell=shell)
+    assert not narrower.permits(name) or programs.permits(name)
+    assert programs.narrowed() == programs.narrowed().narrowed()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\0b", "a[", "a\\b", 5])
+def test_what_is_no_name_of_a_command_is_refused(name: str) -> None:
+    with pytest.raises(PolicyError, match="command"):
+        ProgramRules(((name,),))
+
+
+def test_a_policy_that_names_tools_requires_that_they_are_confined() -> None:
+    named = ProgramRules((("git",),))
+    assert Guarantee.PROGRAMS_CONFINED in locked(processes=True, programs=named).requires
+    assert Guarantee.PROGRAMS_CONFINED not in locked(processes=True).requires
+    assert Guarantee.PROGRAMS_CONFINED not in locked(processes=False, programs=named).requires, (
+        "without processes there is nothing to confine"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "programs", "why", "remedy"),
+    [
+        (["npm", "install"], ProgramRules((("git", "curl"),)), "'npm'", "to allow it: --allow git,curl,npm"),
+        (["bash", "-c", "git status && npm i"], ProgramRules((("git", "bash"),)), "'npm'", "--allow git,bash,npm"),
+        (["sh", "-c", "ls"], ProgramRules(shell=False), "'sh'", "allow a shell"),
+        (["rm", "x"], ProgramRules(denied=("r?",)), "'rm'", "take rm off the list of denied commands"),
+        (["env", "rm", "x"], ProgramRules((("env",),)), "'rm'", "--allow env,rm"),
+        (["sh", "-c", "("], ProgramRules((("git",),)), "'sh'", "--allow git,sh"),
+    ],
+)
+def test_a_program_that_is_not_allowed_is_refused_with_the_line_that_would_allow_it(
+    argv: list[str], programs: ProgramRules, why: str, remedy: str
+) -> None:
+    verdict = decide(locked(processes=True, programs=programs), (), RunCommand.of(argv), now=0.0)
+    assert isinstance(verdict, Deny) and verdict.because.rule == "programs"
+    assert why in verdict.because.why and remedy in verdict.because.remedy
+
+
+def test_a_command_line_whose_tools_are_known_is_refused_like_a_command() -> None:
+    policy = locked(processes=True, programs=ProgramRules((("git",),)))
+    refused = decide(policy, (), RunCode.of("bash", b"npm i", programs=("npm",)), now=0.0)
+    assert isinstance(refused, Deny) and "--allow git,npm" in refused.because.remedy
+    assert isinstance(decide(policy, (), RunCode.of("bash", b"git log", programs=("git",)), now=0.0), Allow)
+    assert isinstance(decide(policy, (), RunCommand.of(["git", "log"]), now=0.0), Allow)
+    without = decide(locked(), (), RunCode.of("bash", b"ls", programs=("ls",)), now=0.0)
+    assert isinstance(without, Deny) and without.because.rule == "processes"
