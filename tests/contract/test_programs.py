@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.session import Outcome
+from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Denied, LaunchFailed
 from agent_sandbox.kernel import landlock
 from agent_sandbox.policy.model import cloned
@@ -132,8 +132,6 @@ def test_a_kernel_that_cannot_keep_to_it_is_an_error(box: Box, monkeypatch: pyte
 
 
 def test_the_plan_says_what_can_be_executed(box: Box) -> None:
-    from agent_sandbox.engine.session import Command, Work
-
     plan = gated(box, "git").session().explain(Work(Command(("git",)), {"PATH": "/usr/bin"}))
     assert plan.code is not None and "/usr/bin/git" in plan.code.programs and plan.code.libraries
     assert any(line.startswith("nothing can be executed but ") and "/usr/bin/git," in line for line in plan.describe())

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
@@ -51,6 +51,7 @@ memory_mb = 256
 disk_mb = 64
 output_bytes = 1000
 open_files = 100
+fuel = 1000000
 
 [code]
 validate = true
@@ -186,6 +187,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     return made
 
 
+@settings(max_examples=100, deadline=None)
 @given(documents())
 def test_the_schema_and_the_loader_take_and_refuse_the_same(document: dict[str, Any]) -> None:
     try:

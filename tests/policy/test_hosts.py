@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
@@ -90,6 +90,7 @@ def test_nothing_is_permitted_unless_it_is_asked_for() -> None:
     assert network_rules(inbound=True).asks
 
 
+@settings(max_examples=60, deadline=None)
 @given(rules, rules, st.sampled_from(HOSTS), st.sampled_from([80, 443, 22]))
 def test_narrowing_permits_exactly_what_both_permit(one: NetworkRules, other: NetworkRules, host: str, port: int) -> None:
     assert one.narrowed(other).permits(host, port) == (one.permits(host, port) and other.permits(host, port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
@@ -23,12 +23,12 @@ from agent_sandbox.policy.presets import PRESETS
 HOME = "/home/u"
 CEILING = cloned(masks=())
 PATHS = ["/", "/data", "/data/a", "/data/a/b.json", "/home/u", "/home/u/.ssh", "/home/u/x", "/srv/.git/x", "/data/secrets/k"]
-TOOLS = ["git", "python3", "bash", "rm", "cat"]
+PROGRAMS = ["git", "python3", "bash", "rm", "cat"]
 
 patterns = st.lists(
     st.sampled_from(["/", "/data", "/data/*", "/data/a", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]), max_size=2, unique=True
 )
-names = st.lists(st.sampled_from([*TOOLS, "python*", "*"]), max_size=3, unique=True)
+names = st.lists(st.sampled_from([*PROGRAMS, "python*", "*"]), max_size=3, unique=True)
 
 
 def _table(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -64,9 +64,9 @@ def permitted(policy: Policy) -> set[object]:
     found: set[object] = {("reach", path) for path in PATHS if files.reaches(path)}
     found |= {("read", path) for path in PATHS if files.read and files.reaches(path)}
     found |= {("write", path) for path in PATHS if files.write and files.reaches(path)}
-    for tool in TOOLS:
-        if isinstance(decide(policy, (), RunCommand((tool,)), now=0.0), Allow):
-            found.add(("run", tool))
+    for program in PROGRAMS:
+        if isinstance(decide(policy, (), RunCommand((program,)), now=0.0), Allow):
+            found.add(("run", program))
     for path in PATHS:
         if isinstance(decide(policy, (), RunCode("python", "0" * 64, 1, path), now=0.0), Allow):
             found.add(("be in", path))
@@ -78,6 +78,7 @@ def no_looser(limits: Policy, than: Policy) -> bool:
     return all(theirs[name] is None or (ours[name] is not None and ours[name] <= theirs[name]) for name in theirs)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, layers)
 def test_merging_layers_never_widens(one: Document, other: Document) -> None:
     alone, together = laid(CEILING, one), laid(CEILING, one, other)
@@ -88,11 +89,13 @@ def test_merging_layers_never_widens(one: Document, other: Document) -> None:
     assert together.validate >= alone.validate and set(together.blocked) >= set(alone.blocked)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, layers)
 def test_the_order_of_layers_does_not_matter_to_what_is_permitted(one: Document, other: Document) -> None:
     assert permitted(laid(CEILING, one, other).policy) == permitted(laid(CEILING, other, one).policy)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers)
 def test_a_layer_twice_is_the_layer_once_and_the_answer_is_the_same_every_time(layer: Document) -> None:
     once, twice = laid(CEILING, layer), laid(CEILING, layer, layer)
@@ -101,17 +104,20 @@ def test_a_layer_twice_is_the_layer_once_and_the_answer_is_the_same_every_time(l
     assert once.policy.digest() == laid(CEILING, layer).policy.digest()
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers, patterns, names)
-def test_adding_a_deny_never_allows_more(layer: Document, paths: list[str], tools: list[str]) -> None:
-    deny = from_mapping({"files": {"denied": paths}, "processes": {"denied_commands": tools}}, origin="deny")
+def test_adding_a_deny_never_allows_more(layer: Document, paths: list[str], programs: list[str]) -> None:
+    deny = from_mapping({"files": {"denied": paths}, "processes": {"denied_commands": programs}}, origin="deny")
     assert permitted(laid(CEILING, layer, deny).policy) <= permitted(laid(CEILING, layer).policy)
 
 
+@settings(max_examples=40, deadline=None)
 @given(layers)
 def test_what_is_locked_stays_locked_whatever_a_layer_says(layer: Document) -> None:
     assert permitted(laid(locked(), layer).policy) <= {("be in", "/tmp")}
 
 
+@settings(max_examples=40, deadline=None)
 @given(patterns, patterns, st.sampled_from(PATHS))
 def test_an_intersection_covers_exactly_what_both_sides_cover(one: list[str], other: list[str], path: str) -> None:
     ours, theirs = [parse(each, home=HOME) for each in one], [parse(each, home=HOME) for each in other]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
@@ -20,9 +20,9 @@ rules = st.builds(ProgramRules, st.lists(groups, max_size=2).map(tuple), groups,
 
 
 def test_a_name_has_to_be_in_every_group_and_in_none_that_is_denied() -> None:
-    tools = ProgramRules((("git", "python*"), ("git", "curl")), ("curl",))
-    assert [name for name in NAMES if tools.permits(name)] == ["git"]
-    assert tools.permits("/usr/bin/git"), "a path is judged by its last name"
+    programs = ProgramRules((("git", "python*"), ("git", "curl")), ("curl",))
+    assert [name for name in NAMES if programs.permits(name)] == ["git"]
+    assert programs.permits("/usr/bin/git"), "a path is judged by its last name"
     assert not ProgramRules((("gitx",),)).permits("git")
     assert not ProgramRules((("git",),)).permits("gitx")
 
@@ -38,17 +38,18 @@ def test_what_restricts_nothing_says_so() -> None:
 
 
 def test_what_an_allowed_tool_opens_is_named() -> None:
-    tools = ProgramRules((("git", "cat", "python*", "bash", "perl"),), denied=("perl",))
-    assert tools.opens() == ("git", "python*", "bash")
+    programs = ProgramRules((("git", "cat", "python*", "bash", "perl"),), denied=("perl",))
+    assert programs.opens() == ("git", "python*", "bash")
 
 
+@settings(max_examples=60, deadline=None)
 @given(rules, groups, groups, st.booleans(), st.sampled_from(NAMES))
 def test_narrowing_never_permits_more(
-    tools: ProgramRules, allowed: tuple[str, ...], denied: tuple[str, ...], shell: bool, name: str
+    programs: ProgramRules, allowed: tuple[str, ...], denied: tuple[str, ...], shell: bool, name: str
 ) -> None:
-    narrower = tools.narrowed(allowed=allowed, denied=denied, shell=shell)
-    assert not narrower.permits(name) or tools.permits(name)
-    assert tools.narrowed() == tools.narrowed().narrowed()
+    narrower = programs.narrowed(allowed=allowed, denied=denied, shell=shell)
+    assert not narrower.permits(name) or programs.permits(name)
+    assert programs.narrowed() == programs.narrowed().narrowed()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\0b", "a[", "a\\b", 5])
@@ -67,7 +68,7 @@ def test_a_policy_that_names_tools_requires_that_they_are_confined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "tools", "why", "remedy"),
+    ("argv", "programs", "why", "remedy"),
     [
         (["npm", "install"], ProgramRules((("git", "curl"),)), "'npm'", "to allow it: --allow git,curl,npm"),
         (["bash", "-c", "git status && npm i"], ProgramRules((("git", "bash"),)), "'npm'", "--allow git,bash,npm"),
@@ -78,20 +79,20 @@ def test_a_policy_that_names_tools_requires_that_they_are_confined() -> None:
     ],
 )
 def test_a_program_that_is_not_allowed_is_refused_with_the_line_that_would_allow_it(
-    argv: list[str], tools: ProgramRules, why: str, remedy: str
+    argv: list[str], programs: ProgramRules, why: str, remedy: str
 ) -> None:
-    verdict = decide(locked(processes=True, programs=tools), (), RunCommand.of(argv), now=0.0)
-    assert isinstance(verdict, Deny) and verdict.because.rule == "tools"
+    verdict = decide(locked(processes=True, programs=programs), (), RunCommand.of(argv), now=0.0)
+    assert isinstance(verdict, Deny) and verdict.because.rule == "programs"
     assert why in verdict.because.why and remedy in verdict.because.remedy
 
 
 def test_a_command_line_whose_tools_are_known_is_refused_like_a_command() -> None:
     policy = locked(processes=True, programs=ProgramRules((("git",),)))
-    refused = decide(policy, (), RunCode.of("bash", b"npm i", tools=("npm",)), now=0.0)
+    refused = decide(policy, (), RunCode.of("bash", b"npm i", programs=("npm",)), now=0.0)
     assert isinstance(refused, Deny) and "--allow git,npm" in refused.because.remedy
-    assert isinstance(decide(policy, (), RunCode.of("bash", b"git log", tools=("git",)), now=0.0), Allow)
+    assert isinstance(decide(policy, (), RunCode.of("bash", b"git log", programs=("git",)), now=0.0), Allow)
     assert isinstance(decide(policy, (), RunCommand.of(["git", "log"]), now=0.0), Allow)
-    without = decide(locked(), (), RunCode.of("bash", b"ls", tools=("ls",)), now=0.0)
+    without = decide(locked(), (), RunCode.of("bash", b"ls", programs=("ls",)), now=0.0)
     assert isinstance(without, Deny) and without.because.rule == "processes"
 
 
@@ -105,7 +106,12 @@ def test_a_line_may_be_run_by_a_shell_that_no_group_names() -> None:
     assert isinstance(decide(locked(processes=True, programs=lines), (), RunCommand.of(["bash", "-c", "git log"]), now=0.0), Allow)
 
 
+def test_code_for_a_shell_is_refused_where_there_is_to_be_none() -> None:
+    refused = decide(locked(programs=ProgramRules(shell=False)), (), RunCode.of("bash", b"ls"), now=0.0)
+    assert isinstance(refused, Deny) and "allow_shell=True" in refused.because.remedy
+
+
 @given(rules, st.sampled_from(NAMES))
-def test_what_is_denied_is_not_permitted_whatever_else_its_file_is_called(tools: ProgramRules, name: str) -> None:
-    assert not (tools.denies(name) and tools.permits(name))
-    assert bool(tools.denies("x", name)) == bool(tools.denies("x") or tools.denies(name))
+def test_what_is_denied_is_not_permitted_whatever_else_its_file_is_called(programs: ProgramRules, name: str) -> None:
+    assert not (programs.denies(name) and programs.permits(name))
+    assert bool(programs.denies("x", name)) == bool(programs.denies("x") or programs.denies(name))

@@ -123,7 +123,9 @@ def test_the_permissions_are_what_the_policy_says(example: Example) -> None:
         path for path in ("/data/a", "/data/secrets/x", "/data/.hidden", "/config/a.json", "/config/a.txt") if policy.files.reaches(path)
     ]
     assert reached == ["/data/a", "/config/a.json"]
-    permitted = [tool for tool in ("python3", "pip", "git", "rm", "dd", "mkfs.ext4", "curl", "bash", "sh") if policy.programs.permits(tool)]
+    permitted = [
+        program for program in ("python3", "pip", "git", "rm", "dd", "mkfs.ext4", "curl", "bash", "sh") if policy.programs.permits(program)
+    ]
     assert permitted == ["python3", "pip", "git"]
     assert (policy.processes, policy.limits.processes) == (True, 5)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, channel
-from agent_sandbox.kernel.protocol import FAREWELL, GO, ORDER, SIGNAL
+from agent_sandbox.kernel.protocol import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Watch:
         self.guest = guest
         self.farewell = farewell
         self.read_afterwards = request["readable"]
-        self._said = 0.0, 0
+        self._said: list[Any] = [0.0, 0, NOT_COUNTED]
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
@@ -62,9 +62,8 @@ class Watch:
             os.close(self.farewell)
             self.farewell = None
             return None
-        code, cpu, memory = FAREWELL.unpack(words)
-        self._said = cpu, memory
-        return int(code) << 8
+        status, *self._said = FAREWELL.unpack(words)
+        return int(status)
 
     def look(self) -> tuple[str, str]:
         """The reason to end the run and the limit that was reached, or two empty words."""
@@ -90,7 +89,7 @@ class Watch:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             reason, hit = "cpu-limit", "cpu"
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu, memory = self._said
+        cpu, memory, fuel = self._said
         return {
             "kind": "exit",
             "status": status,
@@ -99,6 +98,7 @@ class Watch:
             "wall": wall,
             "cpu": max(cpu, used.ru_utime + used.ru_stime),
             "memory": max(memory, used.ru_maxrss * 1024),
+            "fuel": None if fuel == NOT_COUNTED else fuel,
         }
 
     def _met(self) -> list[str]:

@@ -30,7 +30,7 @@ def canonical_language(name: str) -> str:
 class RunCode:
     """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
 
-    `tools` are the programs that a command line is understood to start, where somebody has looked: for an early and clear refusal.
+    `programs` are those that a command line is understood to start, where somebody has looked: for an early and clear refusal.
     """
 
     language: str
@@ -38,7 +38,7 @@ class RunCode:
     size: int
     cwd: str | None = None
     environment: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -48,11 +48,11 @@ class RunCode:
         *,
         cwd: str | bytes | None = None,
         environment: Iterable[str] = (),
-        tools: Iterable[str] = (),
+        programs: Iterable[str] = (),
     ) -> RunCode:
         """From what the caller holds. Raises `PolicyError` for a path or name that cannot be."""
         digest = sha256(source).hexdigest()
-        return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment), tuple(tools))
+        return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment), tuple(programs))
 
     def digest(self) -> str:
         """Names this very request."""
@@ -115,7 +115,25 @@ class Undo:
         return canonical.digest(self)
 
 
-Action = RunCode | RunCommand | Promote | Undo
+@dataclass(frozen=True)
+class CallTool:
+    """Call a function that the caller has handed to a program. What the program said is named by its digest: it may hold anything."""
+
+    tool: str
+    words_sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, tool: str, words: bytes) -> CallTool:
+        """From what the program has said, all of it."""
+        return cls(tool, sha256(words).hexdigest(), len(words))
+
+    def digest(self) -> str:
+        """Names this very request."""
+        return canonical.digest(self)
+
+
+Action = RunCode | RunCommand | Promote | Undo | CallTool
 
 
 def _directory(cwd: str | bytes | None) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.policy.programs import SHELLS, covers
 from agent_sandbox.values import assert_never, dataclass
@@ -55,15 +55,24 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
     """The verdict on an action: total, deterministic, and Deny unless a rule allows it."""
     match action:
         case RunCode():
-            return _place(policy, action) or refused_program(policy, action.tools) or _code(policy, action)
+            return _place(policy, action) or refused_program(policy, action.programs) or _code(policy, action)
         case RunCommand():
             return _place(policy, action) or _command(policy, action)
         case Promote():
             return _promotion(policy, action)
         case Undo():
             return _writing(policy, action) or Allow(Reason("undo", f"the policy {policy.name!r} lets a promotion be taken back"))
+        case CallTool():
+            return _tool(policy, action)
         case _:
             assert_never(action)
+
+
+def _tool(policy: Policy, action: CallTool) -> Verdict:
+    if action.tool not in policy.tools:
+        why = f"the policy {policy.name!r} does not let the tool {action.tool!r} be called"
+        return Deny(Reason("tool", why, "hand it over in tools, and do not deny it"))
+    return Allow(Reason("tool", f"the policy {policy.name!r} lets the tool {action.tool!r} be called"))
 
 
 def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
@@ -78,7 +87,7 @@ def _code(policy: Policy, action: RunCode) -> Verdict:
     if action.language not in LANGUAGES:
         return Deny(Reason("language", f"unknown language {action.language!r}", f"use one of {', '.join(LANGUAGES)}"))
     if action.language == "bash" and policy.programs.denies("bash"):
-        return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the program 'bash'", _permitting(policy, "bash")))
+        return Deny(Reason("programs", f"the policy {policy.name!r} does not allow the program 'bash'", _permitting(policy, "bash")))
     if not 0 < action.size <= LARGEST_SOURCE:
         why = "there is no code to run" if action.size == 0 else f"the code has {action.size} bytes; at most {LARGEST_SOURCE} are taken"
         return Deny(Reason("code-size", why, "put large data into a file and let the code read it" if action.size else "pass some code"))
@@ -94,26 +103,26 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
 
 
-def refused_program(policy: Policy, tools: Iterable[str]) -> Deny | None:
+def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
     """The refusal of the first of these programs that may not be started, with the line that would allow it; None when all may."""
-    for tool in tools:
+    for name in programs:
         if not policy.processes:
-            why = f"the policy {policy.name!r} allows no processes, so {tool!r} cannot be started"
+            why = f"the policy {policy.name!r} allows no processes, so {name!r} cannot be started"
             return Deny(Reason("processes", why, "allow processes, or run code instead"))
-        if not policy.programs.permits(tool):
-            return Deny(Reason("tools", f"the policy {policy.name!r} does not allow the program {tool!r}", _permitting(policy, tool)))
+        if not policy.programs.permits(name):
+            return Deny(Reason("programs", f"the policy {policy.name!r} does not allow the program {name!r}", _permitting(policy, name)))
     return None
 
 
 def _started(argv: tuple[str, ...]) -> tuple[str, ...]:
     """The programs that a command is understood to start."""
-    from agent_sandbox.policy.commands.reading import understand_argv  # only where tools are restricted
+    from agent_sandbox.policy.commands.reading import understand_argv  # only where programs are restricted
 
     return understand_argv(argv).tools or argv[:1]
 
 
-def _permitting(policy: Policy, tool: str) -> str:
-    name, rules = tool.rpartition("/")[2], policy.programs
+def _permitting(policy: Policy, program: str) -> str:
+    name, rules = program.rpartition("/")[2], policy.programs
     if name in SHELLS and not rules.shell:
         return "allow a shell (allow_shell=True); it can run whatever the sandbox permits"
     if covers(rules.denied, name):

@@ -92,7 +92,7 @@ def _has_shape(setting: Setting, value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= setting.most
         case Shape.TEXTS:
             return isinstance(value, list) and all(isinstance(item, str) for item in value)
-        case Shape.COUNTS:
+        case _:
             return isinstance(value, list) and all(_is_count(item, setting.most) for item in value)
 
 

@@ -67,16 +67,16 @@ def _of_files(policy: Policy) -> list[str]:
 
 
 def _of_processes(policy: Policy) -> list[str]:
-    tools = policy.programs
+    programs = policy.programs
     if not policy.processes:
         return ["processes: none can be started; threads can"]
-    if not tools.restricts:
+    if not programs.restricts:
         return ["processes: every program of the view can be started"]
-    named = [f"of {', '.join(group)}" for group in tools.groups]
+    named = [f"of {', '.join(group)}" for group in programs.groups]
     lines = [f"processes: only programs {' and '.join(named)} are there" if named else "processes: programs of the view can be started"]
-    lines += [f"processes: {', '.join(tools.denied)} are not there"] if tools.denied else []
-    lines += ["processes: no shell is there"] if not tools.shell else []
-    lines += [f"processes: {tool} runs what it is given: it can do whatever this sandbox permits" for tool in tools.opens()]
+    lines += [f"processes: {', '.join(programs.denied)} are not there"] if programs.denied else []
+    lines += ["processes: no shell is there"] if not programs.shell else []
+    lines += [f"processes: {program} runs what it is given: it can do whatever this sandbox permits" for program in programs.opens()]
     return lines
 
 
@@ -87,7 +87,12 @@ def _of_limits(policy: Policy) -> list[str]:
         "wall_seconds": (1, "s"),
         "cpu_seconds": (1, "s of processor time"),
     }
-    units |= {"processes": (1, "processes and threads"), "open_files": (1, "open files"), "output_bytes": (1, "bytes of each output")}
+    units |= {
+        "processes": (1, "processes and threads"),
+        "open_files": (1, "open files"),
+        "output_bytes": (1, "bytes of each output"),
+        "fuel": (1, "of fuel"),
+    }
     given = [(field.name, getattr(policy.limits, field.name)) for field in fields(policy.limits) if field.name in units]
     words = [f"{value / units[name][0]:g} {units[name][1]}" for name, value in given if value is not None]
     return [f"limits: {', '.join(words)}"] if words else ["limits: none"]

@@ -13,7 +13,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import FileRules, Policy, implied
-from agent_sandbox.policy.paths import Beneath, Glob, PathPattern, Tree, anchor, matches, parse
+from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.presets import preset
 from agent_sandbox.values import dataclass, replace
 
@@ -25,6 +25,7 @@ _LIMITS = {
     "limits.disk_mb": ("disk_bytes", MIB),
     "limits.output_bytes": ("output_bytes", 1),
     "limits.open_files": ("open_files", 1),
+    "limits.fuel": ("fuel", 1),
     "processes.max": ("processes", 1),
 }
 
@@ -151,7 +152,7 @@ def _holds(outer: PathPattern, inner: PathPattern) -> bool:
             return matches(outer, top)
         case Beneath(path=path):
             return matches(outer, top) or (path == top and not isinstance(inner, Tree))
-        case Glob():
+        case _:
             return matches(outer, top)  # what matches a directory covers all beneath it
 
 
@@ -168,5 +169,5 @@ def written(pattern: PathPattern) -> str:
             return path
         case Beneath(path=path):
             return f"{path.rstrip('/')}/*"
-        case Glob(directory=directory, pattern=rest):
-            return f"{directory.rstrip('/')}/{rest}"
+        case _:
+            return f"{pattern.directory.rstrip('/')}/{pattern.pattern}"

@@ -15,7 +15,7 @@ from agent_sandbox.values import dataclass
 
 LINE_SHELLS = ("bash", "sh")  # what runs a line, and what programs that run lines look for
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "rbash", "mksh", "busybox", "toybox")
-# With one of these a program can do whatever the sandbox permits: the list of tools says nothing about what it runs by itself.
+# With one of these a program can do whatever the sandbox permits: the list of programs says nothing about what it runs by itself.
 INTERPRETERS = (
     "python*",
     "pypy*",
@@ -57,9 +57,9 @@ class ProgramRules:
         """Whether there is anything for a view to keep out."""
         return bool(self.groups or self.denied) or not self.shell
 
-    def permits(self, tool: str) -> bool:
+    def permits(self, program: str) -> bool:
         """Whether a program of this name may be started."""
-        name = tool.rpartition("/")[2]
+        name = program.rpartition("/")[2]
         if not self.shell and name in SHELLS:
             return False
         if covers(self.denied, name):
@@ -81,14 +81,14 @@ class ProgramRules:
         return tuple(name for name in named if self.permits(name) and is_open(name))
 
 
-def is_open(tool: str) -> bool:
-    """Whether a tool runs what it is given, or starts other programs."""
-    return tool in STARTERS or interprets(tool) or tool in INTERPRETERS
+def is_open(program: str) -> bool:
+    """Whether a program runs what it is given, or starts other programs."""
+    return program in STARTERS or interprets(program) or program in INTERPRETERS
 
 
-def interprets(tool: str) -> bool:
-    """Whether a tool runs what it is given: what it can do is then whatever that can."""
-    return tool in SHELLS or covers(INTERPRETERS, tool)
+def interprets(program: str) -> bool:
+    """Whether a program runs what it is given: what it can do is then whatever that can."""
+    return program in SHELLS or covers(INTERPRETERS, program)
 
 
 def is_pattern(name: str) -> bool:

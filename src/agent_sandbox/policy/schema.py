@@ -53,5 +53,5 @@ def _shape(setting: Setting) -> dict[str, Any]:
         case Shape.TEXTS:
             limits = {"enum": list(setting.one_of)} if setting.one_of else {"pattern": setting.pattern}
             return {"type": "array", "items": {"type": "string", **limits}}
-        case Shape.COUNTS:
+        case _:
             return {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": setting.most}}

@@ -97,6 +97,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("limits.disk_mb", Shape.COUNT, "what a run may write, in MiB", "256"),
     Setting("limits.output_bytes", Shape.COUNT, "what is kept of each of stdout and stderr", "100000"),
     Setting("limits.open_files", Shape.COUNT, "open descriptors of each process", "1024"),
+    Setting("limits.fuel", Shape.COUNT, "steps of code inside WebAssembly, which alone counts them", "1000000000", most=1 << 60),
     Setting("code.validate", Shape.BOOL, "whether code is looked at before it runs; an early warning, never the wall", "true"),
     Setting(
         "code.blocked",

@@ -44,6 +44,8 @@ class ProcessRuntime:
 
     name = "process"
     brings: frozenset[str] = frozenset()  # languages that need nothing of the machine
+    guarantees = GUARANTEES
+    views = True  # its guests see what a mount plan shows
 
     def __init__(
         self,

@@ -33,6 +33,13 @@ _WHOLE, _BY_CIRCLE, _BY_DEPTH = range(3)
 
 Texts = frozenset[str]
 _NOTHING: frozenset[str] = frozenset()
+# Fields that hold names, numbers, operators and contexts: nothing to go further into.
+_NO_NODES = frozenset(
+    {
+        *("ctx", "op", "ops", "id", "attr", "arg", "name", "names", "asname", "module", "level", "kind", "conversion", "simple"),
+        *("type_comment", "type_ignores", "lineno", "kwd_attrs", "rest", "is_async"),
+    }
+)
 
 
 class Names:
@@ -237,6 +244,7 @@ class Names:
         return None if values is None else frozenset(each for each in values if isinstance(each, str)) or None
 
 
+# What binds names, in the order in which it is noted.
 _BINDERS: dict[type, Callable[[Names, Any], None]] = {
     ast.Import: Names._import,
     ast.ImportFrom: Names._import_from,
@@ -252,6 +260,9 @@ _BINDERS: dict[type, Callable[[Names, Any], None]] = {
 }
 
 
+BINDING = tuple(_BINDERS)
+
+
 def own_name(name: str) -> str:
     """`os.fork` for `shutil.os.fork` and `posix.fork`: many modules hold others under their names."""
     parts = name.split(".")
@@ -259,6 +270,36 @@ def own_name(name: str) -> str:
         if parts[index].lstrip("_") in _HELD:
             return ".".join((parts[index].lstrip("_"), *parts[index + 1 :]))
     return f"os{name[5:]}" if parts[0] == "posix" else name
+
+
+def by_kind(tree: ast.AST) -> dict[type, list[Any]]:
+    """Every node below and including this one, by its class, in no order; without what holds only names and operators."""
+    found: dict[type, list[Any]] = {}
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop()
+        kind = node.__class__
+        group = found.get(kind)
+        if group is None:
+            group = found[kind] = []
+        group.append(node)
+        for name in _below(kind):
+            value = getattr(node, name)
+            if value.__class__ is list:
+                waiting += value
+            elif value is not None:
+                waiting.append(value)
+    return found
+
+
+_BELOW: dict[type, tuple[str, ...]] = {}
+
+
+def _below(kind: type) -> tuple[str, ...]:
+    fields = _BELOW.get(kind)
+    if fields is None:
+        fields = _BELOW[kind] = tuple(name for name in getattr(kind, "_fields", ()) if name not in _NO_NODES)
+    return fields
 
 
 def nodes_of(tree: ast.AST) -> Iterator[ast.AST]:

@@ -29,6 +29,13 @@ WORDS = [
     "{a,b}{c,d}",
     "x{a,{b,c}}y",
     "{1..3}",
+    "{ab..cd}",
+    "{1..x}",
+    '"${v:-"x y"}"',
+    "\"${v:-'x'}\"",
+    "${v-x}",
+    "${v:=x}",
+    "$'\\cG'",
     "{3..1}",
     "{a..c}",
     "{-1..1}",
@@ -85,7 +92,32 @@ def test_the_arguments_are_those_that_bash_hands_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["$u", "$(cat f)", "$((1 + 1))", "${v/a/b}", "${#v}", "$RANDOM", "<(ls)", "$(date)", "$(printf '%5s' a)", "{1..99999}"]
+    "word",
+    [
+        "$u",
+        "$(cat f)",
+        "$((1 + 1))",
+        "${v/a/b}",
+        "${#v}",
+        "$RANDOM",
+        "<(ls)",
+        "$(date)",
+        "$(printf '%5s' a)",
+        "{1..99999}",
+        "{1..9..2}",
+        "${v:+x}",
+        "${e:-x}",
+        "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}",
+        "$(printf)",
+        "$(a=b echo x)",
+        "$(rev)",
+        "$(echo zz | xxd -r -p)",
+        "$(echo x; echo y)",
+        "$(echo $u)",
+        "$(echo x | cat)y$u",
+        "$(echo 1 | base32 -d)",
+        "$(base64 -d f)",
+    ],
 )
 def test_what_the_text_does_not_tell_is_unknown(word: str) -> None:
-    assert any("…" in argument for use in understand(f"v=abc; rm {word}").uses for argument in use.arguments)
+    assert any("…" in argument for use in understand(f"v=abc; e=; rm {word}").uses for argument in use.arguments)

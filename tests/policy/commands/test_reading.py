@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+
 import pytest
 
 from agent_sandbox.policy.commands.effects import Effect, Kind
@@ -63,6 +66,25 @@ from agent_sandbox.policy.commands.reading import understand, understand_argv
         ("sudo -l", [Effect(Kind.PRIVILEGE)]),
         ("xargs", []),
         ("find . -exec", [Effect(Kind.READS, ".")]),
+        ("env -- rm x", [Effect(Kind.DESTROYS, "x")]),
+        ("bash -c", [Effect(Kind.RUNS_CODE, "standard input"), Effect(Kind.UNKNOWN)]),
+        ("function f() { rm x; }; f", [Effect(Kind.DESTROYS, "x")]),
+        ("true |\n\n rm x", [Effect(Kind.DESTROYS, "x")]),
+        ("case a in\n b) rm x\nesac", [Effect(Kind.DESTROYS, "x")]),
+        ("[[ a &&\n b ]]", []),
+        ("a.b=c x", [Effect(Kind.UNKNOWN, "a.b=c")]),
+        ("x=1; x=2 rm ${x}", [Effect(Kind.DESTROYS, "1")]),
+        ("export -p A; export B=c; rm $B", [Effect(Kind.DESTROYS, "c")]),
+        ("export 1=2; local", []),
+        ('cat <<E\n"a" $(rm x)\nE', [Effect(Kind.DESTROYS, "x")]),
+        ("cat <<E", []),
+        ("rm ${@}", [Effect(Kind.DESTROYS, "…")]),
+        ("echo MFRGG=== | base32 -d | sh", [Effect(Kind.RUNS_CODE, "standard input"), Effect(Kind.UNKNOWN, "abc")]),
+        ("echo 'rm x' | cat | sh", [Effect(Kind.RUNS_CODE, "standard input"), Effect(Kind.DESTROYS, "x")]),
+        ("{ echo x; } | sh", [Effect(Kind.RUNS_CODE, "standard input"), Effect(Kind.UNKNOWN)]),
+        ("printf | sh", [Effect(Kind.RUNS_CODE, "standard input"), Effect(Kind.UNKNOWN)]),
+        ("cat f | rev | sh", [Effect(Kind.READS, "f"), Effect(Kind.RUNS_CODE, "standard input"), Effect(Kind.UNKNOWN)]),
+        ("ls 3>&- 2>&1", []),
         ("rm -- -rf", [Effect(Kind.DESTROYS, "-rf")]),
         ("tar -I", [Effect(Kind.RUNS_CODE, "tar")]),
     ],
@@ -111,6 +133,9 @@ def test_what_the_text_does_not_tell_is_said_in_words(command: str, words: str) 
         ("case a b", "'in' is missing"),
         ("case a in b", "a pattern of 'case' is not closed"),
         ("{ a", "'}' is missing"),
+        (";&", "';&' stands where no command can"),
+        ("$(" * 45, "it is nested too deep"),
+        ("( " + "$(" * 45, "it is nested too deep"),
         (";;", "';;' stands where no command can"),
         ("a" * 140_000, "it has 140000 characters; at most 131072 are read"),
         ("( " * 60 + ")" * 60, "it is nested too deep"),
@@ -122,6 +147,16 @@ def test_what_cannot_be_read_says_why_and_counts_as_unknown(command: str, why: s
     found = understand(command)
     assert found.unreadable == why
     assert found.kinds == {Kind.UNKNOWN}
+
+
+def test_an_application_that_leaves_little_stack_gets_an_answer_all_the_same() -> None:
+    depth, limit = len(inspect.stack()), sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + 45)
+    try:
+        found = understand("( ( ( ( ( ( ( ( ( ( ( rm x ) ) ) ) ) ) ) ) ) ) )")
+    finally:
+        sys.setrecursionlimit(limit)
+    assert found.unreadable == "it is nested too deep"
 
 
 def test_an_argument_list_is_understood_without_a_shell() -> None:

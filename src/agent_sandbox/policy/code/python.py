@@ -12,7 +12,7 @@ from agent_sandbox.policy.code.model import Findings, Matcher, Rule
 from agent_sandbox.policy.code.rules import COMPUTED, INTRICATE, PYTHON_REFLECTION, REFLECTION
 from agent_sandbox.policy.code.words import python_words
 from agent_sandbox.source.measure import too_much
-from agent_sandbox.source.names import BUILTINS, Names, nodes_of, own_name
+from agent_sandbox.source.names import BINDING, BUILTINS, Names, by_kind, own_name
 from agent_sandbox.source.parsing import parse
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -41,18 +41,18 @@ def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
     if isinstance(tree, str):  # no Python, or not for this interpreter: then its words are all there is
         python_words(source, rules, found)
         return
-    names, nodes = Names(), list(nodes_of(tree))
-    for node in nodes:
-        names.add(node)
-    walk = _Walk(names, rules, found, _defined(tree, nodes))
-    walk.through(nodes)
+    names, nodes = Names(), by_kind(tree)
+    for kind in BINDING:
+        for node in nodes.get(kind, ()):
+            names.add(node)
+    _Walk(names, rules, found, _defined(tree, nodes)).through(nodes)
     if names.exhausted:
         found.add(INTRICATE, 1)
 
 
-def _defined(tree: Any, nodes: list[ast.AST]) -> dict[str, int]:
+def _defined(tree: Any, nodes: dict[type, list[Any]]) -> dict[str, int]:
     """The functions and classes that the program defines at its top and never takes away, with their lines."""
-    deleted = {target.id for node in nodes if isinstance(node, ast.Delete) for target in node.targets if isinstance(target, ast.Name)}
+    deleted = {target.id for node in nodes.get(ast.Delete, ()) for target in node.targets if isinstance(target, ast.Name)}
     made = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
     return {node.name: node.lineno for node in made if node.name not in deleted}
 
@@ -71,16 +71,12 @@ class _Walk:
         self._loose: dict[str, int] = {}  # modules handed on as values, which are not followed further
         self._attributes: dict[str, int] = {}
 
-    def through(self, nodes: list[ast.AST]) -> None:
+    def through(self, nodes: dict[type, list[Any]]) -> None:
         """Look at every node, in any order."""
-        for node in nodes:
-            if isinstance(node, ast.Attribute):
-                self._looked_into.add(id(node.value))
-            elif isinstance(node, ast.Call):
-                self._called.add(id(node.func))
-        for node in nodes:
-            look = _LOOKS.get(type(node))
-            if look is not None:
+        self._looked_into = {id(node.value) for node in nodes.get(ast.Attribute, ())}
+        self._called = {id(node.func) for node in nodes.get(ast.Call, ())}
+        for kind, look in _LOOKS.items():
+            for node in nodes.get(kind, ()):
                 look(self, node)
         for module, line in self._loose.items():
             for attribute in self._attributes:
@@ -169,8 +165,9 @@ class _Walk:
         namespace = isinstance(node.value, ast.Call) and self._names.origins(node.value.func) & _NAMESPACES
         if (bases or namespace) and isinstance(node.ctx, ast.Load):
             modules = {own_name(base.removesuffix(".__dict__")) for base in bases if base == "builtins" or base.endswith(".__dict__")}
-            open_ended = namespace or "sys.modules" in bases or any(map(self._match.within, modules))
-            if open_ended and self._names.texts(node.slice) is None and id(node) in self._called | self._looked_into:
+            used = id(node) in self._called or id(node) in self._looked_into  # `globals()[name]` alone is met in ordinary programs
+            open_ended = any(map(self._match.within, modules)) or (used and (namespace or "sys.modules" in bases))
+            if open_ended and self._names.texts(node.slice) is None:
                 self._note(COMPUTED, node.lineno)
 
     def constant(self, node: ast.Constant) -> None:

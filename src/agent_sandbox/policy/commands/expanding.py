@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from agent_sandbox.policy.commands.syntax import Arithmetic, Part, Program, Substitution, Text, Variable, Word
+from agent_sandbox.policy.commands.syntax import Part, Program, Substitution, Text, Variable, Word
 from agent_sandbox.values import dataclass
 
 MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not written out
@@ -83,7 +83,7 @@ def _marked(part: Part, variables: Variables, output: Outputs) -> str:
         case Substitution(program=program, quoted=quoted, pipe=pipe):
             printed = None if pipe else output(program)
             return _UNKNOWN if printed is None else _value(printed.rstrip("\n"), quoted)
-        case Arithmetic():
+        case _:  # arithmetic, which is not worked out
             return _UNKNOWN
 
 
@@ -91,8 +91,6 @@ def _variable(part: Variable, variables: Variables) -> str:
     if part.name == "IFS" and "IFS" not in variables:
         return _quoted(" ") if part.quoted else _SPLIT
     value = variables.get(part.name)
-    if part.name in ("@", "*") and value == "":
-        return _SPLIT if not part.quoted else ""
     if value is None:
         return _UNKNOWN
     if part.rest:
@@ -162,6 +160,8 @@ def _sequence(text: str) -> list[str] | None:
     first, dots, last = text.partition("..")
     if not dots or len(text) > 20:
         return None
+    if ".." in last:  # with a step
+        return [_UNKNOWN]
     if first.lstrip("-").isdecimal() and last.lstrip("-").isdecimal():
         low, high = int(first), int(last)
         step = 1 if low <= high else -1

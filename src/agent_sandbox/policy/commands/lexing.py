@@ -232,7 +232,7 @@ class Reader:
         name, rest_at, nested = self.text[start : self.at], self.at, list[Part]()
         while self.at < len(self.text) and self.text[self.at] != "}":
             character = self.text[self.at]
-            if character in "\\$`\"'":
+            if character in '\\$`"' or (character == "'" and not quoted):
                 nested += self._nested_part(character, quoted)
             else:
                 nested.append(Text(character, quoted))
@@ -249,8 +249,6 @@ class Reader:
             raise Unreadable("it is nested too deep")
         parts = self._part(character, quoted=quoted and character != '"')
         self.depth -= 1
-        if character == "'" and quoted:
-            self.at += parts == [Text("", True)]
         return parts
 
     def arithmetic(self, skip: int, *, three: bool = False) -> Arithmetic | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from agent_sandbox.policy.commands.effects import Effect, Kind, Understanding, Use
@@ -25,7 +26,6 @@ from agent_sandbox.policy.commands.syntax import (
     Redirection,
     Simple,
     Substitution,
-    Text,
     Unreadable,
     Variable,
     Word,
@@ -86,10 +86,8 @@ class _Reading:
         """Go through the text of a command line. Raises `Unreadable`."""
         self.program(parse(text))
 
-    def _inner_script(self, field: Field | None, of: str) -> None:
+    def _inner_script(self, field: Field, of: str) -> None:
         """A command line that stands in an argument."""
-        if field is None:
-            return
         if field.text is None:
             self._miss(f"{of} runs a command line that it computes")
             return
@@ -130,8 +128,8 @@ class _Reading:
                 self._substituted(words)
                 self._redirected(redirections)
                 self._apart(bodies)
-            case Loop(redirections=redirections):
-                self._redirected(redirections)
+            case _:
+                self._redirected(command.redirections)
                 self._loop(command)
 
     def _apart(self, bodies: Sequence[Program]) -> None:
@@ -160,21 +158,13 @@ class _Reading:
 
     def _substituted(self, words: Sequence[Word]) -> None:
         """Go through the programs that stand in words."""
-        waiting: list[Part] = [part for word in words for part in word]
+        waiting: deque[Part] = deque(part for word in words for part in word)
         while waiting:
-            part = waiting.pop(0) if len(waiting) < 100 else waiting.pop()
-            match part:
-                case Substitution(program=program):
-                    self._depth += 1
-                    if self._depth <= _DEEPEST:
-                        self.program(program)
-                    else:
-                        self._miss("it goes on for longer than is read")
-                    self._depth -= 1
-                case Variable(nested=nested) | Arithmetic(nested=nested):
-                    waiting += nested
-                case Text():
-                    pass
+            part = waiting.popleft()
+            if isinstance(part, Substitution):
+                self.program(part.program)
+            elif isinstance(part, Variable | Arithmetic):
+                waiting += part.nested
 
     def _simple(self, command: Simple, before: tuple[Command, ...] | None) -> None:
         self._substituted([*(word for _, word in command.assignments), *command.words])

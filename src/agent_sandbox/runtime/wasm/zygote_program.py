@@ -5,12 +5,16 @@ No program has run in it, not even one of ours: an engine that has served a call
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
-from agent_sandbox.runtime.wasm.cache import MODULE, Entry, checked
+from agent_sandbox.kernel.protocol import FAREWELL_FD
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
@@ -21,14 +25,16 @@ def main() -> None:
     files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
         # Not before `begin`: the engine is found where packages are.
-        from agent_sandbox.runtime.wasm.guest import Guest, leave
+        from agent_sandbox.runtime.wasm.guest import Guest
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
         _allow_stack(STACK + ROOM)
-        with checked(files.pop(MODULE)) as fd:
-            machine = Machine.load(f"/proc/self/fd/{fd}", leave)
+        module = COUNTING if COUNTING in files else MODULE
+        with checked(files.pop(module)) as fd, _low_numbers_taken():
+            machine = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
             held = _held(fd)
-        images = {name: Image(*_mapped(entry)) for name, entry in files.items()}
+            fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
+        images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
@@ -46,6 +52,19 @@ def _allow_stack(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
+@contextmanager
+def _low_numbers_taken() -> Iterator[None]:
+    """Have whatever is opened meanwhile get a number that a guest does not use for anything else. Which are free here depends on who
+    started us, and how many files they had open."""
+    taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        while taken[-1] <= FAREWELL_FD:
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        yield
+    finally:
+        channel.close_all(taken)
+
+
 def _held(fd: int) -> int:
     """The engine's own descriptor of the file it has loaded, by its number: it maps parts of it for each new instance."""
     loaded = os.fstat(fd)
@@ -59,14 +78,17 @@ def _is(fd: int, file: os.stat_result) -> bool:
         return False
 
 
-def _mapped(entry: Entry) -> tuple[int, int]:
-    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file."""
+def _mapped(entry: Entry) -> list[tuple[int, int]]:
+    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file.
+
+    Twice: one may be rehearsed on, the other stays as it was made.
+    """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(copy, "wb", closefd=False) as file, checked(entry, file.write):
             pass
         channel.seal(copy)
         size = os.fstat(copy).st_size
-        return memory.map_privately(copy, size), size
+        return [(memory.map_privately(copy, size), size) for _ in range(2)]
     finally:
         os.close(copy)
