@@ -56,8 +56,9 @@ def one():
         lambda: os.link(path, other), lambda: os.symlink(other, path), lambda: os.readlink(path), lambda: kind(path),
         lambda: os.path.samefile(path, other), lambda: listed(path), lambda: kept_open(path), lambda: asked(fd), lambda: os.close(fd),
         lambda: through(fd, path), lambda: stamped(path), lambda: os.truncate(path, 3), lambda: sorted(os.listdir(path)),
-        lambda: os.makedirs(path), lambda: shutil.rmtree(tree), lambda: shutil.copytree(tree, new, symlinks=True), lambda: os.path.exists(path),
-        lambda: sorted(map(sorted, next(os.walk(path))[1:])), lambda: os.path.realpath(path), lambda: shutil.copy(path, other),
+        lambda: os.makedirs(path), lambda: shutil.rmtree(tree), lambda: shutil.copytree(tree, new, symlinks=True),
+        lambda: os.path.exists(path), lambda: sorted(map(sorted, next(os.walk(path))[1:])), lambda: os.path.realpath(path),
+        lambda: shutil.copy(path, other),
     ])
     try:
         return doing()
