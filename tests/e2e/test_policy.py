@@ -49,6 +49,9 @@ def test_a_policy_that_names_programs_is_not_pretended_to_be_enforced(shell: She
     done = shell("run", "ls")
     assert done.returncode == 125
     assert "programs-confined" in words(done)
+    refused = shell("run", "npm install")
+    assert refused.returncode == 126
+    assert "'npm'" in words(refused) and "--allow ls,bash,npm" in words(refused)
 
 
 def test_a_mistake_in_a_file_stops_every_run_and_says_what_to_do(shell: Shell, project: Path) -> None:
