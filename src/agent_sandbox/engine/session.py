@@ -18,7 +18,7 @@ from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
 from agent_sandbox.errors import Busy, LaunchFailed, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.action import Action, RunCode
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
@@ -110,13 +110,25 @@ class Session:
 
             return run_recorded(self, work, action)
         if not work.tools:
-            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+            return self._gate.perform(self._judged(work, action), lambda allow: self._deed(work, allow), describe=facts)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
 
         hearing = Hearing(self._gate, work.tools)
         talking = replace(work, talk=hearing.talk())
-        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        outcome = self._gate.perform(self._judged(work, action), lambda allow: self._deed(talking, allow), describe=facts)
         return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def _judged(self, work: Work, action: Action | None) -> Action:
+        """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words.
+
+        The shell that reads the line is ours to start, and not among them.
+        """
+        action = action or action_of(work)
+        if self.policy.programs.restricts and isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash":
+            from agent_sandbox.policy.commands.reading import understand  # few policies name programs
+
+            return replace(action, programs=understand(work.what.source).tools)
+        return action
 
     def open(self, work: Work) -> Opened:
         """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""

@@ -35,7 +35,7 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
     same = _same_every_time(request)
     with _runtimes(request, forked) as runtimes:
-        session, found, project = session_for(request, runtimes, _say_who_has_it, shell=_in_a_shell(request, what))
+        session, found, project = session_for(request, runtimes, _say_who_has_it)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), _directory(request, project)
@@ -55,11 +55,6 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
 
             return run_document(session, work, found, project)
         return _streamed(request, session, work, found)
-
-
-def _in_a_shell(request: Request, what: Code | Command) -> bool:
-    """Whether a shell was asked for without being named: a line was given as one word, or a script of one."""
-    return what.language == "bash" if isinstance(what, Code) else len(request.words) == 1 and not request.separated
 
 
 def _same_every_time(request: Request) -> bool:

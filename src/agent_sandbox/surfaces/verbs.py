@@ -206,6 +206,21 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         ("--forget",),
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
     ),
+    "policy": Verb(
+        'policy explain | lint | schema | policy test "COMMAND"',
+        "say what the policy files mean here, what is odd about them, or what they would say to a command",
+        words=(1, 2),
+        too_many="put the command in quotes",
+        details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
+agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
+it left; an option on the command line counts more than the last two, and never more than the first.
+
+  agent-sandbox policy explain
+  agent-sandbox policy test "git push --force"
+
+test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied.
+lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.""",
+    ),
     "doctor": Verb(
         "doctor",
         "try out what this machine can enforce, and say what to do about the rest",
