@@ -72,10 +72,12 @@ class Guest:
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
-            instance, interpreter = self._python.instance(_DIRECTORIES), None
+            instance: Instance | None = self._python.instance(_DIRECTORIES)
+            interpreter: Interpreter | None = None
             ready()
             rehearsed = not _asked(payload)
             if rehearsed:
+                assert instance is not None
                 instance.become(self._images["plain"][1])
                 _rehearse(instance)
                 interpreter = self._interpreter()
@@ -83,6 +85,8 @@ class Guest:
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             inputs = Inputs() if message["watch"] else None
+            if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has; and its memory is needed
+                instance, interpreter, rehearsed = None, None, False
             program: Inside
             run: Callable[[], int]
             if message["file"] == JAVASCRIPT:
@@ -90,7 +94,7 @@ class Guest:
                 run = partial(script.run, f"{SCRIPTS}/{JAVASCRIPT}", message)
             else:
                 machine, program = self._python, (code := self._code(message, instance, rehearsed, inputs))
-                run = partial(code.run, _start(message, seeded=code is instance and rehearsed and not _heavy(message)))
+                run = partial(code.run, _start(message, seeded=rehearsed and not _heavy(message)))
             ending = Counted(program, payload, inputs) if machine.counting else Ending()
             ending.begin(message.get("fuel"))
             machine.leave = ending.leave
@@ -104,11 +108,11 @@ class Guest:
             refuse(payload, error)
         ending.leave(_drive(run))
 
-    def _code(self, message: dict[str, Any], instance: Instance, rehearsed: bool, inputs: Inputs | None) -> Instance:
+    def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
         """An interpreter of Python with the image that the program needs: the one that waits, unless all must be as it was made."""
         image = self._images["pandas" if _heavy(message) else "plain"][0]
-        if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has
-            instance, rehearsed = self._python.instance(_DIRECTORIES, _determinism(message, image.size, inputs)), False
+        if instance is None:
+            instance = self._python.instance(_DIRECTORIES, _determinism(message, image.size, inputs))
         if _heavy(message) or not rehearsed:
             instance.become(image)
         return instance
@@ -170,7 +174,7 @@ def _heavy(message: dict[str, Any]) -> bool:
 def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> Determinism:
     """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
     memory = message["memory"]
-    most = None if memory is None else max(memory * 3 // 4, least)
+    most = None if memory is None else max(memory * 5 // 8, least)
     return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
