@@ -64,7 +64,7 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
     """For a canonical language. Raises RuntimeUnavailable, with the remedy, when its interpreter is not there."""
     if language == "python":
         trees = (*_LIBRARIES, *_python_trees())
-        binary = _real(sys.executable, moment())
+        binary = _real(sys.executable, _moment())
         return Prepared(PythonCode(source, arguments), _needs(trees, (binary,), processes))
     from shutil import which
 
@@ -101,10 +101,10 @@ def _prefix_of(binary: str) -> tuple[str, ...]:
 
 
 def _needs(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool) -> Needs:
-    return _needs_at(trees, binaries, processes, moment())
+    return _needs_at(trees, binaries, processes, _moment())
 
 
-def moment() -> int:
+def _moment() -> int:
     """What is looked up on disk is looked up once for a row of runs: this number makes an answer expire."""
     return int(time.monotonic() / KNOWN_SECONDS)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 
 from agent_sandbox.engine import languages
+from agent_sandbox.kernel.elf import CACHE
 from agent_sandbox.policy.model import FileRules, Policy
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.executables import Executables, denied_files, find_executables
+
+
+LOOK_AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -27,22 +33,35 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
 
     Raises PolicyError where the rules name what cannot be told apart from something else.
     """
-    moment = languages.moment()
     if not policy.programs.groups:
-        hidden, notes = _denied(policy.programs, search_path, moment)
+        hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))
         masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
         return Gating(replace(policy.files, masks=masks), None, notes)
     modules = languages.python_modules() if python else ()
-    return Gating(policy.files, _executables(policy.programs, search_path, tuple(interpreter[:1]), modules, project, moment))
+    signs = _signs(search_path, modules)
+    return Gating(policy.files, _executables(policy.programs, search_path, tuple(interpreter[:1]), modules, project, signs))
+
+
+def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
+    """What tells that programs or modules have been installed or removed: looking through all of them takes long. It does not see
+    everything, so after a while they are looked through anyway; until then what is new does not start, and nothing else does instead."""
+    return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 @lru_cache(maxsize=8)
 def _executables(
-    rules: ProgramRules, search_path: str, programs: tuple[str, ...], modules: tuple[str, ...], project: str | None, moment: int
+    rules: ProgramRules, search_path: str, programs: tuple[str, ...], modules: tuple[str, ...], project: str | None, signs: tuple[int, ...]
 ) -> Executables:
     return find_executables(rules, search_path=search_path, programs=programs, modules=modules, project=project)
 
 
 @lru_cache(maxsize=8)
-def _denied(rules: ProgramRules, search_path: str, moment: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _denied(rules: ProgramRules, search_path: str, signs: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return denied_files(rules, search_path=search_path)
