@@ -15,7 +15,6 @@ from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.executables import Executables, denied_files, find_executables
 
-
 LOOK_AGAIN_SECONDS = 60.0
 
 

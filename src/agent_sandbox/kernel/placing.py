@@ -136,9 +136,11 @@ def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):  # it has changed since the plan was made
                 return False
-            sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_RDONLY)
+            flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_RDONLY
             if userns is not None:
-                _move_ids(fd, userns, source)
+                _move_ids(fd, userns, source, flags)
+            else:
+                sc.mount_setattr(fd, set_flags=flags)
             sc.move_mount(fd, f"/proc/self/fd/{place}")
         finally:
             os.close(fd)
@@ -161,9 +163,9 @@ def attach_clone(source: str, place: str, userns: int | None, *, writable: bool,
         os.close(fd)
 
 
-def _move_ids(fd: int, userns: int, source: str) -> None:
+def _move_ids(fd: int, userns: int, source: str, flags: int = 0) -> None:
     try:
-        sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_IDMAP, userns=userns)
+        sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_IDMAP | flags, userns=userns)
     except OSError as error:
         # Without this the guest would be the machine's root, or could not read root's files: neither is what was asked for.
         why = f"the filesystem of {source} cannot be idmapped, so a guest of root would be the machine's own root"
