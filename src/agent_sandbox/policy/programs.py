@@ -7,9 +7,10 @@ and a name has to be in all of them: so layers can only narrow. What is denied i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.wildcards import scan, spans
+from agent_sandbox.policy.wildcards import Token, scan, spans
 from agent_sandbox.values import dataclass
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "rbash", "mksh", "busybox", "toybox")
@@ -76,7 +77,12 @@ def is_open(program: str) -> bool:
 
 def covers(patterns: Iterable[str], name: str) -> bool:
     """Whether one of the patterns is this name."""
-    return any(spans(scan(pattern), name) for pattern in patterns)
+    return any(spans(_scanned(pattern), name) for pattern in patterns)
+
+
+@lru_cache(maxsize=1024)
+def _scanned(pattern: str) -> tuple[Token, ...]:
+    return tuple(scan(pattern))
 
 
 def check_name(pattern: object) -> None:
