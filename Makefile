@@ -25,9 +25,8 @@ check: setup  ## formatting, lint, types, layers (seconds)
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
 
-test: check  ## check and the whole suite; as root, then again as an unprivileged user
-	$(PYTEST)
-	@scripts/unprivileged.sh $(UNPRIVILEGED)
+test: check  ## check and the whole suite; as root, beside it again as an unprivileged user
+	@scripts/test.sh $(PY) $(UNPRIVILEGED)
 
 security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
 	@$(PY) -m scripts.security_table

@@ -47,6 +47,7 @@ BACK_TO_BACK = _burst(1_000, 0.4, gap=0.0, skip=0)
 MEASURES = (
     Measure("warm", "print(1), calls 30 ms apart", "print", _burst(6, 0.6), rounds=6),
     Measure("drained", "print(1), back to back", "print", BACK_TO_BACK, rounds=5),
+    Measure("javascript", "console.log(1), calls 30 ms apart", "javascript", _burst(6, 0.6), rounds=3, reference="us-wasm"),
     Measure("pandas", "import pandas, calls 30 ms apart", "pandas", _burst(6, 0.6), rounds=3),
     Measure(
         "clone",

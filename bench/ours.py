@@ -43,7 +43,7 @@ def wasm(job: Job) -> Call:
     session = _wasm_session()
 
     def call() -> None:
-        outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        outcome = session.run(Work(Code(job.language, job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
         expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
 
     return call
@@ -83,7 +83,7 @@ def wasm_turn(job: Job) -> Call:
 
 def _executing(sandbox: Sandbox, job: Job) -> Call:
     def call() -> None:
-        result = sandbox.execute(job.code)
+        result = sandbox.execute(job.code, job.language)
         expect(job.prints, result.stdout, result.stderr or result.error or "")
 
     return call

@@ -97,9 +97,9 @@ class SandboxSession:
         if self._taking == threading.get_ident():
             raise SandboxError("this session is in the middle of a turn, which waits for this very call", hint="use another session in it")
         with self._lock:
+            self._sandbox.begin(run)  # it may be closed by now, or have outlived its lifetime
             self._taking = threading.get_ident()
             status = SandboxStatus.FAILED  # also when an exception passes through
-            self._sandbox.begin(run)
             try:
                 listener = Listener(call) if call is not None else None
                 made = self._result(source, run, encoded(stdin), timeout, listener)

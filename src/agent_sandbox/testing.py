@@ -5,8 +5,8 @@
         claim(Bench(MyRuntime(), my_plan))
 
 A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. `CLAIMS` need nothing but a runtime
-and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view. They do not show that a runtime is safe, only that it
-is one: attacks are a suite of their own.
+and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view, `JAVASCRIPT_CLAIMS` one of JavaScript. They do not
+show that a runtime is safe, only that it is one: attacks are a suite of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from agent_sandbox.kernel.mounts import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason, Runtime
+from agent_sandbox.runtime.base import Argv, Completed, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Runtime, Script
 from agent_sandbox.values import dataclass, field, replace
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -27,10 +27,14 @@ LATENESS = 1.0  # seconds that a run may outlive its deadline
 
 @dataclass(frozen=True)
 class Bench:
-    """A runtime and the view to try it in. `launch` holds what a claim does not set itself."""
+    """A runtime and the view to try it in. `launch` holds what a claim does not set itself.
+
+    `script` makes a program of JavaScript: a `JavaScriptCode`, or what a native interpreter executes in its place.
+    """
 
     runtime: Runtime
     root: MountPlan
+    script: Callable[[str], Hosted | Script] = JavaScriptCode
     launch: Launch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +48,10 @@ class Bench:
     def python(self, source: str, *words: str, stdin: bytes = b"", limits: Limits | None = None) -> Completed:
         """Run Python code to its end."""
         return self._run(replace(self.launch, program=PythonCode(source, words), stdin=stdin, limits=limits or Limits(), cwd="/tmp"))
+
+    def javascript(self, source: str, *, stdin: bytes = b"", limits: Limits | None = None) -> Completed:
+        """Run JavaScript to its end."""
+        return self._run(replace(self.launch, program=self.script(source), stdin=stdin, limits=limits or Limits(), cwd="/tmp"))
 
     def _run(self, launch: Launch) -> Completed:
         process = self.runtime.launch(launch)
@@ -321,6 +329,68 @@ def two_runs_of_code_share_nothing(bench: Bench) -> None:
     assert bench.python("import os, sys; print(hasattr(sys, 'left'), os.path.exists('/tmp/left'))").stdout == b"False False\n"
 
 
+def javascript_ends_with_its_own_exit_code(bench: Bench) -> None:
+    """By falling off its end, and by an error that nobody handles: at once, later, or of a promise."""
+    ends = {"": 0, "throw new Error('x')": 1, "setTimeout(() => { throw 5 }, 1)": 1, "Promise.reject(new Error('x'))": 1, "let x = ;": 1}
+    for source, code in ends.items():
+        ended = bench.javascript(source).exit
+        assert (ended.code, ended.reason, ended.limits_hit) == (code, Reason.EXITED, ()), (source, ended)
+
+
+def javascript_says_where_it_failed(bench: Bench) -> None:
+    """With the error's name and its own line."""
+    ran = bench.javascript("function f() {\n    throw new TypeError('oops')\n}\nf()")
+    assert b"TypeError: oops" in ran.stderr and b"main.js:2" in ran.stderr and ran.stdout == b"", ran
+
+
+def javascript_prints_to_two_streams(bench: Bench) -> None:
+    """Values as people expect to see them."""
+    ran = bench.javascript("console.log('é', 1, [1, {a: 'x'}], new Map([[1, null]])); console.error('%s is %d', 'it', 2)")
+    assert (ran.stdout.decode(), ran.stderr) == ("é 1 [ 1, { a: 'x' } ] Map(1) { 1 => null }\n", b"it is 2\n"), ran
+
+
+def javascript_does_what_promises_and_timers_have_left(bench: Bench) -> None:
+    """Promises before timers, timers in the order in which they are due, and then it ends."""
+    ran = bench.javascript("""
+setTimeout(() => console.log('last'), 30)
+setTimeout(() => { console.log('first'); Promise.resolve().then(() => console.log('between')) }, 2)
+setTimeout(() => console.log('second'), 2)
+const again = setInterval(() => { console.log('again'); clearInterval(again) }, 10)
+clearTimeout(setTimeout(() => console.log('never'), 1));
+(async () => { for (let n = 0; n < 1000; n++) await null; console.log('promised') })()
+console.log('now')
+""")
+    assert ran.stdout.decode().split() == ["now", "promised", "first", "between", "second", "again", "last"], ran
+
+
+def javascript_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
+    """Whether it computes or waits."""
+    for source in ("console.log('here'); while (true);", "console.log('here'); setTimeout(() => {}, 60000)"):
+        ran = bench.javascript(source, limits=Limits(wall_seconds=0.6))
+        assert ran.exit.reason is Reason.TIMED_OUT and ran.stdout == b"here\n", ran
+
+
+def output_of_javascript_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
+    """The rest of the run goes on."""
+    ran = bench.javascript("console.log('x'.repeat(5000)); console.error('done')", limits=Limits(output_bytes=1000))
+    assert len(ran.stdout) == 1000 and ran.stderr == b"done\n", ran
+    assert ran.exit.code == 0 and "output" in ran.exit.limits_hit, ran.exit
+
+
+def memory_of_javascript_is_limited(bench: Bench) -> None:
+    """It is refused more or ended for it, as this machine can."""
+    hungry = "const x = []; while (x.length < 400) x.push(new Uint8Array(1 << 20).fill(1)); console.log(x.length)"
+    ran = bench.javascript(hungry, limits=Limits(memory_bytes=200 << 20, wall_seconds=30))
+    assert ran.exit.code != 0 and ran.stdout == b"", ran
+
+
+def two_runs_of_javascript_share_nothing(bench: Bench) -> None:
+    """Not what one left behind, and not the numbers they draw."""
+    draw = "console.log(globalThis.left, Math.random()); globalThis.left = 1"
+    first, second = bench.javascript(draw).stdout.split(), bench.javascript(draw).stdout.split()
+    assert first[0] == second[0] == b"undefined" and first[1] != second[1], (first, second)
+
+
 Claim = Callable[[Bench], None]
 CLAIMS: tuple[Claim, ...] = (
     an_exit_code_is_the_programs_own,
@@ -348,4 +418,14 @@ CODE_CLAIMS: tuple[Claim, ...] = (
     memory_of_code_is_limited,
     code_can_be_killed_from_another_thread,
     two_runs_of_code_share_nothing,
+)
+JAVASCRIPT_CLAIMS: tuple[Claim, ...] = (
+    javascript_ends_with_its_own_exit_code,
+    javascript_says_where_it_failed,
+    javascript_prints_to_two_streams,
+    javascript_does_what_promises_and_timers_have_left,
+    javascript_ends_at_its_deadline_and_what_it_said_before_is_kept,
+    output_of_javascript_beyond_its_limit_is_cut_and_said_to_be,
+    memory_of_javascript_is_limited,
+    two_runs_of_javascript_share_nothing,
 )

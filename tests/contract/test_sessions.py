@@ -186,7 +186,9 @@ def test_a_session_can_be_killed_from_another_thread_while_it_runs_and_while_it_
     sandbox = sandboxes()
     with sandbox.session() as session, sandbox.session() as other:
         assert other.run("1").value == 1
-        killed = session.run("print(1, flush=True)\nwhile True: pass", on_output=lambda *_: threading.Thread(target=sandbox.kill).start())
+        killer = threading.Thread(target=sandbox.kill)
+        killed = session.run("print(1, flush=True)\nwhile True: pass", on_output=lambda *_: killer.start())
+        killer.join()
         assert killed.exit is not None and killed.exit.reason is Reason.KILLED
         for each in (session, other):
             with pytest.raises(SandboxError, match="has ended"):
@@ -217,11 +219,19 @@ def test_a_callback_that_raises_ends_the_session(sandboxes: Make) -> None:
 
 
 def test_the_lifetime_of_a_sandbox_ends_a_session_that_waits(sandboxes: Make) -> None:
-    sandbox = sandboxes(lifetime_seconds=0.7)
+    sandbox = sandboxes(lifetime_seconds=2.0)
     with sandbox.session() as session:
         assert session.run("1").value == 1
         late = session.run("while True: pass")
         assert (late.status, late.limits_hit) == (SandboxStatus.TIMEOUT, ("lifetime",)), late
+    sandbox = sandboxes(lifetime_seconds=60)
+    outlived = sandbox.session()
+    assert outlived.run("1").value == 1
+    sandbox._expires = 0.0
+    with pytest.raises(SandboxError, match="outlived its lifetime"):
+        outlived.run("1")
+    outlived.close()
+    assert outlived.ended == "it was closed", "and not left to a turn that is not being taken"
 
 
 ODD_ENDS = (

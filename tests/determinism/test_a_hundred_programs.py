@@ -90,4 +90,5 @@ def test_a_user_without_privileges_gets_what_root_gets(project: Path, first: dic
     environment = {"PATH": os.environ["PATH"], "HOME": str(place), "XDG_STATE_HOME": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([*command, "-m", "tests.determinism.running", project, place], cwd=CHECKOUT, env=environment, check=True)
     theirs = {name: read(str(place / str(number))) for number, name in enumerate(AS_ANOTHER_USER)}
-    assert {name: departures(first[name], theirs[name]) for name in theirs if departures(first[name], theirs[name])} == {}
+    differing = {name: [each.message for each in departures(first[name], theirs[name])] for name in theirs}
+    assert {name: found for name, found in differing.items() if found} == {}

@@ -27,7 +27,7 @@ def kind(path):
     return stat.S_IFMT(found.st_mode), None if stat.S_ISDIR(found.st_mode) else found.st_size
 
 def listed(path):
-    return sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in os.scandir(path))
+    return [(entry.name, entry.is_symlink(), entry.is_dir()) for entry in sorted(os.scandir(path), key=lambda entry: entry.name)]
 
 def written(path, mode):
     with open(path, mode) as file:
@@ -43,12 +43,21 @@ def asked(fd):
 def through(fd, path):
     return sorted(os.listdir(fd)), os.open(path, os.O_RDONLY, dir_fd=fd) >= 0
 
+def copied(tree):  # and removed again; neither copies of copies nor what holds the copy itself: they would grow without end
+    if os.path.islink(tree):
+        return None
+    try:
+        shutil.copytree(tree, "copy", symlinks=True)
+        return sorted((name, sorted(files)) for name, _, files in os.walk("copy"))
+    finally:
+        shutil.rmtree("copy", ignore_errors=True)
+
 def stamped(path):
     os.utime(path, (5, 7))
     return os.stat(path).st_mtime, os.stat(path).st_atime
 
 def one():
-    path, other, tree, new = draw.choice(NAMES), draw.choice(NAMES), draw.choice("dg"), draw.choice("tuv")
+    path, other, tree = draw.choice(NAMES), draw.choice(NAMES), draw.choice("dg")
     fd = draw.choice(open_files) if open_files else 99
     doing = draw.choice([
         lambda: os.mkdir(path), lambda: os.rmdir(path), lambda: os.unlink(path), lambda: written(path, "w"), lambda: written(path, "a"),
@@ -56,7 +65,8 @@ def one():
         lambda: os.link(path, other), lambda: os.symlink(other, path), lambda: os.readlink(path), lambda: kind(path),
         lambda: os.path.samefile(path, other), lambda: listed(path), lambda: kept_open(path), lambda: asked(fd), lambda: os.close(fd),
         lambda: through(fd, path), lambda: stamped(path), lambda: os.truncate(path, 3), lambda: sorted(os.listdir(path)),
-        lambda: os.makedirs(path), lambda: shutil.rmtree(tree), lambda: shutil.copytree(tree, new, symlinks=True), lambda: os.path.exists(path),
+        lambda: os.makedirs(path), lambda: shutil.rmtree(tree), lambda: os.path.exists(path),
+        lambda: copied(tree),
         lambda: sorted(map(sorted, next(os.walk(path))[1:])), lambda: os.path.realpath(path), lambda: shutil.copy(path, other),
     ])
     try:
@@ -80,7 +90,7 @@ def runtime() -> Iterator[WasmRuntime]:
 
 def done(runtime: WasmRuntime, seed: int, count: int, *, deterministic: bool) -> list[str]:
     launch = trial(DOINGS.format(seed=seed, count=count))
-    launch = replace(launch, limits=replace(launch.limits, output_bytes=None))
+    launch = replace(launch, limits=replace(launch.limits, output_bytes=None, wall_seconds=60))
     with runtime.launch(replace(launch, deterministic=seed if deterministic else None)) as guest:
         ran = guest.wait()
     assert ran.exit.code == 0, ran
@@ -95,6 +105,6 @@ def test_files_behave_as_ever(runtime: WasmRuntime, seed: int) -> None:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", range(100, 120))
 def test_files_behave_as_ever_for_longer(runtime: WasmRuntime, seed: int) -> None:
-    assert done(runtime, seed, 5000, deterministic=True) == done(runtime, seed, 5000, deterministic=False)
+    assert done(runtime, seed, 2000, deterministic=True) == done(runtime, seed, 2000, deterministic=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def test_what_turns_out_to_lack_something_starts_again_as_if_nothing_had_been(au
     assert len(started) == 2
     (ended,) = facts(ledger)
     assert (ended["runtime"], ended["fell_forward"]) == ("process", outcome.route.fell_forward.partition(":")[0])
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is NOT INSTALLED: where JavaScript goes on was not tried")
+def test_javascript_goes_the_same_ways(auto: Runtimes, ledger: Path) -> None:
+    ways = {
+        "console.log(6 * 7)": ("wasm", ""),
+        "const fs = require('fs'); console.log(42)": ("process", ""),
+        "const fs = eval('requ' + 'ire')('fs'); console.log(42)": ("process", "ReferenceError: require is not defined"),
+    }
+    for source, (runtime, lacked) in ways.items():
+        outcome = session(auto, ledger).run(Work(Code("javascript", source), ENV))
+        found = (outcome.stdout, outcome.route.runtime, outcome.route.fell_forward.replace("'require'", "require"))
+        assert found == (b"42\n", runtime, lacked), outcome
 
 
 def test_of_the_first_try_no_change_is_told(auto: Runtimes, ledger: Path, project: Path) -> None:

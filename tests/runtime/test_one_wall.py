@@ -14,7 +14,8 @@ from agent_sandbox.kernel.mounts import MountPlan, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
-from agent_sandbox.runtime.wasm.one_wall import NOTE, OneWall, remove
+from agent_sandbox.runtime.wasm.one_wall import OneWall
+from agent_sandbox.runtime.wasm.one_wall_guest import NOTE, remove
 from agent_sandbox.runtime.wasm.one_wall_program import written
 from agent_sandbox.values import replace
 from scripts.compile_wasm import CACHE, RECORDS
@@ -95,8 +96,10 @@ def test_what_has_no_end_is_ended_with_its_reason(source: str, limits: Limits, r
     assert (ended.reason, ended.limits_hit) == (reason, hit), ended
 
 
-def test_memory_beyond_the_limit_is_refused() -> None:
-    ran = run("x = []\nwhile True: x.append(bytearray(1 << 20))")
+def test_files_and_memory_beyond_the_limit_are_refused() -> None:
+    files = "held = []\ntry:\n    for n in range(500): held.append(open(str(n), 'w'))\nexcept OSError: print(40 < len(held) <= 64 + 16)\n"
+    ran = run(files + "x = []\nwhile True: x.append(bytearray(1 << 20))", replace(LIMITS, open_files=64))
+    assert ran.stdout == b"True\n", ran
     assert ran.exit.code == 1 and b"MemoryError" in ran.stderr, ran
 
 

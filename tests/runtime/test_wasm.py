@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from agent_sandbox.kernel.mounts import ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
@@ -293,6 +296,10 @@ def test_a_sandbox_can_ask_for_it() -> None:
         result = sandbox.execute("import sys; print(sys.platform)")
         assert (result.stdout, result.status) == ("wasi\n", SandboxStatus.COMPLETED), result
         assert result.route is not None and result.route.runtime == "wasm"
+        script = sandbox.execute("setTimeout(() => console.log([6 * 7]), 1)", "javascript")
+        assert (script.stdout, script.status) == ("[ 42 ]\n", SandboxStatus.COMPLETED), script
+        failed = sandbox.execute("throw new TypeError('oops')", "javascript")
+        assert (failed.exit_code, failed.status) == (1, SandboxStatus.FAILED) and "TypeError: oops" in failed.stderr, failed
         refused = sandbox.execute("echo hello", "bash")
         assert refused.status is SandboxStatus.FAILED and refused.error is not None and "Python code" in refused.error
 
@@ -300,3 +307,28 @@ def test_a_sandbox_can_ask_for_it() -> None:
 def test_a_permission_that_it_cannot_grant_is_refused() -> None:
     with pytest.raises(PolicyError, match="allow_subprocess"):
         Sandbox(runtime="wasm", allow_subprocess=True)
+
+
+MIXED = (
+    "print(1)", "while True: pass", "import os; os.abort()", "x = []\nwhile True: x.append(bytearray(1 << 20))", "def f(): f()\nf()",
+    "while True: print('x' * 1000)", "import os; os._exit(3)", "import pandas; print(1)", "raise KeyboardInterrupt", "\0",
+    "# " + "é" * (1 << 20),
+)  # fmt: skip
+
+
+@pytest.mark.torture
+def test_runs_of_every_kind_at_once_some_killed_end_as_they_ended_and_leave_nothing(runtime: WasmRuntime) -> None:
+    def one(seed: int) -> Exit:
+        draw = random.Random(seed)
+        with runtime.launch(launch(draw.choice(MIXED), limits=replace(LIMITS, wall_seconds=5))) as guest:
+            killer = threading.Timer(draw.random() * 0.2, guest.kill)
+            if draw.random() < 0.5:
+                killer.start()
+            ended = guest.wait().exit
+            killer.cancel()
+        return ended
+
+    with ThreadPoolExecutor(12) as threads:
+        ends = list(threads.map(one, range(500)))
+    assert {each.reason for each in ends} >= {Reason.EXITED, Reason.SIGNALLED, Reason.KILLED, Reason.TIMED_OUT}
+    assert {each.code for each in ends if each.reason is Reason.KILLED} == {137}, "who ended by itself was not killed"

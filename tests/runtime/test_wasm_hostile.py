@@ -55,7 +55,7 @@ def _hand_over_garbage(directory: Path, count: int, seed: int, deterministic: bo
 def test_garbage_for_every_function_of_the_host_is_answered_or_ends_the_program_and_never_its_host(
     tmp_path: Path, deterministic: bool
 ) -> None:
-    _hand_over_garbage(tmp_path, 10, random.randrange(1 << 30), deterministic)
+    _hand_over_garbage(tmp_path, 4, random.randrange(1 << 30), deterministic)
 
 
 @pytest.mark.torture

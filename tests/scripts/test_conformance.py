@@ -24,7 +24,7 @@ def runtime() -> Iterator[WasmRuntime]:
     made.close()
 
 
-@pytest.mark.parametrize("module", ["test_heapq", "test_string", "test_dataclasses"])
+@pytest.mark.parametrize("module", ["test_bisect", "test_string", "test_dataclasses"])
 def test_what_passes_natively_passes_inside_or_is_of_another_version(module: str, runtime: WasmRuntime) -> None:
     try:
         package = sources.package()

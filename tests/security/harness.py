@@ -144,6 +144,10 @@ class Box:
         """Run Python code, in a fork of the zygote."""
         return self._run(Code("python", source), work)
 
+    def javascript(self, source: str, **work: Any) -> Outcome:
+        """Run JavaScript, by Node.js or by what the runtime brings."""
+        return self._run(Code("javascript", source), work)
+
     def probe(self, source: str, **work: Any) -> Any:
         """Run a probe inside and return what it printed."""
         outcome = self.python(source, **work)

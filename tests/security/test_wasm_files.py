@@ -48,7 +48,7 @@ print(json.dumps([done, open("out").read()]))
     tell("captured, listed, and gone with the run", control="without a sandbox the same code writes through the links")
 
 
-RULES = {"/p/*.key": {"x.key"}, "/p/[a-z]": {"m"}, "/p/**/.env": {".env"}, "/p/?": {"7", "m"}, "/p/[[]x]": {"[x]"}}
+RULES = {"/p/*.key": {"x.key"}, "/p/**/.env": {".env"}, "/p/[[]x]": {"[x]"}}
 
 
 @case(11, 14)

@@ -22,7 +22,7 @@ from agent_sandbox.policy.action import Action, RunCode
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
@@ -154,7 +154,7 @@ class Session:
     def _disk_bytes(self) -> int:
         return self.policy.limits.disk_bytes or DISK_BYTES
 
-    def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
+    def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
         policy, where = self.policy, choice.runtime.name
         if not choice.runtime.views and (policy.files.read or policy.files.write):
             why = f"the runtime {where!r} shows no files of the machine, and the policy is about some"
@@ -166,7 +166,8 @@ class Session:
                 )
             return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
         if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
-            return PythonCode(work.what.source, work.what.arguments), (), self._view(where, Needs(), layers)
+            hosted = languages.hosted(work.what.language, work.what.source, work.what.arguments)
+            return hosted, (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
@@ -175,7 +176,7 @@ class Session:
                 search_path=work.env.get("PATH", os.defpath),
                 processes=policy.processes,
             )
-            program: Argv | PythonCode | Script = prepared.program
+            program: Argv | Hosted | Script = prepared.program
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
@@ -303,9 +304,7 @@ class Session:
             self._on_busy(busy)
             stack.enter_context(state.lock(wait=True, command=title(work)))
 
-    def _launch(
-        self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage
-    ) -> Launch:
+    def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage) -> Launch:
         policy = self.policy
         return Launch(
             program=program,

@@ -175,7 +175,10 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     watch.count_processes(ended=status is not None)
     # What it left in the background ends with it, and before anybody is told that the run is over.
     last = _end_everything(guest, wait=status is None or watch.farewell is None or watch.read_afterwards)
-    return watch.report(last if status is None else status, reason, hit, wall)
+    status = last if status is None else status
+    if reason == "killed" and status != signal.SIGKILL:
+        reason, hit = "exited", ""  # it had ended by itself when the order came
+    return watch.report(status, reason, hit, wall)
 
 
 def _is_full(place: str | int) -> bool:

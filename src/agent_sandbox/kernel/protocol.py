@@ -26,7 +26,8 @@ REPORT_BYTES = 2 << 20  # of such a report that are kept
 
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
-SCRIPT = f"{SCRIPTS}/main.py"
+PYTHON, JAVASCRIPT = "main.py", "main.js"
+SCRIPT = f"{SCRIPTS}/{PYTHON}"
 
 # Between the supervisor and a program it talks with while that runs: the length of what follows, and the number of the question.
 TALK = struct.Struct("!IQ")

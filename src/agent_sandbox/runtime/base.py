@@ -79,6 +79,17 @@ class PythonCode:
 
 
 @dataclass(frozen=True)
+class JavaScriptCode:
+    """JavaScript source, for a runtime that brings an interpreter of it; elsewhere it is a `Script` of a native one."""
+
+    source: str
+    argv: tuple[str, ...] = ()
+
+
+Hosted = PythonCode | JavaScriptCode  # what an interpreter runs that is in the guest already: no file is executed
+
+
+@dataclass(frozen=True)
 class Script:
     """Source for a native interpreter, run as a file: `words` and then the file's path are its command line."""
 
@@ -123,7 +134,7 @@ class Launch:
     called with the pid of the guest's init when the guest is confined and waits for its program; what it raises ends the launch.
     """
 
-    program: Argv | PythonCode | Script
+    program: Argv | Hosted | Script
     root: MountPlan
     cwd: str
     env: Mapping[str, str]

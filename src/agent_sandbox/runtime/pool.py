@@ -17,7 +17,7 @@ from collections.abc import Callable
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mounts import Copies, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Argv, Launch, PythonCode
+from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
 from agent_sandbox.runtime.request import request_for
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import dataclass, field, replace
@@ -184,6 +184,6 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
 
 
 def _without_secrets(launch: Launch) -> Launch:
-    program = PythonCode("") if isinstance(launch.program, PythonCode) else Argv(())
+    program = PythonCode("") if isinstance(launch.program, Hosted) else Argv(())
     stdin = DEVNULL if launch.stdin == DEVNULL else b""
     return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=None, talk=None)

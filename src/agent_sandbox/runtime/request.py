@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_sandbox.kernel import mounts
-from agent_sandbox.runtime.base import Launch, PythonCode
+from agent_sandbox.runtime.base import Hosted, Launch
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the progra
 def request_for(launch: Launch) -> dict[str, Any]:
     """What init is told."""
     limits = launch.limits
-    native = not isinstance(launch.program, PythonCode)
+    native = not isinstance(launch.program, Hosted)
     return {
         "plan": mounts.encode(launch.root),
         "cpu_seconds": limits.cpu_seconds,

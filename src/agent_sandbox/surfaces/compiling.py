@@ -40,7 +40,7 @@ def compile_wasm() -> tuple[str, str]:
         return "not-installed", f"{error.message} ({error.hint})"
     except OSError as error:
         return "failed", f"the WebAssembly interpreter could not be compiled: {error.strerror}"
-    return "ready", 'Python code can run inside WebAssembly: Sandbox(runtime="wasm").'
+    return "ready", 'Python and JavaScript can run inside WebAssembly: Sandbox(runtime="wasm").'
 
 
 def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[int, str]:

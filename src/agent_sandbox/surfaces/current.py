@@ -47,11 +47,12 @@ def working_directory() -> str:
         raise PolicyError(f"the current directory cannot be found: {error.strerror}", hint="change into a directory that exists") from error
 
 
-def project_of(request: Request) -> Project:
-    """The project that the request names, or that the current directory belongs to."""
+def project_of(request: Request, directory: str | None = None) -> Project:
+    """The project that the request names, or that a directory belongs to: the current one, if no other is given."""
     named = request.value("--project")
     mounts = mountinfo.visible(mountinfo.read())
-    return find_project(named if named is not None else working_directory(), home=places.home(), explicit=named is not None, mounts=mounts)
+    place = named if named is not None else directory or working_directory()
+    return find_project(place, home=places.home(), explicit=named is not None, mounts=mounts)
 
 
 def current(request: Request) -> Current:

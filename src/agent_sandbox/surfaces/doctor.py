@@ -97,4 +97,4 @@ def _interpreter(language: str) -> Row:
 
 def _wasm() -> Row:
     trial, what_to_do = trials.wasm()
-    return Row("wasm", "ok" if trial.worked else "missing", "Python code inside WebAssembly", trial.said, what_to_do, False)
+    return Row("wasm", "ok" if trial.worked else "missing", "Python and JavaScript inside WebAssembly", trial.said, what_to_do, False)

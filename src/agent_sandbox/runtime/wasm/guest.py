@@ -13,17 +13,19 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import wasmtime
 
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.kernel.protocol import JAVASCRIPT, SCRIPT, SCRIPTS
 from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
 from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.runtime.wasm.ending import Counted, Ending
 from agent_sandbox.runtime.wasm.inputs import Inputs
-from agent_sandbox.runtime.wasm.machine import Determinism, Image, Instance, Machine
+from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, Interpreter, prelude
+from agent_sandbox.runtime.wasm.machine import Determinism, Image, Inside, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 from agent_sandbox.values import TYPE_CHECKING
@@ -54,57 +56,84 @@ ours.run({path}, {source}, names)
 
 
 class Guest:
-    """A machine and the images to choose from, made in the zygote; `run` is called once in each fork."""
+    """A machine for Python, images to choose from, and one for JavaScript, made in the zygote; `run` is called once in each fork."""
 
-    def __init__(self, machine: Machine, images: Mapping[str, Sequence[Image]], held: int) -> None:
-        """Each image is there twice: to rehearse on, and as it was made. `held` is the number of the engine's descriptor of its compiled
-        file, which no fork keeps: it would be one to the real file."""
-        self._machine = machine
-        self._held = held
+    def __init__(self, python: Machine, images: Mapping[str, Sequence[Image]], javascript: Machine, held: Mapping[str, int]) -> None:
+        """Each image is there twice: to rehearse on, and as it was made. `held` are the engine's descriptors of its compiled files, by
+        number, which no fork keeps: they would be to the real files."""
+        self._python = python
         self._images = images
+        self._javascript = javascript
+        self._prelude = prelude()
+        self._held = held
 
     def run(self, payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
         """Say that we are ready, receive what to run, and run it. As in `runtime.guest`."""
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
-            instance = self._machine.instance(_DIRECTORIES)
+            instance: Instance | None = self._python.instance(_DIRECTORIES)
+            interpreter: Interpreter | None = None
             ready()
             rehearsed = not _asked(payload)
             if rehearsed:
+                assert instance is not None
                 instance.become(self._images["plain"][1])
                 _rehearse(instance)
+                interpreter = self._interpreter()
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
-            write_script(VIEW + SCRIPT, message["source"])
-            image = self._images["pandas" if _HEAVY.search(message["source"]) else "plain"][0]
-            ending = Ending()
+            write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             inputs = Inputs() if message["watch"] else None
-            if self._machine.counting:
-                if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has
-                    instance = self._machine.instance(_DIRECTORIES, _determinism(message, image, inputs))
-                    rehearsed = False
-                ending = Counted(instance, payload, inputs)
-            if image is not self._images["plain"][0] or not rehearsed:
-                instance.become(image)
-            code = _start(message, seeded=rehearsed and image is self._images["plain"][0])
+            if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has; and its memory is needed
+                instance, interpreter, rehearsed = None, None, False
+            program: Inside
+            run: Callable[[], int]
+            if message["file"] == JAVASCRIPT:
+                machine, program = self._javascript, (script := self._script(message, interpreter, inputs))
+                run = partial(script.run, f"{SCRIPTS}/{JAVASCRIPT}", message)
+            else:
+                machine, program = self._python, (code := self._code(message, instance, rehearsed, inputs))
+                run = partial(code.run, _start(message, seeded=rehearsed and not _heavy(message)))
+            ending = Counted(program, payload, inputs) if machine.counting else Ending()
             ending.begin(message.get("fuel"))
-            self._machine.leave = ending.leave
+            machine.leave = ending.leave
             if "talk" in message:
                 speaker = Speaker(payload)
-                self._machine.door.answer = speaker.ask
+                machine.door.answer = speaker.ask
                 speaker.begin()
             elif inputs is None:
                 payload.close()
         except BaseException as error:
             refuse(payload, error)
-        ending.leave(_drive(instance, code))
+        ending.leave(_drive(run))
+
+    def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
+        """An interpreter of Python with the image that the program needs: the one that waits, unless all must be as it was made."""
+        image = self._images["pandas" if _heavy(message) else "plain"][0]
+        if instance is None:
+            instance = self._python.instance(_DIRECTORIES, _determinism(message, image.size, inputs))
+        if _heavy(message) or not rehearsed:
+            instance.become(image)
+        return instance
+
+    def _script(self, message: dict[str, Any], waiting: Interpreter | None, inputs: Inputs | None) -> Interpreter:
+        """The same of JavaScript."""
+        if message["seed"] is not None:
+            return self._interpreter(_determinism(message, 0, inputs))
+        return waiting or self._interpreter()
+
+    def _interpreter(self, determinism: Determinism | None = None) -> Interpreter:
+        made = self._javascript.made(Interpreter, ((VIEW, "/"),), determinism)
+        made.prepare(self._prelude)
+        return made
 
     def _open_again(self) -> None:
-        fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
-        if fd != self._held:
-            os.dup2(fd, self._held, inheritable=False)
-            os.close(fd)
+        for name, number in self._held.items():
+            fd = os.open(f"{COMPILED}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            if fd != number:
+                os.dup2(fd, number, inheritable=False)
+                os.close(fd)
 
 
 def _asked(payload: socket.socket) -> bool:
@@ -138,17 +167,23 @@ def _start(message: dict[str, Any], *, seeded: bool) -> str:
     return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
-def _determinism(message: dict[str, Any], image: Image, inputs: Inputs | None) -> Determinism:
+def _heavy(message: dict[str, Any]) -> bool:
+    return _HEAVY.search(message["source"]) is not None
+
+
+def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> Determinism:
     """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
     memory = message["memory"]
-    most = None if memory is None else max(memory * 3 // 4, image.size)
+    most = None if memory is None else max(memory * 5 // 8, least)
     return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
-def _drive(instance: Instance, code: str) -> int:
+def _drive(run: Callable[[], int]) -> int:
     """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal, here below 0."""
     try:
-        return instance.run(code)
+        return run()
+    except Broken:
+        return 1
     except Exception as trap:  # the engine, or a system call of ours that was handed something it could not use
         if isinstance(trap, wasmtime.Trap) and trap.trap_code is wasmtime.TrapCode.OUT_OF_FUEL:
             return -signal.SIGKILL

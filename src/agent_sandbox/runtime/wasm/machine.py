@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import wasmtime
 
@@ -64,6 +65,9 @@ class Determinism:
     watch: Watch
 
 
+_Kind = TypeVar("_Kind", bound="Inside")
+
+
 class Machine:
     """A loaded module with all it may import. With `counting` it was compiled to count what it executes."""
 
@@ -71,6 +75,7 @@ class Machine:
         self._engine = engine
         self.counting = counting
         self.leave: Callable[[int], None] = os._exit  # what is done when the program ends itself, with its exit code
+        self._made: Inside
         self._listings: Listings | None = None
         self._deterministic: Deterministic | None = None
         self._listing = Shim(engine, ("fd_readdir",), own_memory=True)
@@ -89,13 +94,25 @@ class Machine:
         self._ready_to_repeat = linker.instantiate_pre(module)
 
     @classmethod
-    def load(cls, compiled: str, *, counting: bool = False) -> Machine:
-        """From a file that was compiled here. It is native code that is executed as it is: whoever calls this has checked it."""
-        engine = wasmtime.Engine(configuration(counting=counting))
+    def load(cls, compiled: str, *, counting: bool = False, beside: Machine | None = None) -> Machine:
+        """From a file that was compiled here. It is native code that is executed as it is: whoever calls this has checked it.
+
+        `beside` is a machine whose engine it shares.
+        """
+        engine = beside._engine if beside is not None else wasmtime.Engine(configuration(counting=counting))
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)
 
     def instance(self, directories: Sequence[tuple[str, str]], determinism: Determinism | None = None) -> Instance:
-        """A fresh one that sees these directories, each by the name it has inside; always the same names, which an image remembers.
+        """A fresh interpreter of Python that sees these directories, each by the name it has inside, which an image remembers."""
+        return self.made(Instance, directories, determinism)
+
+    def made(
+        self,
+        kind: Callable[[wasmtime.Store, wasmtime.Instance], _Kind],
+        directories: Sequence[tuple[str, str]],
+        determinism: Determinism | None = None,
+    ) -> _Kind:
+        """A fresh instance, whatever its module exports, that sees these directories.
 
         One at a time: the system calls of the last one made are answered.
         """
@@ -112,15 +129,15 @@ class Machine:
         store.set_wasi(wasi)
         self._listings = self._deterministic = None
         if determinism is None:
-            self._made = Instance(store, self._ready.instantiate(store))
-            return self._made
+            self._made = made = kind(store, self._ready.instantiate(store))
+            return made
         if determinism.memory_bytes is not None:
             store.set_limits(memory_size=determinism.memory_bytes)
-        self._made = Instance(store, self._ready_to_repeat.instantiate(store))
+        self._made = made = kind(store, self._ready_to_repeat.instantiate(store))
         given = {_FIRST_DIRECTORY + index: real for index, (real, _) in enumerate(directories)}
         engine, memory = self._passing.instance(store, self._made.exported_memory)
         self._deterministic = Deterministic(determinism.seed, given, engine, memory, self._lists(), determinism.watch)
-        return self._made
+        return made
 
     def _lists(self) -> Listings:
         if self._listings is None:
@@ -150,14 +167,13 @@ def _function(parameters: str, *, results: str = "i") -> wasmtime.FuncType:
     return wasmtime.FuncType([_TYPES[each] for each in parameters], [_TYPES[each] for each in results])
 
 
-class Instance:
-    """One interpreter."""
+class Inside:
+    """One instance, as its host knows it."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
-        exports = instance.exports(store)
-        turn, alloc, memory = exports["turn"], exports["host_alloc"], exports["memory"]
-        assert isinstance(turn, wasmtime.Func) and isinstance(alloc, wasmtime.Func) and isinstance(memory, wasmtime.Memory)
-        self.store, self._turn, self._alloc, self.exported_memory = store, turn, alloc, memory
+        memory = instance.exports(store)["memory"]
+        assert isinstance(memory, wasmtime.Memory)
+        self.store, self.exported_memory = store, memory
         self.guest_memory = GuestMemory(store, memory)
         self._fuel = _NO_END
 
@@ -169,6 +185,17 @@ class Instance:
     def fuel_used(self) -> int:
         """Since it was given."""
         return self._fuel - self.store.get_fuel()
+
+
+class Instance(Inside):
+    """One interpreter of Python."""
+
+    def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
+        super().__init__(store, instance)
+        exports = instance.exports(store)
+        turn, alloc = exports["turn"], exports["host_alloc"]
+        assert isinstance(turn, wasmtime.Func) and isinstance(alloc, wasmtime.Func)
+        self._turn, self._alloc = turn, alloc
 
     def become(self, image: Image) -> None:
         """Take the memory of another interpreter, which was at rest, for one's own. It is moved here: an image serves once."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for it
 _LOOK_SECONDS = 0.05
+_OUR_FILES = 16  # that this process has open itself
 _ENTRY_BYTES = 1024  # what each takes at least
 _ABORTED, _ENDED = 134, 137  # as a shell reports SIGABRT and SIGKILL
 _I32 = wasmtime.ValType.i32()
@@ -40,6 +42,7 @@ def main() -> None:
         told = json.load(file)
     try:
         store, instance = _made(told)
+        _limit_files(told["open_files"])
         _turn(store, instance, preparation())
         threading.Thread(target=_watch, args=(told, *_clocks()), daemon=True).start()
         given = {name: told[name] for name in ("cwd", "env", "arguments", "source")} | {"path": SCRIPT, "ours": OURS}
@@ -83,6 +86,14 @@ def _turn(store: wasmtime.Store, instance: wasmtime.Instance, code: str) -> int:
     address = alloc(store, len(data)) & 0xFFFFFFFF
     memory.write(store, data, address)
     return int(turn(store, address, len(data)))
+
+
+def _limit_files(most: int | None) -> None:
+    """What a program inside opens is opened by this process."""
+    if most is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = most + _OUR_FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _clocks() -> tuple[float, float]:

@@ -6,6 +6,7 @@ import hashlib
 
 from agent_sandbox.kernel.protocol import SCRIPT
 from agent_sandbox.runtime import crossing, script, talking
+from agent_sandbox.runtime.wasm.javascript import adapting
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas":
 
 OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts; `crossing` and `talking` are attributes of it
 _MADE = "in a deterministic run\0"
-OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
 _PREPARE = """
 import gc, sys
 for name in {modules!r}:
@@ -57,4 +57,13 @@ def preparation(image: str = "") -> str:
 
 def stored_as(image: str) -> str:
     """The name of an image's file, which changes with what is in it and how it was made."""
-    return f"{image}-{hashlib.sha256((_MADE + preparation(image)).encode()).hexdigest()[:16]}"
+    return f"{image}-{_hashed(_MADE + preparation(image))}"
+
+
+def javascript_stored_as(digest: str, *, counting: bool) -> str:
+    """The name of the file of the compiled interpreter of JavaScript. `digest` is that of its module before it is adapted."""
+    return f"{'counting-' if counting else ''}javascript-{_hashed(digest, adapting.NAME, *adapting.EXPORTED)}"
+
+
+def _hashed(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The `wasm` runtime: Python code in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
+"""The `wasm` runtime: Python or JavaScript in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
 
 Everything that makes a guest a guest is the process runtime's: view, confinement, limits, pool, clearing away. What differs is what its
 zygote has loaded, that its view lies one directory down, and that it starts no program and no other process whatever the policy allows.
@@ -13,13 +13,13 @@ from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Launch, PythonCode, Support
+from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Launch, Support
 from agent_sandbox.runtime.process import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
-from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, stored_as
+from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
 from agent_sandbox.runtime.zygote import Zygote, argv_for, packages
 from agent_sandbox.values import replace
@@ -32,21 +32,21 @@ _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
 
 
 class WasmRuntime:
-    """Guests forked from one zygote that has the compiled interpreter loaded. Safe to use from many threads, and on both sides of a fork.
+    """Guests forked from one zygote that has the compiled interpreters loaded. Safe to use from many threads, and on both sides of a fork.
 
     `cache` and `records` are directories of this user's: what is compiled, and the digests by which it is known again.
     """
 
     name = "wasm"
-    brings = frozenset({"python"})  # languages that need nothing of the machine
+    brings = frozenset({"python", "javascript"})  # languages that need nothing of the machine
     guarantees = GUARANTEES | ONLY_HERE
     views = True  # its guests see what a mount plan shows
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
         self._guests = ProcessRuntime(warm=warm, start=self._start)
-        self._guests.name = self.name  # in what it refuses
-        self._found: dict[str, str] = {}
+        self._guests.name, self._guests.brings = self.name, self.brings  # in what it refuses
+        self._found: dict[str, dict[str, str]] = {}
 
     @cached_property
     def _package(self) -> Package:
@@ -56,10 +56,15 @@ class WasmRuntime:
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
 
-    def _compiled(self, module: str) -> str:
+    def _files(self, module: str) -> dict[str, str]:
+        """What a zygote of this kind has to have, as it calls them: modules and images, by their names in the cache."""
+        javascript = javascript_stored_as(self._package.javascript_digest, counting=module == COUNTING)
+        return {module: module, JAVASCRIPT: javascript, **{image: stored_as(image) for image in IMAGES}}
+
+    def _compiled(self, module: str) -> dict[str, str]:
         """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
         if module not in self._found:
-            self._found[module] = self._entry(module).path
+            self._found[module] = {name: self._entry(self._files(module)[name]).path for name in (module, JAVASCRIPT)}
         return self._found[module]
 
     @property
@@ -73,7 +78,7 @@ class WasmRuntime:
         return self._has(MODULE) and self._has(COUNTING)
 
     def _has(self, module: str) -> bool:
-        return all(self._cache.entry(name) for name in (module, *map(stored_as, IMAGES)))
+        return all(self._cache.entry(name) for name in self._files(module).values())
 
     def building(self, *, counting: bool = False) -> list[str]:
         """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do.
@@ -109,6 +114,7 @@ class WasmRuntime:
         return {
             "engine": self._package.engine,
             "interpreter": self._package.digest,
+            "javascript": self._package.javascript_digest,
             "configuration": COMPILED_FOR,
             "machine": os.uname().machine,
             **images,
@@ -116,7 +122,8 @@ class WasmRuntime:
 
     def _told(self, module: str) -> list[str]:
         """What who compiles has to know."""
-        return [packages(), *self._directories, self._cache.key, module, *vars(self._package).values()]
+        fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order in which it takes them
+        return [packages(), *self._directories, self._cache.key, module, *fields]
 
     def probe(self) -> Support:
         """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;
@@ -139,14 +146,18 @@ class WasmRuntime:
 
     def launch(self, launch: Launch) -> ProcessGuest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
-        if not isinstance(launch.program, PythonCode):
+        if not isinstance(launch.program, Hosted):
             raise RuntimeUnavailable(
-                "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
+                "the wasm runtime runs Python code and JavaScript, no other program",
+                missing=("native-programs",),
+                hint='use runtime="process"',
             )
         if why := self.objection(
             terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
         ):
             raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
+        if launch.talk is not None and isinstance(launch.program, JavaScriptCode):
+            raise RuntimeUnavailable("only Python code can be given tools and turns", missing=("tools",), hint="write it in Python")
         if Guarantee.DETERMINISTIC in launch.requires and launch.deterministic is None:
             launch = replace(launch, deterministic=0)
         module = COUNTING if launch.deterministic is not None or launch.limits.fuel is not None else MODULE
@@ -181,14 +192,14 @@ class WasmRuntime:
         entry = self._cache.entry(name)
         if entry is None:
             why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
-            if name == COUNTING and self.ready:
+            if name.startswith(COUNTING) and self.ready:
                 why = "the wasm runtime has not been compiled for deterministic runs and limits on fuel yet"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
         (module,) = preload or (MODULE,)
-        entries = {module: self._entry(module)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        entries = {name: self._entry(stored) for name, stored in self._files(module).items()}
         self._cache.used(entries.values(), time.time())
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 

@@ -1,4 +1,4 @@
-"""What the zygote of wasm guests runs: load the compiled interpreter and its images, then be the keeper of runs, each forked from here.
+"""What the zygote of wasm guests runs: load compiled interpreters and images, then be the keeper of runs, each forked from here.
 
 No program has run in it, not even one of ours: an engine that has served a call has threads and queues that a fork does not survive.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from agent_sandbox.kernel import channel, keeper, memory, seccomp
 from agent_sandbox.kernel.protocol import FAREWELL_FD
-from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, Entry, checked
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
 
@@ -30,10 +30,13 @@ def main() -> None:
 
         _allow_stack(STACK + ROOM)
         module = COUNTING if COUNTING in files else MODULE
-        with checked(files.pop(module)) as fd, _low_numbers_taken():
-            machine = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING)
-            held = _held(fd)
-            fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
+        machines: dict[str, Machine] = {}
+        held: dict[str, int] = {}
+        for name in (module, JAVASCRIPT):
+            with checked(files.pop(name)) as fd, _low_numbers_taken():
+                machines[name] = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING, beside=machines.get(module))
+                held[name] = _held(fd)
+                fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
         images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # whatever the engine has against it
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
@@ -42,7 +45,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    keeper.serve(link, supervisor, Guest(machine, images, held).run)
+    keeper.serve(link, supervisor, Guest(machines[module], images, machines[JAVASCRIPT], held).run)
 
 
 def _allow_stack(size: int) -> None:
