@@ -13,7 +13,8 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.wildcards import Token, scan, spans
 from agent_sandbox.values import dataclass
 
-SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "rbash", "mksh", "busybox", "toybox")
+POSIX_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "rbash", "mksh")  # those whose command lines `policy.commands` understands
+SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")
 # With one of these a program can do whatever the sandbox permits: the list of programs says nothing about what it runs by itself.
 INTERPRETERS = (
     "python*",

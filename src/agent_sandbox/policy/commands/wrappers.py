@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from agent_sandbox.policy.commands.arguments import split
 from agent_sandbox.policy.commands.effects import Effect, Kind
 from agent_sandbox.policy.commands.expanding import Field
+from agent_sandbox.policy.programs import POSIX_SHELLS
 from agent_sandbox.values import dataclass, field
 
-SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh", "ash", "rbash", "mksh"})
+SHELLS = frozenset(POSIX_SHELLS)
 _MORE = Field("…", known=False)
 
 
