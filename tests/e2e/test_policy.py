@@ -24,7 +24,7 @@ def test_a_projects_file_takes_away_and_is_explained(shell: Shell, project: Path
     assert shell("diff").stdout == b""
     told = shell("policy", "explain").stdout.decode()
     assert f"from {project / 'agent-sandbox.toml'}\npolicy cloned+careful (" in told
-    assert "files: / can be read\nfiles: /etc/hostname are not there\n" in told
+    assert "files: / can be read\nfiles: not there: /etc/hostname\n" in told
     assert "limits: 50 s," in told
     assert shell.json("policy", "explain")["name"] == "cloned+careful"
 

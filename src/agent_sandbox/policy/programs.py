@@ -38,7 +38,11 @@ STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "n
 
 @dataclass(frozen=True)
 class ProgramRules:
-    """Names that may be started. Without groups all that the view shows may, less what is denied; without `shell` no shell may."""
+    """Names that may be started. Without groups all that the view shows may, less what is denied.
+
+    Without `shell` no shell may be started. With it, the one that reads a command line is there, also where no group names it: what it
+    starts is what counts.
+    """
 
     groups: tuple[tuple[str, ...], ...] = ()
     denied: tuple[str, ...] = ()
