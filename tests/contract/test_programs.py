@@ -61,7 +61,8 @@ def test_a_command_that_is_not_allowed_is_denied_before_anything_runs(box: Box) 
     with pytest.raises(Denied, match="does not allow the program 'npm'"):
         gated(box, "git", "curl").run("npm", "install")
     with pytest.raises(Denied, match="'bash'"):
-        gated(box, "git").shell("git log")
+        gated(box, "git").run("bash", "script.sh")
+    assert said(gated(box, "git").shell("git --version")), "a line has a shell that reads it"
 
 
 def test_a_script_of_the_project_runs_through_an_allowed_interpreter_only(box: Box) -> None:

@@ -17,7 +17,7 @@ def test_a_tool_that_is_not_allowed_is_denied_with_the_line_that_would_allow_it(
 def test_what_a_line_is_seen_to_start_is_denied_and_what_is_not_seen_is_not_there(shell: Shell) -> None:
     seen = shell("--allow", "git,curl", "run", "npm install")
     assert seen.returncode == 126 and "--allow git,curl,npm" in words(seen)
-    line = ("run", "--throw-away", "bash -s")  # nobody reads its input beforehand
+    line = ("run", "--throw-away", "source /dev/stdin")  # nobody reads its input beforehand
     unseen = b'git --version; id; echo "=$?"; /usr/bin/id; echo "=$?"'
     done = shell("--allow=git", *line, stdin=unseen)
     assert done.stdout.startswith(b"git version") and done.stdout.decode().split()[3:] == ["=127", "=127"], done
@@ -29,14 +29,14 @@ def test_no_shell_is_there_unless_a_line_is_run_or_it_is_named(shell: Shell) -> 
     alias = ("git", "-c", "alias.x=!echo shell", "x")
     assert shell("run", "--throw-away", "--allow", "git", "--", *alias).stdout == b""
     assert shell("run", "--throw-away", "--allow", "git,sh", "--", *alias).stdout == b"shell\n"
-    assert shell("run", "--throw-away", "--allow", "git", "--", "bash", "-c", "true").returncode == 126
+    assert shell("run", "--throw-away", "--allow", "git", "--", "bash", "script.sh").returncode == 126
 
 
 def test_what_ends_for_want_of_a_tool_says_which_there_are(shell: Shell) -> None:
     (shell.cwd / "script.sh").write_text("#!/bin/sh\n")
     (shell.cwd / "script.sh").chmod(0o755)
     for line, code in ((b"npm install", 127), (b"./script.sh", 126)):
-        done = shell("run", "--throw-away", "--allow", "git,ls", "bash -s", stdin=line)
+        done = shell("run", "--throw-away", "--allow", "git,ls", "source /dev/stdin", stdin=line)
         assert done.returncode == code and "only these programs can be started: git, ls" in words(done)
 
 
@@ -58,7 +58,7 @@ def test_explain_names_what_can_be_executed(shell: Shell) -> None:
 
 
 def test_a_denied_tool_is_not_there(shell: Shell) -> None:
-    done = shell("run", "--throw-away", "--deny-command", "basename,mkfs*", "bash -s", stdin=b"basename a/b; dirname a/b")
+    done = shell("run", "--throw-away", "--deny-command", "basename,mkfs*", "source /dev/stdin", stdin=b"basename a/b; dirname a/b")
     assert done.stdout == b"a\n" and b"basename: command not found" in done.stderr
     assert shell("run", "--deny-command", "ls", "--", "ls").returncode == 126
 

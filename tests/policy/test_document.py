@@ -74,7 +74,7 @@ def test_a_pyproject_holds_it_in_a_table_of_its_own() -> None:
     assert parse_toml(text, origin="a/pyproject.toml").settings == (("files.read", False),)
     assert parse_toml("[project]\nname = 'x'", origin="pyproject.toml") == Document((), "pyproject.toml")
     assert parse_toml("tool = 5", origin="pyproject.toml").settings == ()
-    assert parse_toml("", origin="x.toml").name == "x.toml"
+    assert parse_toml("", origin="/a/x.toml").name == "x.toml"
 
 
 @pytest.mark.parametrize(

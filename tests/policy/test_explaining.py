@@ -47,19 +47,19 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
     found = Effective(files, validate=False, blocked=("pickle",), warnings=("x",))
     assert said(found, "files") == [
         "files: /data, /srv/*, /etc/*.json, /* can be read and changed; changes are captured, never real",
-        "files: /data/x are not there",
-        "files: 1 secrets are masked",
+        "files: not there: /data/x",
+        "files: secrets that are hidden: 1",
         "files: names that begin with a dot are not shown",
     ]
     assert said(found, "processes") == [
         "processes: only programs of git, cat and of git, ls are there",
-        "processes: rm are not there",
+        "processes: not there: rm",
         "processes: no shell is there",
         "processes: git runs what it is given: it can do whatever this sandbox permits",
     ]
     assert said(found, "limits") == ["limits: none"]
     assert said(found, "network")[0].startswith("network: none; the network is asked for")
-    assert said(found, "code") == ["code: not looked at before it runs", "code: pickle are refused as well"]
+    assert said(found, "code") == ["code: not looked at before it runs", "code: refused as well: pickle"]
 
 
 @pytest.mark.parametrize(

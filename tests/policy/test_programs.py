@@ -75,7 +75,9 @@ def test_a_policy_that_names_tools_requires_that_they_are_confined() -> None:
         (["sh", "-c", "ls"], ProgramRules(shell=False), "'sh'", "allow a shell"),
         (["rm", "x"], ProgramRules(denied=("r?",)), "'rm'", "take rm off the list of denied commands"),
         (["env", "rm", "x"], ProgramRules((("env",),)), "'rm'", "--allow env,rm"),
-        (["sh", "-c", "("], ProgramRules((("git",),)), "'sh'", "--allow git,sh"),
+        (["bash", "-c", "bash x.sh"], ProgramRules((("git",),)), "'bash'", "--allow git,bash"),
+        (["bash", "x.sh"], ProgramRules((("git",),)), "'bash'", "--allow git,bash"),
+        (["npm"], ProgramRules((tuple("abcdefghijklmnop"),)), "'npm'", "to allow it: add npm to the commands that are allowed"),
     ],
 )
 def test_a_program_that_is_not_allowed_is_refused_with_the_line_that_would_allow_it(
@@ -92,6 +94,9 @@ def test_a_command_line_whose_tools_are_known_is_refused_like_a_command() -> Non
     assert isinstance(refused, Deny) and "--allow git,npm" in refused.because.remedy
     assert isinstance(decide(policy, (), RunCode.of("bash", b"git log", programs=("git",)), now=0.0), Allow)
     assert isinstance(decide(policy, (), RunCommand.of(["git", "log"]), now=0.0), Allow)
+    assert isinstance(decide(policy, (), RunCommand.of(["bash", "-c", "git log"]), now=0.0), Allow), "the shell that reads it is ours"
+    without_shell = locked(processes=True, programs=ProgramRules((("git",),), shell=False))
+    assert isinstance(decide(without_shell, (), RunCommand.of(["bash", "-c", "git log"]), now=0.0), Deny)
     without = decide(locked(), (), RunCode.of("bash", b"ls", programs=("ls",)), now=0.0)
     assert isinstance(without, Deny) and without.because.rule == "processes"
 

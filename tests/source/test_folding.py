@@ -82,6 +82,7 @@ UNKNOWN = [
     "w.nothing()",
     "map(n, 'a')",
     "codecs.decode('a', 'no-such')",
+    "codecs.decode(b'a', 'zlib')",
     "base64.b64decode('a')",
     "str((1, 2))",
     "'a'[5]",

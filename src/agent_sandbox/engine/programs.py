@@ -27,8 +27,8 @@ class Gating:
     notes: tuple[str, ...] = ()
 
 
-def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, project: str | None) -> Gating:
-    """For a run that starts `interpreter`, if it is code, or with `python` has one that runs already.
+def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
+    """For a run that starts `interpreter`, if it is code, or with `python` has one that runs already, or is a `line` for a shell.
 
     Raises PolicyError where the rules name what cannot be told apart from something else.
     """
@@ -37,8 +37,9 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
         masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
         return Gating(replace(policy.files, masks=masks), None, notes)
     modules = languages.python_modules() if python else ()
+    rules = replace(policy.programs, lines=True) if line else policy.programs
     signs = _signs(search_path, modules)
-    return Gating(policy.files, _executables(policy.programs, search_path, tuple(interpreter[:1]), modules, project, signs))
+    return Gating(policy.files, _executables(rules, search_path, tuple(interpreter[:1]), modules, project, signs))
 
 
 def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:

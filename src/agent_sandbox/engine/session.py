@@ -189,12 +189,14 @@ class Session:
         if not (self.policy.processes and self.policy.programs.restricts):
             return None
         from agent_sandbox.engine.programs import gating_of  # few runs say which programs they may start
+        from agent_sandbox.policy.programs import reads_a_line
 
         return gating_of(
             self.policy,
             search_path=work.env.get("PATH", os.defpath),
             interpreter=executables,
             python=isinstance(program, PythonCode),
+            line=isinstance(program, Argv) and reads_a_line(program.words),
             project=self._project,
         )
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
-from agent_sandbox.policy.programs import SHELLS, covers
+from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
 from agent_sandbox.values import assert_never, dataclass
 
+_MOST_LISTED = 12  # programs in a remedy
 LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times
 
 
@@ -98,7 +99,7 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
     if not policy.processes:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
-    if policy.programs.restricts and (refusal := refused_program(policy, _started(action.argv))):
+    if policy.programs.restricts and (refusal := refused_program(policy, _started(action.argv, policy.programs.shell))):
         return refusal
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
 
@@ -114,10 +115,12 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
     return None
 
 
-def _started(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The programs that a command is understood to start."""
-    from agent_sandbox.policy.commands.reading import understand_argv  # only where programs are restricted
+def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
+    """The programs that a command is understood to start. The shell that reads a command line is none of them, where there may be one."""
+    from agent_sandbox.policy.commands.reading import understand, understand_argv  # only where programs are restricted
 
+    if shell and reads_a_line(argv):
+        return understand(argv[2]).tools
     return understand_argv(argv).tools or argv[:1]
 
 
@@ -127,8 +130,10 @@ def _permitting(policy: Policy, program: str) -> str:
         return "allow a shell (allow_shell=True); it can run whatever the sandbox permits"
     if covers(rules.denied, name):
         return f"take {name} off the list of denied commands"
-    listed = ",".join(dict.fromkeys((*(each for group in rules.groups for each in group), name)))
-    return f"to allow it: --allow {listed}"
+    listed = tuple(dict.fromkeys((*(each for group in rules.groups for each in group), name)))
+    if len(listed) > _MOST_LISTED:
+        return f"to allow it: add {name} to the commands that are allowed"
+    return f"to allow it: --allow {','.join(listed)}"
 
 
 def _promotion(policy: Policy, action: Promote) -> Verdict:

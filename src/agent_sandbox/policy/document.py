@@ -27,8 +27,8 @@ class Document:
 
     @property
     def name(self) -> str:
-        """What it calls itself, or else where it comes from."""
-        name = self.get("name", self.origin)
+        """What it calls itself, or else the file that it comes from."""
+        name = self.get("name", self.origin.rpartition("/")[2])
         assert isinstance(name, str)
         return name
 

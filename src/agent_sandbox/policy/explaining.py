@@ -60,8 +60,8 @@ def _of_files(policy: Policy) -> list[str]:
     )
     shown = ", ".join(map(written, files.allowed)) or "nothing"
     lines = [f"files: {shown} can be {what}"]
-    lines += [f"files: {', '.join(map(written, files.denied))} are not there"] if files.denied else []
-    lines += [f"files: {len(files.masks)} secrets are masked"] if files.masks else []
+    lines += [f"files: not there: {', '.join(map(written, files.denied))}"] if files.denied else []
+    lines += [f"files: secrets that are hidden: {len(files.masks)}"] if files.masks else []
     lines += ["files: names that begin with a dot are not shown"] if not files.allow_hidden else []
     return lines
 
@@ -74,7 +74,7 @@ def _of_processes(policy: Policy) -> list[str]:
         return ["processes: every program of the view can be started"]
     named = [f"of {', '.join(group)}" for group in programs.groups]
     lines = [f"processes: only programs {' and '.join(named)} are there" if named else "processes: programs of the view can be started"]
-    lines += [f"processes: {', '.join(programs.denied)} are not there"] if programs.denied else []
+    lines += [f"processes: not there: {', '.join(programs.denied)}"] if programs.denied else []
     lines += ["processes: no shell is there"] if not programs.shell else []
     lines += [f"processes: {program} runs what it is given: it can do whatever this sandbox permits" for program in programs.opens()]
     return lines
@@ -103,7 +103,7 @@ def _rest(found: Effective) -> list[str]:
     lines += (
         ["code: looked at before it runs; an early warning, never the wall"] if found.validate else ["code: not looked at before it runs"]
     )
-    lines += [f"code: {', '.join(found.blocked)} are refused as well"] if found.blocked else []
+    lines += [f"code: refused as well: {', '.join(found.blocked)}"] if found.blocked else []
     return [*lines, f"requires: {', '.join(sorted(guarantee.value for guarantee in found.policy.requires))}"]
 
 

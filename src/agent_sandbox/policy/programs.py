@@ -6,7 +6,7 @@ and a name has to be in all of them: so layers can only narrow. What is denied i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
@@ -14,7 +14,8 @@ from agent_sandbox.policy.wildcards import Token, literal, scan, spans
 from agent_sandbox.values import dataclass
 
 LINE_SHELLS = ("bash", "sh")  # what runs a line, and what programs that run lines look for
-SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "rbash", "mksh", "busybox", "toybox")
+POSIX_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "rbash", "mksh")  # those whose command lines `policy.commands` understands
+SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")
 # With one of these a program can do whatever the sandbox permits: the list of programs says nothing about what it runs by itself.
 INTERPRETERS = (
     "python*",
@@ -38,9 +39,10 @@ STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "n
 
 @dataclass(frozen=True)
 class ProgramRules:
-    """Names that may be started. Without groups all that the view shows may, less what is denied; without `shell` no shell may.
+    """Names that may be started. Without groups all that the view shows may, less what is denied.
 
-    With `lines`, bash and sh may besides what the groups name, so that a line can be run: it starts only what they name.
+    Without `shell` no shell may be started. With it, the one that reads a command line is there, also where no group names it: what it
+    starts is what counts. With `lines`, bash and sh are there in any case.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -81,6 +83,11 @@ class ProgramRules:
         return tuple(name for name in named if self.permits(name) and is_open(name))
 
 
+def reads_a_line(argv: Sequence[str]) -> bool:
+    """Whether a command is a shell that is given a line and nothing else."""
+    return len(argv) == 3 and argv[0].rpartition("/")[2] in POSIX_SHELLS and argv[1] == "-c"
+
+
 def is_open(program: str) -> bool:
     """Whether a program runs what it is given, or starts other programs."""
     return program in STARTERS or interprets(program) or program in INTERPRETERS
@@ -93,16 +100,16 @@ def interprets(program: str) -> bool:
 
 def is_pattern(name: str) -> bool:
     """Whether a name stands for several."""
-    return literal(_tokens(name)) is None
+    return literal(_scanned(name)) is None
 
 
 def covers(patterns: Iterable[str], name: str) -> bool:
     """Whether one of the patterns is this name."""
-    return any(pattern == name or spans(_tokens(pattern), name) for pattern in patterns)
+    return any(pattern == name or spans(_scanned(pattern), name) for pattern in patterns)
 
 
-@lru_cache(maxsize=256)  # a few patterns are held against every name in PATH
-def _tokens(pattern: str) -> tuple[Token, ...]:
+@lru_cache(maxsize=1024)
+def _scanned(pattern: str) -> tuple[Token, ...]:
     return tuple(scan(pattern))
 
 
@@ -111,7 +118,7 @@ def check_name(pattern: object) -> None:
     if not isinstance(pattern, str) or not pattern or "/" in pattern or "\0" in pattern:
         raise PolicyError(f"not the name of a command: {pattern!r}", hint='write the name alone: "git", "python*"')
     try:
-        _tokens(pattern)
+        _scanned(pattern)
     except ValueError as error:
         reason, remedy = error.args
         raise PolicyError(f"the command {pattern!r} {reason}", hint=remedy) from None

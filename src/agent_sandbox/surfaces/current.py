@@ -21,7 +21,6 @@ from agent_sandbox.surfaces import policies, quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.surfaces.messages import remark
-from agent_sandbox.surfaces.verbs import VERBS
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.store import SandboxState, Store
@@ -88,13 +87,12 @@ def _preset(request: Request, project: Project, limits: Limits) -> Policy:
 
 
 def _programs(request: Request) -> ProgramRules:
-    """Without --allow all programs are there. With it a shell is among them only if it is named, or runs a line that was given as one."""
+    """Without --allow all programs are there."""
     allowed, denied = (
         tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
         for option in ("--allow", "--deny-command")
     )
-    line = VERBS[request.verb].command and len(request.words) == 1 and not request.separated
-    return ProgramRules((allowed,) if request.has("--allow") else (), denied, lines=line)
+    return ProgramRules((allowed,) if request.has("--allow") else (), denied)
 
 
 def _pattern(text: str) -> PathPattern:

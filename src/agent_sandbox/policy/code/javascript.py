@@ -63,12 +63,13 @@ class _Look:
             if before == ".":
                 self._constructor(at + 1, line)
             return
-        if (self._tokens[at - 2][1] not in _GLOBAL) if before == "." else (word in self._own or self._defines(at + 1)):
+        if (self._tokens[at - 2][1] not in _GLOBAL) if before == "." else word in self._own:
             return
         called = after[1] in ("(", "`") or before == "new"
         handed_on = word in ("eval", "Function") and after[1] != ":" and before not in ("function", "class")
-        if called or handed_on:
-            self._add(self._match.function(word) if word not in ("require", "import") else None, line)
+        function = self._match.function(word) if word not in ("require", "import") else None
+        if function is not None and (called or handed_on) and (before == "." or not self._defines(at + 1)):
+            self._found.add(function, line)
         if after[1] == "." and self._tokens[at + 2][0] == "word":
             self._add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
 

@@ -1,4 +1,4 @@
-"""Look for patterns in text that has no tree: its words, without comments and strings where the language can be followed that far."""
+"""Look for patterns in Python that no parser takes: a slip of the pen, or written for another version. Letters are all there is then."""
 
 from __future__ import annotations
 

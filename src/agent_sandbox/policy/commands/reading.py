@@ -73,7 +73,7 @@ class _Reading:
         self._unknown: dict[str, None] = {}
         self._variables: dict[str, str | None] = {}
         self._functions: dict[str, Program] = {}
-        self._calling: set[str] = set()  # functions that are being gone through
+        self._calling: set[int] = set()  # bodies of functions that are being gone through
         self._aliases: dict[str, str] = {}
         self._steps = 0
         self._depth = 0
@@ -213,6 +213,7 @@ class _Reading:
         if name in self._aliases:
             text = self._aliases.pop(name)  # once: an alias may begin with its own name
             self._inner_script(Field(" ".join([text, *(_quoted(each) for each in rest)]), all(each.known for each in rest)), name)
+            self._named(name, rest, piped, redirections)  # a script does not heed aliases, unless it is told to
             self._aliases[name] = text
         elif name in self._functions:
             self._call(name, rest)
@@ -288,17 +289,22 @@ class _Reading:
 
     def _call(self, name: str, rest: Sequence[Field]) -> None:
         """A function: its body, with the arguments under their numbers. One that calls itself has been gone through already."""
-        if name in self._calling:
+        body = self._functions[name]
+        if id(body) in self._calling:  # not by its name: a function may define another of the same
             return
-        self._calling.add(name)
-        before = {number: self._variables.get(number) for number in (*map(str, range(1, 10)), "@", "*", "#")}
-        for number in range(1, 10):
-            self._variables[str(number)] = rest[number - 1].text if number <= len(rest) else ""
-        everything = " ".join(each.shown for each in rest) if all(each.known for each in rest) else None
-        self._variables["@"] = self._variables["*"] = everything
-        self.program(self._functions[name])
+        self._calling.add(id(body))
+        before = {number: self._variables.get(number) for number in (*map(str, range(1, 10)), "@", "*")}
+        self._set_arguments(rest)
+        self.program(body)
         self._variables.update(before)
-        self._calling.discard(name)
+        self._calling.discard(id(body))
+
+    def _set_arguments(self, fields: Sequence[Field]) -> None:
+        """`$1` and so on, and `$@`."""
+        for number in range(1, 10):
+            self._variables[str(number)] = fields[number - 1].text if number <= len(fields) else ""
+        everything = " ".join(each.shown for each in fields) if all(each.known for each in fields) else None
+        self._variables["@"] = self._variables["*"] = everything
 
     def _builtin(self, name: str, rest: list[Field]) -> None:
         """A command of the shell itself."""
@@ -318,6 +324,11 @@ class _Reading:
                     self._aliases[variable] = value
                 elif equals and variable.removesuffix("+").isidentifier():
                     self._assign(variable, value if each.known else None)
+        elif name == "set" and any(each.shown == "--" or not each.shown.startswith(("-", "+")) for each in rest):
+            start = next((at for at, each in enumerate(rest) if each.shown == "--"), -1)
+            self._set_arguments(rest[start + 1 :] if start >= 0 else [Field("…", known=False)] * 9)
+        elif name == "shift":
+            self._set_arguments([Field("…", known=False)] * 9)
         elif name in ("read", "mapfile", "readarray", "unset", "getopts"):
             self._variables.update(dict.fromkeys(each.shown for each in rest if each.shown.isidentifier()))
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from agent_sandbox.policy.commands.arguments import split
 from agent_sandbox.policy.commands.effects import Effect, Kind
 from agent_sandbox.policy.commands.expanding import Field
+from agent_sandbox.policy.programs import POSIX_SHELLS
 from agent_sandbox.values import dataclass, field
 
-SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh", "ash", "busybox-sh", "rbash", "mksh"})
+SHELLS = frozenset(POSIX_SHELLS)
 _MORE = Field("…", known=False)
 
 
@@ -69,7 +70,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "nsenter": Wrapper("-t -S -G --target", effects=_APART),
     "systemd-run": Wrapper("-p -u --unit --property --uid --slice", effects=_APART),
     "setarch": Wrapper(skip=1),
-    "flock": Wrapper("-w -E --timeout", skip=1, scripts="-c --command", effects=()),
+    "flock": Wrapper("-w -E --timeout", skip=1, scripts="-c --command"),
     "script": Wrapper("-t -O -I", scripts="-c --command", effects=(Effect(Kind.WRITES, "typescript"),)),
     "watch": Wrapper("-n --interval", joined=True),
     "entr": Wrapper(more=True),
@@ -94,7 +95,6 @@ class Inner:
 
     command: tuple[Field, ...] = ()
     scripts: tuple[Field, ...] = ()
-    assigned: tuple[str, ...] = ()
 
 
 def unwrap(name: str, wrapper: Wrapper, fields: Sequence[Field]) -> Inner:
