@@ -12,10 +12,11 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code, Command, Work
-from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError, RuntimeUnavailable
+from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal
 from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.runtime.process import ProcessRuntime
@@ -64,11 +65,13 @@ def test_a_command_line_with_a_program_that_is_not_allowed_is_refused_with_the_l
     assert "'npm'" in caught.value.message and caught.value.hint == "to allow it: --allow git,curl,npm"
 
 
-def test_a_policy_that_names_programs_does_not_run_where_nothing_confines_them(runtime: ProcessRuntime, tmp_path: Path) -> None:
+def test_a_policy_that_names_programs_runs_where_they_are_confined(runtime: ProcessRuntime, tmp_path: Path) -> None:
     policy = locked(processes=True, programs=ProgramRules((("git",),)))
-    with pytest.raises(RuntimeUnavailable) as caught:
-        session(runtime, tmp_path / "ledger", policy).run(Work(Code("bash", "git status"), ENV))
-    assert "programs-confined" in caught.value.missing
+    assert Guarantee.PROGRAMS_CONFINED in policy.requires
+    outcome = session(runtime, tmp_path / "ledger", policy).run(
+        Work(Code("bash", "git --version; . /dev/stdin"), ENV, stdin=b"ls; echo $?")
+    )
+    assert outcome.stdout.startswith(b"git version") and outcome.stdout.endswith(b"\n127\n")
 
 
 def test_what_cannot_be_recorded_is_not_run(runtime: ProcessRuntime, tmp_path: Path) -> None:
