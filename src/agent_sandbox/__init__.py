@@ -39,7 +39,9 @@ if TYPE_CHECKING:
         ToolError,
         WorkspaceError,
     )
+    from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
     from agent_sandbox.persistent import Workspace
     from agent_sandbox.replaying import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
@@ -51,16 +53,24 @@ __all__ = [
     "AsyncSandbox",
     "AuditLevel",
     "Busy",
+    "CodeExecutor",
     "Conflicted",
     "Denied",
     "Drift",
+    "ExecutionContext",
+    "ExecutionResult",
+    "FilePermission",
     "IsolationBackend",
     "IsolationConfig",
     "LaunchFailed",
     "LedgerBroken",
     "LedgerUnavailable",
+    "NetworkPermission",
+    "PermissionLevel",
+    "PermissionSet",
     "PolicyError",
     "ProcessIsolation",
+    "ProcessPermission",
     "RecordError",
     "Replay",
     "RuntimeUnavailable",
@@ -86,7 +96,9 @@ _HOMES = {
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
         *("RecordError", "RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
     ),
+    "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
     "persistent": ("Workspace",),
     "replaying": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),

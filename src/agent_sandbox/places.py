@@ -57,6 +57,12 @@ def may_work_in_the_background() -> bool:
     return not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND")
 
 
+def config_dir() -> str:
+    """Where the user's own settings are: `agent-sandbox` in the XDG configuration directory. It is not made here."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".config"), "agent-sandbox")
+
+
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
     from agent_sandbox.ledger.store import Ledger

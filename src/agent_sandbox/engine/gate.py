@@ -17,7 +17,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass
 
 if TYPE_CHECKING:
-    from typing import Literal, TypeVar
+    from typing import Literal, NoReturn, TypeVar
 
     T = TypeVar("T")
     Ended = Literal["done", "raised"]
@@ -87,8 +87,7 @@ class Gate:
         facts, rule = canonical.plain(action), verdict.because.rule
         digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
-            self._ledger.record(Refusal(facts, digest, self._digest, rule, verdict.because.why))
-            raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
+            self._refuse(facts, digest, verdict)
         intent = self._ledger.record(Intent(facts, digest, self._digest, rule)).sequence
         try:
             result = deed(verdict)
@@ -97,6 +96,15 @@ class Gate:
             raise
         self._record_success(intent, result, describe)
         return result
+
+    def refuse(self, action: Action, because: Reason) -> NoReturn:
+        """Refuse what somebody in front of the gate has found wanting: recorded, and raised as `Denied`, like any other refusal."""
+        facts = canonical.plain(action)
+        self._refuse(facts, canonical.digest_of_plain(facts), Deny(because))
+
+    def _refuse(self, facts: Facts, digest: str, verdict: Deny) -> NoReturn:
+        self._ledger.record(Refusal(facts, digest, self._digest, verdict.because.rule, verdict.because.why))
+        raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""

@@ -97,6 +97,8 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":
             from agent_sandbox.surfaces.verify import verify as do
+        case "policy":
+            from agent_sandbox.surfaces.policy import policy as do
         case "setup":
             from agent_sandbox.surfaces.setup import setup as do
         case "completion":

@@ -75,7 +75,8 @@ _OPTIONS = (
     Option("--dry-run", help="show what would be done, and stop"),
     Option("--simulate", later="simulation"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
-    Option("--allow", "TOOLS", later="the gating of tools"),
+    Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
+    Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
@@ -88,6 +89,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
+    *("--allow", "--deny-command"),
     *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--deterministic", "--seed", "--fuel", "--record"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
@@ -139,7 +141,11 @@ nothing by its record.
     "diff": Verb(
         'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
         "show what the sandbox would change, or what a command would",
-        (*_SHOWING, *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime")),
+        (
+            *_SHOWING,
+            *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
+            *("--allow", "--deny-command"),
+        ),
         (0, ANY),
         command=True,
         details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.
@@ -199,6 +205,21 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         "list the snapshots as a tree, or forget one",
         ("--forget",),
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
+    ),
+    "policy": Verb(
+        'policy explain | lint | schema | policy test "COMMAND"',
+        "say what the policy files mean here, what is odd about them, or what they would say to a command",
+        words=(1, 2),
+        too_many="put the command in quotes",
+        details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
+agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
+it left; an option on the command line counts more than the last two, and never more than the first.
+
+  agent-sandbox policy explain
+  agent-sandbox policy test "git push --force"
+
+test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied.
+lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.""",
     ),
     "doctor": Verb(
         "doctor",
