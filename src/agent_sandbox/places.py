@@ -41,15 +41,29 @@ def cache_dir() -> str:
     return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".cache"), "agent-sandbox")
 
 
+def keys_dir() -> str:
+    """Where the key and the anchor of the ledger are: away from it, or whoever can change the one can change the others.
+
+    `$AGENT_SANDBOX_KEYS`, or `agent-sandbox/keys` in the XDG data directory. A state directory that was chosen by `$AGENT_SANDBOX_STATE`
+    has its own keys, beside the ledger unless they are sent elsewhere, too. It is not made here.
+    """
+    if chosen := os.environ.get("AGENT_SANDBOX_KEYS"):
+        return os.path.abspath(chosen)
+    if os.environ.get("AGENT_SANDBOX_STATE"):
+        return os.path.join(state_dir(), f"{LEDGER}.keys")
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".local/share"), "agent-sandbox", "keys")
+
+
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
-    return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time)
+    return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time, keys=keys_dir())
 
 
 def masks_for(project: str) -> tuple[Mask, ...]:
     """What is hidden by default in the sandboxes of a project."""
-    state = os.path.realpath(state_dir())
-    return default_masks(homes=own_homes(), homes_of_others=homes_of_others(), projects=(project,), state_dir=state)
+    state, keys = os.path.realpath(state_dir()), os.path.realpath(keys_dir())
+    return default_masks(homes=own_homes(), homes_of_others=homes_of_others(), projects=(project,), state_dir=state, keys_dir=keys)
 
 
 def own_homes() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import pytest
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import read, verify
+from agent_sandbox.ledger.event import Gap
 from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, notes_in, write_many
 
 
@@ -41,11 +42,13 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_ledger_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+def test_a_ledger_that_was_moved_away_is_begun_anew_and_says_what_is_missing(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 3)
     os.rename(ledger.path, tmp_path / "old")
-    assert ledger.record(intent()).sequence == 1
-    assert (verify(tmp_path / "old").count, verify(ledger.path).count) == (3, 1)
+    assert ledger.record(intent()).sequence == 5
+    gap, after = read(ledger.path)
+    assert isinstance(gap.event, Gap) and (gap.sequence, gap.event.last, after.sequence) == (4, 3, 5)
+    assert verify(tmp_path / "old").count == 3
 
 
 def test_a_ledger_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The ledger: one locked, append-only file that many processes and threads write to.
 
-`record` returns when the whole line is with the kernel, so the record survives the end of this process, however it ends. It is not forced
-to the disk: a power cut may lose the last moments, and with them records of deeds done in those moments. A process that is stopped while
-it holds the lock makes the others wait.
+`record` returns when the whole line is with the kernel, and the anchor after it, so the record survives the end of this process, however
+it ends. What is `lasting` is forced to the disk as well, with all before it, and survives a power cut; of the rest, a power cut may lose
+the last moments, and the next entry says that it did. A process that is stopped while it holds the lock makes the others wait.
 
-The file is opened for each entry. That costs a few microseconds and saves three problems: a lock shared with forked children, a
+The files are opened for each entry. That costs a few microseconds and saves three problems: a lock shared with forked children, a
 descriptor that a guest could inherit, and writing on into a file that has been moved away.
 """
 
@@ -14,59 +14,100 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger.chain import Head, find_head, read
+from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger.chain import HINT, Head, find_head, torn_at
+from agent_sandbox.ledger.continuing import missing
 from agent_sandbox.ledger.encoding import encode
-from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Torn
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass
+from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome
+from agent_sandbox.spelling import Seal
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Final
+
+PURPOSE: Final = b"ledger"  # what its key is derived for
+SEGMENT_BYTES: Final = 64 << 20  # a file that has grown beyond this is closed
+KEPT_BYTES: Final = 1 << 30  # closed files beyond this are removed, oldest first
 
 # No link is followed, so that nobody else's file is appended to; reading finds the end of the chain.
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The end of the chain as this object last wrote it, and in which file."""
-
-    file: tuple[int, int]
-    size: int
-    head: Head
-
-
 class Ledger:
-    """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork."""
+    """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork.
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float]) -> None:
-        self.path = os.fspath(path)
+    `keys` is the directory of its key and its anchor. They protect what is recorded against whoever can write the ledger and not that
+    directory; beside the ledger, which is the default, they only tell damage from what was written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], float],
+        keys: str | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.keys = f"{self.path}.keys" if keys is None else os.path.abspath(keys)
         self._clock = clock
-        self._seen: _Seen | None = None  # replaced whole, never changed: a stale one costs a look at the file's tail, no more
+        self._segment_bytes = segment_bytes
+        self._kept_bytes = kept_bytes
+        self._boot = ""
+        self._seal: Seal | None = None
+        # The end of the chain as this object last wrote it: device, inode and length of the file, then number, hash and seal of the last
+        # entry. Replaced whole, never changed: a stale one costs a look at the file's tail, no more.
+        self._seen: tuple[int, int, int, int, str, str] | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
 
-    def record(self, event: Event) -> Entry:
+    def record(self, event: Event, *, lasting: bool = False) -> Entry:
         """Append an event, completely written when this returns. Raises `LedgerUnavailable` or `LedgerBroken`: then do not act."""
+        return self.record_all((event,), lasting=lasting)[0]
+
+    def record_all(self, events: Sequence[Event], *, lasting: bool = False) -> list[Entry]:
+        """The same for several, one behind the other with nothing between. If it raises, some of them may have been recorded."""
         try:
-            descriptor = self._open()
+            seal = self._ready()
+            descriptor = self._opened(seal)
+            try:
+                return self._append(descriptor, seal, events, lasting)
+            finally:
+                os.close(descriptor)  # which frees the lock
         except OSError as error:
             raise self._unavailable(error) from error
+
+    def checkpoint(self) -> Checkpoint:
+        """Sign the last entry, and record that. Raises as `record` does, also when the package that signs is not installed."""
+        from agent_sandbox.ledger.checkpoint import sign  # an extra
+
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            return self._append(descriptor, event)
+            seal = self._ready()
+            descriptor = self._opened(seal)
+            try:
+                head, gap = self._head(descriptor, os.fstat(descriptor), seal)
+                if gap is not None or head.remains or not head.sequence:
+                    raise LedgerUnavailable("the ledger has no last entry that could be signed", hint="record something first")
+                signed = sign(self.keys, head.sequence, head.hash)
+                self._append(descriptor, seal, (signed,), lasting=True)
+                return signed
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise self._unavailable(error) from error
-        finally:
-            os.close(descriptor)  # which frees the lock
 
     def unended(self, action_digest: str) -> int | None:
         """The last entry that announced this action, if it is not recorded how that ended. Reads all of it; raises as `record` does."""
+        from agent_sandbox.ledger.segments import entries  # only whoever recovers reads
+
         found: int | None = None
         try:
-            for entry in read(self.path):
+            for entry in entries(self.path):
                 if isinstance(entry.event, Intent) and entry.event.digest == action_digest:
                     found = entry.sequence
                 elif isinstance(entry.event, Outcome) and entry.event.intent == found:
@@ -77,46 +118,97 @@ class Ledger:
             raise self._unavailable(error) from error
         return found
 
-    def _open(self) -> int:
-        try:
-            return os.open(self.path, _FLAGS, 0o600)
-        except FileNotFoundError:
-            _make_private(os.path.dirname(os.path.abspath(self.path)))
-            return os.open(self.path, _FLAGS, 0o600)
+    def _ready(self) -> Seal:
+        if self._seal is None:
+            self._boot = anchor.boot_id()
+            self._seal = keys.load(self.keys).derived(PURPOSE)
+        return self._seal
 
-    def _append(self, descriptor: int, event: Event) -> Entry:
+    def _opened(self, seal: Seal) -> int:
+        while (descriptor := self._locked(seal)) is None:
+            continue  # it was closed between opening and locking: the next one is there already
+        return descriptor
+
+    def _locked(self, seal: Seal) -> int | None:
+        """The file, open and locked; a new one if it had grown large. None when it is no longer the ledger by the time it is locked."""
+        try:
+            descriptor = os.open(self.path, _FLAGS, 0o600)
+        except FileNotFoundError:
+            keys.make_private(os.path.dirname(self.path))
+            descriptor = os.open(self.path, _FLAGS, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.lseek(descriptor, 0, os.SEEK_END) < self._segment_bytes:  # a fifo has no end, and raises
+                return descriptor
+            return self._rotated(descriptor, seal)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _rotated(self, descriptor: int, seal: Seal) -> int | None:
+        from agent_sandbox.ledger.rotating import rotate  # once in a hundred thousand entries
+
+        status = os.fstat(descriptor)
+        if not os.path.samestat(status, os.stat(self.path)):
+            os.close(descriptor)
+            return None
+        head, gap = self._head(descriptor, status, seal)
+        if head.remains or gap is not None:
+            return descriptor  # the entry that seals a torn write stands in the same file; the next one will do
+        descriptor, head = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
+        self._settle(descriptor, os.fstat(descriptor), head.end, head.sequence, head.hash, head.seal, lasting=True)
+        return descriptor
+
+    def _append(self, descriptor: int, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        file, size = (status.st_dev, status.st_ino), status.st_size
-        head = self._head(descriptor, file, size)
-        now = self._clock()
-        lines, previous, sequence = b"" if head.line_ended else b"\n", head.hash, head.sequence
-        if head.remains:
-            torn = head.remains.removesuffix(b"\n")
+        head, gap = self._head(descriptor, status, seal)
+        now, sequence, previous, mark = self._clock(), head.sequence, head.hash, head.seal
+        lines: list[bytes] = [] if head.line_ended else [b"\n"]
+        before: tuple[Event, ...] = ()
+        if gap is not None:
+            before, sequence, previous = (gap,), gap.last, head.hash if head.sequence else gap.hash
+        elif head.remains:
+            before = (torn_at(head.end, head.remains),)
+        entries: list[Entry] = []
+        for event in (*before, *events):
             sequence += 1
-            line, previous = encode(sequence, now, previous, Torn(head.end, len(torn), sha256(torn).hexdigest()))
-            lines += line
-        line, digest = encode(sequence + 1, now, previous, event)
-        lines += line
-        _write_all(descriptor, lines)
-        end = size + len(lines)
-        self._seen = _Seen(file, end, Head(sequence + 1, digest, end))
-        return Entry(sequence + 1, now, previous, digest, event)
+            line, digest, mark = encode(sequence, now, previous, event, seal)
+            entries.append(Entry(sequence, now, previous, digest, event, mark))
+            lines.append(line)
+            previous = digest
+        text = b"".join(lines)
+        _write_all(descriptor, text)
+        self._settle(descriptor, status, status.st_size + len(text), sequence, previous, mark, lasting=lasting)
+        return entries[len(before) :]
 
-    def _head(self, descriptor: int, file: tuple[int, int], size: int) -> Head:
-        seen = self._seen
-        if seen is not None and seen.file == file:
-            if size == seen.size:
-                return seen.head
-            if size < seen.size:
-                raise LedgerBroken(f"the ledger {self.path} has lost its end", hint="find out who cut it; then move it aside")
-        return find_head(descriptor, size) if size else Head()
+    def _settle(self, descriptor: int, before: os.stat_result, size: int, sequence: int, digest: str, mark: str, *, lasting: bool) -> None:
+        """What comes after writing: to the disk if it is to last, then the anchor."""
+        if lasting:
+            os.fsync(descriptor)
+            if not before.st_size:  # its name is new, too
+                keys.sync_directory(os.path.dirname(self.path))
+        anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
+        self._seen = (before.st_dev, before.st_ino, size, sequence, digest, mark)
+
+    def _head(self, descriptor: int, status: os.stat_result, seal: Seal) -> tuple[Head, Gap | None]:
+        """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
+        seen, size = self._seen, status.st_size
+        if seen is not None and size and seen[0] == status.st_dev and seen[1] == status.st_ino:
+            if size == seen[2]:
+                return Head(seen[3], seen[4], seen[5], size), None
+            if size > seen[2]:  # others have written behind what this object wrote
+                return find_head(descriptor, size, seal), None
+            raise LedgerBroken(f"the ledger {self.path} has lost its end", hint=HINT)
+        head = find_head(descriptor, size, seal) if size else Head()
+        return head, missing(self.path, self.keys, descriptor, size, head, self._boot, seal)
 
     def _unavailable(self, error: OSError) -> LedgerUnavailable:
         why = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename and error.filename != self.path else ""
         return LedgerUnavailable(
-            f"the ledger {self.path} cannot be written: {why}", hint="free the disk or repair the directory's permissions"
+            f"the ledger {self.path} cannot be written: {why}{where}", hint="free the disk or repair the directory's permissions"
         )
 
 
@@ -124,11 +216,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _make_private(directory: str) -> None:
-    """Make a directory and those above it that are missing, for this user only."""
-    if not os.path.exists(directory):
-        _make_private(os.path.dirname(directory))
-        with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
