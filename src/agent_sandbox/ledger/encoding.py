@@ -43,12 +43,12 @@ def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) 
     """The line, with its line end, its hash and its seal. Raises `ValueError` for facts of no known type or name: our mistake, not the
     guest's."""
     facts = vars(event)
-    body = as_json(facts if _is_plain(facts) else {name: _wrapped(value) for name, value in facts.items()})
+    body = as_json(facts if _is_plain(facts) else {name: wrapped(value) for name, value in facts.items()})
     if redaction.needed(body):
         facts = redaction.without_secrets(facts)
-        body = as_json({name: _wrapped(value) for name, value in facts.items()})
+        body = as_json({name: wrapped(value) for name, value in facts.items()})
     if len(body) > LONGEST_FIELD:
-        body = as_json({name: _bounded(_wrapped(value)) for name, value in facts.items()})
+        body = as_json({name: _bounded(wrapped(value)) for name, value in facts.items()})
     payload = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}","kind":"{event.kind}","event":{body}}}'.encode("ascii")
     if b"\x7f" in payload:  # DEL, the one control character that JSON leaves as it is
         payload = payload.replace(b"\x7f", b"\\u007f")
@@ -133,29 +133,30 @@ def _is_plain_item(value: Any) -> bool:
     return kind is bool or value is None or (kind is int and -_BIGGEST < value < _BIGGEST) or (kind is float and abs(value) < _BIGGEST)
 
 
-def _bounded(wrapped: Any) -> Any:
-    text = as_json(wrapped)
-    return wrapped if len(text) <= LONGEST_FIELD else _wrapped(cut(text))
+def _bounded(value: Any) -> Any:
+    text = as_json(value)
+    return value if len(text) <= LONGEST_FIELD else wrapped(cut(text))
 
 
-def _wrapped(value: object) -> Any:
+def wrapped(value: object) -> Any:
+    """A fact as JSON types, from which it can be had back."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
-            return _wrapped(cut(value))
+            return wrapped(cut(value))
         # JSON reads two escaped surrogates as the one character they would be in UTF-16, which is not what was written.
         return {"$text": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate_pair(value) else value
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, bytes):
-        return {"$bytes": value.hex()} if len(value) <= LONGEST_TEXT else _wrapped(cut(value))
+        return {"$bytes": value.hex()} if len(value) <= LONGEST_TEXT else wrapped(cut(value))
     if isinstance(value, Cut):
-        return {"$cut": {"start": _wrapped(value.start[:LONGEST_TEXT]), "length": value.length, "sha256": value.sha256}}
+        return {"$cut": {"start": wrapped(value.start[:LONGEST_TEXT]), "length": value.length, "sha256": value.sha256}}
     if isinstance(value, Mapping):
         if odd := [name for name in value if not isinstance(name, str) or not _is_name(name)]:
             raise ValueError(f"not a name of a fact: {odd[0]!r}")
-        return {name: _wrapped(item) for name, item in value.items()}
+        return {name: wrapped(item) for name, item in value.items()}
     if isinstance(value, Sequence):
-        return [_wrapped(item) for item in value]
+        return [wrapped(item) for item in value]
     if isinstance(value, int | float) and math.isfinite(value) and abs(value) < _BIGGEST:
         return value
     raise ValueError(f"not a fact: {value!r:.80}")

@@ -88,7 +88,7 @@ def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[]
         is_last_look = not _is_still(file, path)  # asked first: what was written until then is read once more
         start = end
         file.seek(start)
-        lines = _Lines(file, end)
+        lines = WholeLines(file, end)
         for item in walk(lines, before, offset=end):
             if isinstance(item, Entry):
                 before, end = item, lines.end
@@ -100,7 +100,7 @@ def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[]
             pause()
 
 
-class _Lines:
+class WholeLines:
     """The whole lines of a file from some place on, and where the last one that was taken ends. One that is being written is left."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:

@@ -48,8 +48,8 @@ class Report:
 
     @property
     def complete(self) -> bool | None:
-        """Whether all of it is here; None when that cannot be told."""
-        return False if self.missing or self.fault else None if self.untold else True
+        """Whether all of it is here; None when that cannot be told, as it cannot behind a fault."""
+        return False if self.missing else None if self.untold or self.fault else True
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,19 @@ _OPTIONS = (
     Option("--resolve", "SIDE", "what to do about conflicts of a merge: ours (the sandbox), theirs (reality) or markers"),
     Option("--approve", "KINDS", "agree to these protected kinds of changes, separated by commas"),
     Option("--dry-run", help="show what would be done, and stop"),
+    Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
+    Option("--until", "TIME", "only entries before then"),
+    Option("--denied", help="only what was refused"),
+    Option("--category", "NAME", "only process, code, promotion, file, capability, approval, outcome or ledger"),
+    Option("--level", "NAME", "only debug, info, warning, error or critical, and what is graver"),
+    Option("--sandbox", "ID", "only what this sandbox did"),
+    Option("--grep", "WORDS", "only entries with these words"),
+    Option("--limit", "N", "the newest N entries (100), or none for all"),
+    Option("--follow", help="go on with each new entry", short=("-f",)),
+    Option("--format", "FORM", "for other programs: jsonl, csv or ocsf; all entries"),
+    Option("--keys", "DIR", "where the key and the anchor of a copied ledger are"),
+    Option("--checkpoint", "FILE", "a signed checkpoint to compare with; may be given more than once"),
+    Option("--public-key", "HEX", "the key that checkpoints must be signed with"),
     Option("--simulate", later="simulation"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "TOOLS", later="the gating of tools"),
@@ -183,6 +196,26 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         ("--forget",),
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
     ),
+    "log": Verb(
+        "log [OPTION…] | log verify [FILE] | log checkpoint",
+        "show what happened, export it, and check that the record of it is unchanged and whole",
+        (
+            *("--since", "--until", "--denied", "--category", "--level", "--sandbox", "--grep", "--limit", "--follow", "--format"),
+            *("--no-pager", "--keys", "--checkpoint", "--public-key"),
+        ),
+        (0, 2),
+        details="""Every action is recorded before it is done, and how it ended after.
+
+  agent-sandbox log --denied --since 2h
+  agent-sandbox log --follow --format ocsf
+  agent-sandbox log verify
+  agent-sandbox log checkpoint > elsewhere/checkpoint
+  agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
+
+`log verify` says two things apart: whether what is here was changed, and whether all of it is here. The second needs
+something from elsewhere: the anchor in the directory of the ledger's key, or a checkpoint that was kept. It exits with 1
+when either does not hold. `log checkpoint` signs the last entry, and needs the extra `sign`.""",
+    ),
     "doctor": Verb(
         "doctor",
         "try out what this machine can enforce, and say what to do about the rest",
@@ -211,7 +244,6 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 
 _LATER = {
     "simulation": ("sim", "simulate"),
-    "the audit surfaces": ("log",),
     "approvals": ("approve",),
     "parallel experiments": ("try",),
     "time travel": ("timeline", "rewind", "fork"),

@@ -36,7 +36,9 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # What may be there before the store is: its own half-written file, the ledger, which a run without a stored sandbox has begun, with what
 # belongs to it, and the digests of what the wasm runtime has compiled.
-_NOT_OURS_TO_JUDGE = frozenset({"format.new", "ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "wasm"})
+_NOT_OURS_TO_JUDGE = frozenset(
+    {"format.new", "ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal", "wasm"}
+)
 _WITHOUT_IMAGE = "this sandbox is kept in a directory, not in an image: its disk limit is only watched, and snapshots copy what changed"
 
 
