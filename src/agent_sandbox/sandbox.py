@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
+from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import SandboxConfig
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
@@ -66,7 +67,8 @@ class Sandbox:
         """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced."""
         self.config = replace(config or SandboxConfig(), **settings)
         self.id = secrets.token_hex(8)
-        self._ledger = places.ledger()
+        self.audit = AuditLog(level=self.config.audit_level) if self.config.enable_audit else None  # what this sandbox did, in memory
+        self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
         self._session = self._session_for(self.config.policy())
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
@@ -160,7 +162,8 @@ class Sandbox:
         return (self._session if limits == policy.limits else self._session_for(replace(policy, limits=limits))), wall
 
     def _session_for(self, policy: Policy) -> Session:
-        return Session(Gate(policy, self._ledger, clock=time.time), shared.wasm() if self.config.runtime == "wasm" else shared.runtime())
+        gate = Gate(policy, self._ledger, clock=time.time, sandbox=self.id)
+        return Session(gate, shared.wasm() if self.config.runtime == "wasm" else shared.runtime())
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""

@@ -67,14 +67,23 @@ class Gate:
     """The door of one policy. Safe to share between threads when its ledger and approver are."""
 
     def __init__(
-        self, policy: Policy, ledger: Recorder, *, clock: Callable[[], float], grants: Grants = (), approver: Approver | None = None
+        self,
+        policy: Policy,
+        ledger: Recorder,
+        *,
+        clock: Callable[[], float],
+        grants: Grants = (),
+        approver: Approver | None = None,
+        sandbox: str = "",
     ) -> None:
+        """`sandbox` is the name under which the ledger has what passes here."""
         self.policy = policy
         self._digest = policy.digest()
         self._ledger = ledger
         self._clock = clock
         self._grants = grants
         self._approver = approver
+        self._sandbox = sandbox
 
     def perform(self, action: Action, deed: Callable[[Allow], T], *, describe: Callable[[T], Facts] = _nothing) -> T:
         """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep.
@@ -87,11 +96,11 @@ class Gate:
         facts, rule = canonical.plain(action), verdict.because.rule
         digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
-            self._ledger.record(Refusal(facts, digest, self._digest, rule, verdict.because.why))
+            self._ledger.record(Refusal(facts, digest, self._digest, rule, verdict.because.why, self._sandbox))
             raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
         # What changes the real tree, or what somebody agreed to, is on record even if the power fails in the next moment.
         lasting = isinstance(action, Promote | Undo) or rule == "approval"
-        intent = self._ledger.record(Intent(facts, digest, self._digest, rule), lasting=lasting).sequence
+        intent = self._ledger.record(Intent(facts, digest, self._digest, rule, self._sandbox), lasting=lasting).sequence
         try:
             result = deed(verdict)
         except BaseException as error:  # also an interrupt: what was begun has ended, and the record says how
@@ -104,7 +113,7 @@ class Gate:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
-            self._ledger.record(Outcome(intent, ended, facts), lasting=True)
+            self._ledger.record(Outcome(intent, ended, facts, self._sandbox), lasting=True)
 
     def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:
         match verdict:
@@ -132,11 +141,11 @@ class Gate:
     def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts], lasting: bool) -> None:
         try:
             try:
-                self._ledger.record(Outcome(intent, "done", describe(result)), lasting=lasting)
+                self._ledger.record(Outcome(intent, "done", describe(result), self._sandbox), lasting=lasting)
             except (LedgerUnavailable, LedgerBroken):
                 raise
             except Exception as error:  # a poor description must not make a deed that was done look as if it had failed
-                self._ledger.record(Outcome(intent, "done", {"undescribed": type(error).__name__}), lasting=lasting)
+                self._ledger.record(Outcome(intent, "done", {"undescribed": type(error).__name__}, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as error:
             message = f"the action was performed, but how it ended could not be recorded: {error.message}"
             raise LedgerUnavailable(message, hint=f"entry {intent} of the ledger has its intent; {error.hint}") from error
@@ -146,6 +155,6 @@ class Gate:
         if isinstance(error, SandboxError):  # only our own messages: others' may hold anything
             facts["message"] = error.message
         try:
-            self._ledger.record(Outcome(intent, "raised", facts), lasting=lasting)
+            self._ledger.record(Outcome(intent, "raised", facts, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as unrecorded:
             error.add_note(f"and this could not be recorded: {unrecorded}")

@@ -92,7 +92,7 @@ def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Bu
         raise UsageError(f"--runtime {request.value('--runtime')} is not there yet; there is: process", hint="run without --runtime")
     found = None if request.has("--throw-away") or request.has("--diff") else current(request)
     project = found.project if found else project_of(request)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time)
+    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
     session = Session(
         gate,
         runtime,

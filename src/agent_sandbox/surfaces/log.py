@@ -41,8 +41,8 @@ def log(request: Request) -> int:
             from agent_sandbox.surfaces.log_verify import checkpoint
 
             return checkpoint(request)
-        case (other, *_):
-            raise UsageError(f"log has no {other!r}", hint="agent-sandbox log, log verify [FILE] or log checkpoint")
+        case _:
+            raise UsageError(f"log has no {request.words[0]!r}", hint="agent-sandbox log, log verify [FILE] or log checkpoint")
 
 
 def _show(request: Request) -> int:
