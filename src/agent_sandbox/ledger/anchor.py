@@ -56,19 +56,21 @@ def read(directory: str) -> Anchor | None:
 
 
 def write(directory: str, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool = False) -> None:
-    """Set the first slot and, for an entry that was forced to the disk, the second. Raises OSError.
-
-    A slot is one write within one page: a process that dies leaves the old one or the new one.
-    """
-    text = b"%-511b\n" % f"{sequence} {digest} {seal} {size} {boot}".encode("ascii")
+    """Set the first slot and, for an entry that was forced to the disk, the second. Raises OSError."""
     descriptor = os.open(f"{directory}/{ANCHOR}", _FLAGS, 0o600)
     try:
-        _put(descriptor, text, 0)
-        if lasting:
-            _put(descriptor, text, _SLOT)
-            os.fsync(descriptor)
+        put(descriptor, sequence, digest, seal, size, boot, lasting=lasting)
     finally:
         os.close(descriptor)
+
+
+def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool) -> None:
+    """The same for an anchor that is open. A slot is one write within one page: a process that dies leaves the old one or the new one."""
+    text = b"%-511b\n" % f"{sequence} {digest} {seal} {size} {boot}".encode("ascii")
+    _put(descriptor, text, 0)
+    if lasting:
+        _put(descriptor, text, _SLOT)
+        os.fsync(descriptor)
 
 
 def begin(directory: str) -> None:

@@ -11,12 +11,14 @@ like a secret is taken out.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
 from agent_sandbox.ledger import redaction
 from agent_sandbox.ledger.event import KINDS, LONGEST_TEXT, Cut, Entry, Event, cut
+from agent_sandbox.ledger.redaction import is_suspicious
 from agent_sandbox.spelling import Seal, as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -42,9 +44,10 @@ class UnknownForm(ValueError):
 def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) -> tuple[bytes, str, str]:
     """The line, with its line end, its hash and its seal. Raises `ValueError` for facts of no known type or name: our mistake, not the
     guest's."""
-    facts = vars(event)
-    body = as_json(facts if _is_plain(facts) else {name: wrapped(value) for name, value in facts.items()})
-    if redaction.needed(body):
+    facts: Mapping[str, Any] = vars(event)
+    if _is_plain(facts):
+        body = as_json(facts)
+    else:
         facts = redaction.without_secrets(facts)
         body = as_json({name: wrapped(value) for name, value in facts.items()})
     if len(body) > LONGEST_FIELD:
@@ -52,7 +55,8 @@ def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) 
     payload = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}","kind":"{event.kind}","event":{body}}}'.encode("ascii")
     if b"\x7f" in payload:  # DEL, the one control character that JSON leaves as it is
         payload = payload.replace(b"\x7f", b"\\u007f")
-    digest = sha256(payload)
+    openssl = sys.modules.get("_hashlib")  # whoever has it loaded anyway has the faster one
+    digest = openssl.openssl_sha256(payload) if openssl is not None else sha256(payload)
     name, mark = digest.hexdigest(), sealed(digest.digest(), seal)
     return b'%b,"$hash":"%b","$seal":"%b"}\n' % (payload[:-1], name.encode(), mark.encode()), name, mark
 
@@ -106,7 +110,7 @@ def _checked(line: bytes) -> tuple[str, str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON carries it as it is, with nothing to wrap or cut: nearly all there is. Loops, because every entry passes here."""
+    """Whether JSON carries it as it is, with nothing to wrap, cut or take out: nearly all there is. Loops: every entry passes here."""
     kind = type(value)
     if kind is dict:
         for name in value:
@@ -118,7 +122,7 @@ def _is_plain(value: Any) -> bool:
     for item in value:
         kind = type(item)
         if kind is str:
-            if len(item) > LONGEST_TEXT or not item.isascii():
+            if len(item) > LONGEST_TEXT or not item.isascii() or is_suspicious(item):
                 return False
         elif kind is dict or kind is list or kind is tuple:
             if not _is_plain(item):

@@ -14,7 +14,8 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import anchor, keys
@@ -27,6 +28,8 @@ from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Final
+
+    from agent_sandbox.ledger.held import Held
 
 PURPOSE: Final = b"ledger"  # what its key is derived for
 SEGMENT_BYTES: Final = 64 << 20  # a file that has grown beyond this is closed
@@ -59,6 +62,7 @@ class Ledger:
         self._kept_bytes = kept_bytes
         self._boot = ""
         self._seal: Seal | None = None
+        self._held: Held | None = None
         # The end of the chain as this object last wrote it: device, inode and length of the file, then number, hash and seal of the last
         # entry. Replaced whole, never changed: a stale one costs a look at the file's tail, no more.
         self._seen: tuple[int, int, int, int, str, str] | None = None
@@ -73,14 +77,38 @@ class Ledger:
     def record_all(self, events: Sequence[Event], *, lasting: bool = False) -> list[Entry]:
         """The same for several, one behind the other with nothing between. If it raises, some of them may have been recorded."""
         try:
-            seal = self._ready()
+            seal, held = self._ready(), self._held
+            if held is not None and held.pid == os.getpid() and (entries := self._through(held, seal, events, lasting)) is not None:
+                return entries
             descriptor = self._opened(seal)
             try:
-                return self._append(descriptor, seal, events, lasting)
+                return self._append(descriptor, os.fstat(descriptor), seal, events, lasting)
             finally:
                 os.close(descriptor)  # which frees the lock
         except OSError as error:
             raise self._unavailable(error) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the files open for the length of the block: for who records much, in this process. Raises as `record` does.
+
+        A ledger that has no entry yet has no files, and is not held. Not to be nested.
+        """
+        from agent_sandbox.ledger.held import Held  # a run records two entries, and does without
+
+        try:
+            held = Held(self.path, self.keys)
+        except FileNotFoundError:
+            yield
+            return
+        except OSError as error:
+            raise self._unavailable(error) from error
+        self._held = held
+        try:
+            yield
+        finally:
+            self._held = None
+            held.close()
 
     def checkpoint(self) -> Checkpoint:
         """Sign the last entry, and record that. Raises as `record` does, also when the package that signs is not installed."""
@@ -94,7 +122,7 @@ class Ledger:
                 if gap is not None or head.remains or not head.sequence:
                     raise LedgerUnavailable("the ledger has no last entry that could be signed", hint="record something first")
                 signed = sign(self.keys, head.sequence, head.hash)
-                self._append(descriptor, seal, (signed,), lasting=True)
+                self._append(descriptor, os.fstat(descriptor), seal, (signed,), lasting=True)
                 return signed
             finally:
                 os.close(descriptor)
@@ -159,19 +187,38 @@ class Ledger:
         self._settle(descriptor, os.fstat(descriptor), head.end, head.sequence, head.hash, head.seal, lasting=True)
         return descriptor
 
-    def _append(self, descriptor: int, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry]:
-        status = os.fstat(descriptor)
+    def _through(self, held: Held, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
+        """Append through files that are open; None when the file has to be closed first, or is not there."""
+        with held.lock:
+            try:
+                status = held.locked(self.path)
+            except FileNotFoundError:
+                return None
+            try:
+                if status.st_size >= self._segment_bytes:
+                    return None
+                return self._append(held.file, status, seal, events, lasting, held.anchor)
+            finally:
+                held.unlock()
+
+    def _append(
+        self, descriptor: int, status: os.stat_result, seal: Seal, events: Sequence[Event], lasting: bool, held_anchor: int | None = None
+    ) -> list[Entry]:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        head, gap = self._head(descriptor, status, seal)
-        now, sequence, previous, mark = self._clock(), head.sequence, head.hash, head.seal
-        lines: list[bytes] = [] if head.line_ended else [b"\n"]
-        before: tuple[Event, ...] = ()
-        if gap is not None:
-            before, sequence, previous = (gap,), gap.last, head.hash if head.sequence else gap.hash
-        elif head.remains:
-            before = (torn_at(head.end, head.remains),)
-        entries: list[Entry] = []
+        seen, before = self._seen, list[Event]()
+        lines: list[bytes] = []
+        if seen is not None and seen[2] == status.st_size and seen[1] == status.st_ino and seen[0] == status.st_dev:
+            sequence, previous = seen[3], seen[4]  # nobody has written since this object did
+        else:
+            head, gap = self._head(descriptor, status, seal)
+            sequence, previous = head.sequence, head.hash
+            lines += () if head.line_ended else (b"\n",)
+            if gap is not None:
+                before, sequence, previous = [gap], gap.last, head.hash if head.sequence else gap.hash
+            elif head.remains:
+                before = [torn_at(head.end, head.remains)]
+        now, mark, entries = self._clock(), "", list[Entry]()
         for event in (*before, *events):
             sequence += 1
             line, digest, mark = encode(sequence, now, previous, event, seal)
@@ -180,25 +227,36 @@ class Ledger:
             previous = digest
         text = b"".join(lines)
         _write_all(descriptor, text)
-        self._settle(descriptor, status, status.st_size + len(text), sequence, previous, mark, lasting=lasting)
+        self._settle(descriptor, status, status.st_size + len(text), sequence, previous, mark, lasting, held_anchor)
         return entries[len(before) :]
 
-    def _settle(self, descriptor: int, before: os.stat_result, size: int, sequence: int, digest: str, mark: str, *, lasting: bool) -> None:
+    def _settle(
+        self,
+        descriptor: int,
+        before: os.stat_result,
+        size: int,
+        sequence: int,
+        digest: str,
+        mark: str,
+        lasting: bool,
+        held_anchor: int | None = None,
+    ) -> None:
         """What comes after writing: to the disk if it is to last, then the anchor."""
         if lasting:
             os.fsync(descriptor)
             if not before.st_size:  # its name is new, too
                 keys.sync_directory(os.path.dirname(self.path))
-        anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
+        if held_anchor is None:
+            anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
+        else:
+            anchor.put(held_anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
         self._seen = (before.st_dev, before.st_ino, size, sequence, digest, mark)
 
     def _head(self, descriptor: int, status: os.stat_result, seal: Seal) -> tuple[Head, Gap | None]:
         """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
         seen, size = self._seen, status.st_size
         if seen is not None and size and seen[0] == status.st_dev and seen[1] == status.st_ino:
-            if size == seen[2]:
-                return Head(seen[3], seen[4], seen[5], size), None
-            if size > seen[2]:  # others have written behind what this object wrote
+            if size >= seen[2]:  # others have written behind what this object wrote
                 return find_head(descriptor, size, seal), None
             raise LedgerBroken(f"the ledger {self.path} has lost its end", hint=HINT)
         head = find_head(descriptor, size, seal) if size else Head()

@@ -1,0 +1,79 @@
+"""The files of a ledger, kept open for the length of a block by a process that records much.
+
+Opening two files for each entry is most of what an entry costs. Kept open they need three cares, which are taken here. A child that is
+forked without exec would share the lock: it closes them at once, and opens its own. Threads would share it, too: they take turns. And the
+ledger may be moved away or closed meanwhile: with the lock held, the name is looked at each time.
+"""
+
+from __future__ import annotations
+
+import _thread  # `threading` is slow to load
+import fcntl
+import os
+
+from agent_sandbox.ledger.anchor import ANCHOR
+
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Held:
+    """Both files, open. `lock` is what threads take turns with; `pid` is the process that may use them."""
+
+    __slots__ = ("anchor", "file", "identity", "lock", "pid")
+
+    def __init__(self, path: str, keys: str) -> None:
+        """Raises OSError when one of them is not there yet."""
+        self.lock = _thread.allocate_lock()
+        self.pid = os.getpid()
+        self.file, self.identity = _opened(path)
+        try:
+            self.anchor = os.open(f"{keys}/{ANCHOR}", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except BaseException:
+            os.close(self.file)
+            raise
+        if not _watched:
+            _watched.append(True)
+            os.register_at_fork(after_in_child=_let_go)
+        _all.add(self)
+
+    def locked(self, path: str) -> os.stat_result:
+        """Lock the ledger, and what its name stands for then. Raises OSError, with nothing locked, when it has no file of that name."""
+        while True:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            try:
+                status = os.stat(path)
+                if (status.st_dev, status.st_ino) == self.identity:
+                    return status
+            except BaseException:
+                self.unlock()
+                raise
+            self.unlock()
+            old = self.file
+            self.file, self.identity = _opened(path)
+            os.close(old)
+
+    def unlock(self) -> None:
+        """Let others write."""
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close both. Idempotent."""
+        if self in _all:
+            _all.discard(self)
+            os.close(self.file)
+            os.close(self.anchor)
+
+
+_all: set[Held] = set()
+_watched: list[bool] = []  # whether forks are; it cannot be taken back
+
+
+def _opened(path: str) -> tuple[int, tuple[int, int]]:
+    descriptor = os.open(path, _FLAGS)
+    status = os.fstat(descriptor)
+    return descriptor, (status.st_dev, status.st_ino)
+
+
+def _let_go() -> None:
+    for held in list(_all):
+        held.close()
