@@ -17,9 +17,9 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
+from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.ledger import anchor, keys
-from agent_sandbox.ledger.chain import HINT, Head, find_head, torn_at
+from agent_sandbox.ledger.chain import Head, find_head, torn_at
 from agent_sandbox.ledger.continuing import missing
 from agent_sandbox.ledger.encoding import encode
 from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome
@@ -64,8 +64,8 @@ class Ledger:
         self._seal: Seal | None = None
         self._held: Held | None = None
         # The end of the chain as this object last wrote it: device, inode and length of the file, then number, hash and seal of the last
-        # entry. Replaced whole, never changed: a stale one costs a look at the file's tail, no more.
-        self._seen: tuple[int, int, int, int, str, str] | None = None
+        # entry, and through which files that were kept open. Replaced whole, never changed: a stale one costs a look at the tail, no more.
+        self._seen: tuple[int, int, int, int, str, str, Held | None] | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
@@ -197,19 +197,19 @@ class Ledger:
             try:
                 if status.st_size >= self._segment_bytes:
                     return None
-                return self._append(held.file, status, seal, events, lasting, held.anchor)
+                return self._append(held.file, status, seal, events, lasting, held)
             finally:
                 held.unlock()
 
     def _append(
-        self, descriptor: int, status: os.stat_result, seal: Seal, events: Sequence[Event], lasting: bool, held_anchor: int | None = None
+        self, descriptor: int, status: os.stat_result, seal: Seal, events: Sequence[Event], lasting: bool, held: Held | None = None
     ) -> list[Entry]:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         seen, before = self._seen, list[Event]()
         lines: list[bytes] = []
-        if seen is not None and seen[2] == status.st_size and seen[1] == status.st_ino and seen[0] == status.st_dev:
-            sequence, previous = seen[3], seen[4]  # nobody has written since this object did
+        if seen is not None and seen[:3] == (status.st_dev, status.st_ino, status.st_size) and self._is_still_the_end(descriptor, held):
+            sequence, previous = seen[3], seen[4]
         else:
             head, gap = self._head(descriptor, status, seal)
             sequence, previous = head.sequence, head.hash
@@ -227,8 +227,16 @@ class Ledger:
             previous = digest
         text = b"".join(lines)
         _write_all(descriptor, text)
-        self._settle(descriptor, status, status.st_size + len(text), sequence, previous, mark, lasting, held_anchor)
+        self._settle(descriptor, status, status.st_size + len(text), sequence, previous, mark, lasting, held)
         return entries[len(before) :]
+
+    def _is_still_the_end(self, descriptor: int, held: Held | None) -> bool:
+        """Whether the last entry is the one that this object wrote: a file that was removed may have left its number to another one, unless
+        it was open all the time."""
+        seen = self._seen
+        if seen is None or (held is not None and seen[6] is held):
+            return seen is not None
+        return os.pread(descriptor, len(seen[5]) + 3, seen[2] - len(seen[5]) - 3) == f'{seen[5]}"}}\n'.encode()
 
     def _settle(
         self,
@@ -239,27 +247,25 @@ class Ledger:
         digest: str,
         mark: str,
         lasting: bool,
-        held_anchor: int | None = None,
+        held: Held | None = None,
     ) -> None:
         """What comes after writing: to the disk if it is to last, then the anchor."""
         if lasting:
             os.fsync(descriptor)
             if not before.st_size:  # its name is new, too
                 keys.sync_directory(os.path.dirname(self.path))
-        if held_anchor is None:
+        if held is None:
             anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
         else:
-            anchor.put(held_anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
-        self._seen = (before.st_dev, before.st_ino, size, sequence, digest, mark)
+            anchor.put(held.anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
+        self._seen = (before.st_dev, before.st_ino, size, sequence, digest, mark, held)
 
     def _head(self, descriptor: int, status: os.stat_result, seal: Seal) -> tuple[Head, Gap | None]:
         """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
         seen, size = self._seen, status.st_size
-        if seen is not None and size and seen[0] == status.st_dev and seen[1] == status.st_ino:
-            if size >= seen[2]:  # others have written behind what this object wrote
-                return find_head(descriptor, size, seal), None
-            raise LedgerBroken(f"the ledger {self.path} has lost its end", hint=HINT)
         head = find_head(descriptor, size, seal) if size else Head()
+        if seen is not None and seen[:2] == (status.st_dev, status.st_ino) and size > seen[2]:
+            return head, None  # others have written behind what this object wrote
         return head, missing(self.path, self.keys, descriptor, size, head, self._boot, seal)
 
     def _unavailable(self, error: OSError) -> LedgerUnavailable:
