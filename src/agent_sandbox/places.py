@@ -12,7 +12,12 @@ import time
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.secrets import Mask, default_masks
 
-LEDGER = "ledger.jsonl"
+TYPE_CHECKING = False  # see `values`
+if TYPE_CHECKING:
+    from agent_sandbox.engine.approvals.inbox import Inbox
+    from agent_sandbox.engine.capabilities import Capabilities
+
+LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
 
 
@@ -58,6 +63,25 @@ def keys_dir() -> str:
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time, keys=keys_dir())
+
+
+def inbox() -> Inbox:
+    """Where questions to this user wait for an answer."""
+    from agent_sandbox.engine.approvals import answer  # most runs ask nobody
+    from agent_sandbox.engine.approvals.inbox import Inbox
+    from agent_sandbox.ledger import keys
+
+    seal = keys.load(keys_dir()).derived(answer.PURPOSE)
+    return Inbox(os.path.join(state_dir(), APPROVALS), seal, ledger(), clock=time.time, pause=lambda: time.sleep(0.1))
+
+
+def capabilities() -> Capabilities:
+    """What this user has granted to sandboxes."""
+    from agent_sandbox.engine import capabilities as kept
+    from agent_sandbox.ledger import keys
+
+    seal = keys.load(keys_dir()).derived(kept.PURPOSE)
+    return kept.Capabilities(os.path.join(state_dir(), CAPABILITIES), seal, ledger(), clock=time.time)
 
 
 def masks_for(project: str) -> tuple[Mask, ...]:

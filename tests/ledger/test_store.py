@@ -201,11 +201,11 @@ def test_a_file_that_has_the_number_of_a_removed_one_is_not_taken_for_it(tmp_pat
     """Files are closed and removed between two entries of one writer, and inodes are used again."""
     idle, busy = (Ledger(tmp_path / "ledger.jsonl", clock=lambda: 1.5, segment_bytes=1_000, kept_bytes=1) for _ in range(2))
     inodes = set[int]()
-    for number in range(60):
+    for number in range(20):
         idle.record(intent("idle"))
         inodes.add(os.stat(idle.path).st_ino)
         for _ in range(2 + number % 7):
             busy.record(intent("busy"))
-    assert len(inodes) < 60
+    assert len(inodes) < 20
     report = examine(idle.path, evidence(idle.keys))
     assert report.intact and report.complete

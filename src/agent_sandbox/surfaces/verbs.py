@@ -86,6 +86,9 @@ _OPTIONS = (
     Option("--keys", "DIR", "where the key and the anchor of a copied ledger are"),
     Option("--checkpoint", "FILE", "a signed checkpoint to compare with; may be given more than once"),
     Option("--public-key", "HEX", "the key that checkpoints must be signed with"),
+    Option("--for-run", help="yes also to the same question again in that run"),
+    Option("--refuse", help="no"),
+    Option("--watch", help="wait for questions and ask about each as it comes"),
     Option("--simulate", later="simulation"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "TOOLS", later="the gating of tools"),
@@ -216,6 +219,22 @@ the last, so going back loses nothing. The machine itself is not touched.""",
 something from elsewhere: the anchor in the directory of the ledger's key, or a checkpoint that was kept. It exits with 1
 when either does not hold. `log checkpoint` signs the last entry, and needs the extra `sign`.""",
     ),
+    "approve": Verb(
+        "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch]",
+        "show what waits for somebody's yes, and answer it",
+        ("--for-run", "--timeout", "--refuse", "--watch", "--yes"),
+        (0, 1),
+        details="""Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first
+letters, about that one. An answer is to exactly what is shown: if anything of it changes, it is none. Yes is good
+for once; with --for-run also for the same question again in that run, for an hour or as --timeout says.
+
+  agent-sandbox approve
+  agent-sandbox approve 3f9a --for-run --timeout 10m
+  agent-sandbox approve --watch
+
+Without a terminal, --yes or --refuse and the whole digest are needed. Nobody answering is a refusal. It exits with 3 when
+nothing was answered.""",
+    ),
     "doctor": Verb(
         "doctor",
         "try out what this machine can enforce, and say what to do about the rest",
@@ -244,7 +263,6 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 
 _LATER = {
     "simulation": ("sim", "simulate"),
-    "approvals": ("approve",),
     "parallel experiments": ("try",),
     "time travel": ("timeline", "rewind", "fork"),
     "the daemon": ("serve",),

@@ -35,9 +35,12 @@ FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # What may be there before the store is: its own half-written file, the ledger, which a run without a stored sandbox has begun, with what
-# belongs to it, and the digests of what the wasm runtime has compiled.
+# belongs to it, questions and grants, and the digests of what the wasm runtime has compiled.
 _NOT_OURS_TO_JUDGE = frozenset(
-    {"format.new", "ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal", "wasm"}
+    {
+        *("format.new", "wasm", "approvals", "capabilities"),
+        *("ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal"),
+    }
 )
 _WITHOUT_IMAGE = "this sandbox is kept in a directory, not in an image: its disk limit is only watched, and snapshots copy what changed"
 
