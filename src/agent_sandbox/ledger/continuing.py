@@ -52,4 +52,4 @@ def _gap(path: str, found: Anchor, furthest: Anchored, size: int, head: Head, bo
     raise LedgerBroken(f"the ledger {path} has lost its end: {furthest.sequence - head.sequence} entries are missing", hint=HINT)
 
 
-_HINT = "find out what happened to that directory; then move the ledger aside, and what is left in that directory, too"
+_HINT = "find out what happened to that directory; then move it aside, and with it the ledger and its closed files"

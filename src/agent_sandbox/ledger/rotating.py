@@ -7,6 +7,7 @@ finds the file too large and does the same again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -21,13 +22,14 @@ from agent_sandbox.spelling import Seal
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, kept_bytes: int) -> tuple[int, Head]:
-    """Put a new file in the place of the one that is open and locked as `descriptor`, and close that. Returns the new one's descriptor,
-    locked, and its head. Raises OSError, with the old file still open and in its place."""
+def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, kept_bytes: int) -> tuple[int, Head] | None:
+    """Put a new file in the place of the one that is open and locked as `descriptor`. Returns the new one's descriptor, locked, and its
+    head; None on a filesystem where a file has one name only, where the old one grows on. Raises OSError."""
     os.fsync(descriptor)
     first = first_sequence(path)
     make_private(closed_directory(path))
-    _name_again(path, closed_name(path, first))
+    if not _name_again(path, closed_name(path, first)):
+        return None
     oldest, gone = kept(path, kept_bytes)
     line, digest, mark = encode(head.sequence + 1, now, head.hash, Rotated(first, head.end, oldest), seal)
     new = os.open(f"{path}.new", _FLAGS, 0o600)
@@ -44,13 +46,18 @@ def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, ke
     except BaseException:
         os.close(new)
         raise
-    os.close(descriptor)
     return new, Head(head.sequence + 1, digest, mark, len(line))
 
 
-def _name_again(path: str, name: str) -> None:
+def _name_again(path: str, name: str) -> bool:
+    """Whether the file has its second name."""
     try:
         os.link(path, name)
     except FileExistsError:
         if not os.path.samefile(path, name):  # of another ledger that was here
             raise
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            return False
+        raise
+    return True

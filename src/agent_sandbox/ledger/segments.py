@@ -8,14 +8,17 @@ is written before they go, so what is missing at the beginning is either named i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.chain import HINT, walk
 from agent_sandbox.ledger.encoding import place
 from agent_sandbox.ledger.event import Entry
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 _DIGITS = 12
 
@@ -64,16 +67,38 @@ def entries(path: str) -> Iterator[Entry]:
 
     A file that is removed or closed while this goes on is read to its end all the same.
     """
-    with ExitStack() as stack:
-        opened = [stack.enter_context(open(each, "rb")) for each in files(path)]
-        if not opened:
+    with opened(path) as all_of_it:
+        if not all_of_it:
             raise FileNotFoundError(path)
         before: Entry | None = None
-        for file in opened:
+        for file in all_of_it:
             for item in walk(file, before):
                 if isinstance(item, Entry):
                     before = item
                     yield item
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Sequence[BinaryIO]]:
+    """All files of a ledger, open, oldest first: those of one moment, although it may be written and its files closed meanwhile."""
+    while (found := _opened_at_once(path)) is None:
+        continue
+    with ExitStack() as stack:
+        for file in found:
+            stack.enter_context(file)
+        yield found
+
+
+def _opened_at_once(path: str) -> list[BinaryIO] | None:
+    """None when they changed while they were opened."""
+    names = files(path)
+    with ExitStack() as stack, suppress(FileNotFoundError):
+        found: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]
+        is_current = not found or names[-1] != path or os.path.samestat(os.fstat(found[-1].fileno()), os.stat(path))
+        if is_current and files(path) == names:
+            stack.pop_all()
+            return found
+    return None
 
 
 def first_sequence(path: str) -> int:

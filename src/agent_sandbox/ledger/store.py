@@ -164,28 +164,37 @@ class Ledger:
         except FileNotFoundError:
             keys.make_private(os.path.dirname(self.path))
             descriptor = os.open(self.path, _FLAGS, 0o600)
+        kept: int | None = None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.lseek(descriptor, 0, os.SEEK_END) < self._segment_bytes:  # a fifo has no end, and raises
-                return descriptor
-            return self._rotated(descriptor, seal)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            # A fifo has no end, and raises.
+            small = os.lseek(descriptor, 0, os.SEEK_END) < self._segment_bytes
+            kept = descriptor if small else self._rotated(descriptor, seal)
+            return kept
+        finally:
+            if kept != descriptor:
+                os.close(descriptor)
 
     def _rotated(self, descriptor: int, seal: Seal) -> int | None:
+        """The file that takes the place of this one, open and locked; this one where it goes on; None when it is the ledger no more."""
         from agent_sandbox.ledger.rotating import rotate  # once in a hundred thousand entries
 
         status = os.fstat(descriptor)
         if not os.path.samestat(status, os.stat(self.path)):
-            os.close(descriptor)
             return None
         head, gap = self._head(descriptor, status, seal)
         if head.remains or gap is not None:
             return descriptor  # the entry that seals a torn write stands in the same file; the next one will do
-        descriptor, head = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
-        self._settle(descriptor, os.fstat(descriptor), head.end, head.sequence, head.hash, head.seal, lasting=True)
-        return descriptor
+        made = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
+        if made is None:
+            return descriptor
+        new, head = made
+        try:
+            self._settle(new, os.fstat(new), head.end, head.sequence, head.hash, head.seal, lasting=True)
+        except BaseException:
+            os.close(new)
+            raise
+        return new
 
     def _through(self, held: Held, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
         """Append through files that are open; None when the file has to be closed first, or is not there."""

@@ -7,7 +7,6 @@ told is said, with what it would take.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -19,10 +18,13 @@ from agent_sandbox.ledger.anchor import Anchor
 from agent_sandbox.ledger.chain import broken, walk
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Checkpoint, Entry, Gap, Rotated, Torn
-from agent_sandbox.ledger.segments import files
+from agent_sandbox.ledger.segments import opened
 from agent_sandbox.ledger.store import PURPOSE
 from agent_sandbox.spelling import Seal
-from agent_sandbox.values import dataclass, field
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str |
     with suppress(FileNotFoundError):
         seal = keys.load(directory, make=False).derived(PURPOSE)
     try:
-        found = anchors.read(directory)
+        found, again = anchors.read(directory), anchors.read(directory)
+        while found != again:  # it is being written: what was read half-way is not what it says
+            found, again = again, anchors.read(directory)
     except ValueError as error:
         raise LedgerBroken(f"the anchor in {directory} cannot be read: {error}", hint="find out what happened to that directory") from None
     return Evidence(seal, found, tuple(notes), public_key)
@@ -103,22 +107,22 @@ def examine(path: str, known: Evidence) -> Report:
                 if known.seal and slot.seal != sealed(bytes.fromhex(slot.hash), known.seal):
                     raise LedgerBroken("the anchor was not written with this key")
                 walked.wanted.setdefault(slot.sequence, slot.hash)
-        for each in files(path):
-            _walk_file(each, known, walked)
+        with opened(path) as all_of_it:
+            for file in all_of_it:
+                _walk_file(file, known, walked)
     except LedgerBroken as error:
         fault = error.message
     return _report(walked, known, fault)
 
 
-def _walk_file(path: str, known: Evidence, walked: _Walked) -> None:
-    with open(path, "rb") as file:
-        walked.unsealed = 0
-        for item in walk(file, walked.before):
-            if isinstance(item, Entry):
-                _take(item, known, walked)
-            else:
-                walked.unsealed = item
-        walked.end = os.fstat(file.fileno()).st_size - walked.unsealed
+def _walk_file(file: BinaryIO, known: Evidence, walked: _Walked) -> None:
+    walked.unsealed = 0
+    for item in walk(file, walked.before):
+        if isinstance(item, Entry):
+            _take(item, known, walked)
+        else:
+            walked.unsealed = item
+    walked.end = file.tell() - walked.unsealed
 
 
 def _take(entry: Entry, known: Evidence, walked: _Walked) -> None:
