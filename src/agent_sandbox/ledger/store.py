@@ -63,9 +63,9 @@ class Ledger:
         self._boot = ""
         self._seal: Seal | None = None
         self._held: Held | None = None
-        # The end of the chain as this object last wrote it: device, inode and length of the file, then number, hash and seal of the last
+        # The end of the chain as this object last wrote it: device and inode, length of the file, then number, hash and seal of the last
         # entry, and through which files that were kept open. Replaced whole, never changed: a stale one costs a look at the tail, no more.
-        self._seen: tuple[int, int, int, int, str, str, Held | None] | None = None
+        self._seen: tuple[tuple[int, int], int, int, str, str, Held | None] | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
@@ -82,7 +82,7 @@ class Ledger:
                 return entries
             descriptor = self._opened(seal)
             try:
-                return self._append(descriptor, os.fstat(descriptor), seal, events, lasting)
+                return self._append(descriptor, os.lseek(descriptor, 0, os.SEEK_END), self._clock(), seal, events, lasting)
             finally:
                 os.close(descriptor)  # which frees the lock
         except OSError as error:
@@ -118,11 +118,12 @@ class Ledger:
             seal = self._ready()
             descriptor = self._opened(seal)
             try:
-                head, gap = self._head(descriptor, os.fstat(descriptor), seal)
+                file, size = _identity(descriptor)
+                head, gap = self._head(descriptor, file, size, seal)
                 if gap is not None or head.remains or not head.sequence:
                     raise LedgerUnavailable("the ledger has no last entry that could be signed", hint="record something first")
                 signed = sign(self.keys, head.sequence, head.hash)
-                self._append(descriptor, os.fstat(descriptor), seal, (signed,), lasting=True)
+                self._append(descriptor, size, self._clock(), seal, (signed,), lasting=True)
                 return signed
             finally:
                 os.close(descriptor)
@@ -179,10 +180,9 @@ class Ledger:
         """The file that takes the place of this one, open and locked; this one where it goes on; None when it is the ledger no more."""
         from agent_sandbox.ledger.rotating import rotate  # once in a hundred thousand entries
 
-        status = os.fstat(descriptor)
-        if not os.path.samestat(status, os.stat(self.path)):
+        if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
             return None
-        head, gap = self._head(descriptor, status, seal)
+        head, gap = self._head(descriptor, *_identity(descriptor), seal)
         if head.remains or gap is not None:
             return descriptor  # the entry that seals a torn write stands in the same file; the next one will do
         made = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
@@ -190,7 +190,7 @@ class Ledger:
             return descriptor
         new, head = made
         try:
-            self._settle(new, os.fstat(new), head.end, head.sequence, head.hash, head.seal, lasting=True)
+            self._settle(new, _identity(new)[0], head.end, head.sequence, head.hash, head.seal, lasting=True)
         except BaseException:
             os.close(new)
             raise
@@ -198,36 +198,43 @@ class Ledger:
 
     def _through(self, held: Held, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
         """Append through files that are open; None when the file has to be closed first, or is not there."""
+        now = self._clock()
         with held.lock:
             try:
-                status = held.locked(self.path)
+                size = held.locked(self.path, now, self._segment_bytes)
             except FileNotFoundError:
                 return None
             try:
-                if status.st_size >= self._segment_bytes:
+                if size >= self._segment_bytes:
                     return None
-                return self._append(held.file, status, seal, events, lasting, held)
+                return self._append(held.file, size, now, seal, events, lasting, held)
             finally:
                 held.unlock()
 
     def _append(
-        self, descriptor: int, status: os.stat_result, seal: Seal, events: Sequence[Event], lasting: bool, held: Held | None = None
+        self,
+        descriptor: int,
+        size: int,
+        now: float,
+        seal: Seal,
+        events: Sequence[Event],
+        lasting: bool,
+        held: Held | None = None,
     ) -> list[Entry]:
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
         seen, before = self._seen, list[Event]()
         lines: list[bytes] = []
-        if seen is not None and seen[:3] == (status.st_dev, status.st_ino, status.st_size) and self._is_still_the_end(descriptor, held):
-            sequence, previous = seen[3], seen[4]
+        if seen is not None and seen[1] == size and self._is_still_the_end(descriptor, held):
+            file, sequence, previous = seen[0], seen[2], seen[3]
         else:
-            head, gap = self._head(descriptor, status, seal)
+            file, _ = _identity(descriptor)
+            head, gap = self._head(descriptor, file, size, seal)
             sequence, previous = head.sequence, head.hash
             lines += () if head.line_ended else (b"\n",)
             if gap is not None:
                 before, sequence, previous = [gap], gap.last, head.hash if head.sequence else gap.hash
             elif head.remains:
                 before = [torn_at(head.end, head.remains)]
-        now, mark, entries = self._clock(), "", list[Entry]()
+        mark, entries = "", list[Entry]()
         for event in (*before, *events):
             sequence += 1
             line, digest, mark = encode(sequence, now, previous, event, seal)
@@ -236,44 +243,46 @@ class Ledger:
             previous = digest
         text = b"".join(lines)
         _write_all(descriptor, text)
-        self._settle(descriptor, status, status.st_size + len(text), sequence, previous, mark, lasting, held)
+        self._settle(descriptor, file, size + len(text), sequence, previous, mark, lasting, held, is_new=not size)
         return entries[len(before) :]
 
     def _is_still_the_end(self, descriptor: int, held: Held | None) -> bool:
-        """Whether the last entry is the one that this object wrote: a file that was removed may have left its number to another one, unless
-        it was open all the time."""
+        """Whether the last entry is the one that this object wrote: its seal is nobody else's. Through a file that was open all the time,
+        that needs no look. The file itself is not asked about: the kernel would keep finer times of it then, which costs more."""
         seen = self._seen
-        if seen is None or (held is not None and seen[6] is held):
+        if seen is None or (held is not None and seen[5] is held):
             return seen is not None
-        return os.pread(descriptor, len(seen[5]) + 3, seen[2] - len(seen[5]) - 3) == f'{seen[5]}"}}\n'.encode()
+        return os.pread(descriptor, len(seen[4]) + 3, seen[1] - len(seen[4]) - 3) == f'{seen[4]}"}}\n'.encode()
 
     def _settle(
         self,
         descriptor: int,
-        before: os.stat_result,
+        file: tuple[int, int],
         size: int,
         sequence: int,
         digest: str,
         mark: str,
         lasting: bool,
         held: Held | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         """What comes after writing: to the disk if it is to last, then the anchor."""
         if lasting:
             os.fsync(descriptor)
-            if not before.st_size:  # its name is new, too
+            if is_new:  # its name, too
                 keys.sync_directory(os.path.dirname(self.path))
         if held is None:
             anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
         else:
             anchor.put(held.anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
-        self._seen = (before.st_dev, before.st_ino, size, sequence, digest, mark, held)
+        self._seen = (file, size, sequence, digest, mark, held)
 
-    def _head(self, descriptor: int, status: os.stat_result, seal: Seal) -> tuple[Head, Gap | None]:
+    def _head(self, descriptor: int, file: tuple[int, int], size: int, seal: Seal) -> tuple[Head, Gap | None]:
         """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
-        seen, size = self._seen, status.st_size
+        seen = self._seen
         head = find_head(descriptor, size, seal) if size else Head()
-        if seen is not None and seen[:2] == (status.st_dev, status.st_ino) and size > seen[2]:
+        if seen is not None and seen[0] == file and size > seen[1]:
             return head, None  # others have written behind what this object wrote
         return head, missing(self.path, self.keys, descriptor, size, head, self._boot, seal)
 
@@ -289,3 +298,11 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
+    """Which file it is, and how long."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return (status.st_dev, status.st_ino), status.st_size
