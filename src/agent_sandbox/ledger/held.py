@@ -18,15 +18,17 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Held:
-    """Both files, open. `lock` is what threads take turns with; `pid` is the process that may use them."""
+    """Both files, open. `lock` is what threads take turns with; `pid` is the process that may use them; `opening` is another one whenever
+    the ledger was opened again."""
 
-    __slots__ = ("_looked", "anchor", "file", "identity", "lock", "pid")
+    __slots__ = ("_looked", "anchor", "file", "identity", "lock", "opening", "pid")
 
     def __init__(self, path: str, keys: str) -> None:
         """Raises OSError when one of them is not there yet."""
         self.lock = _thread.allocate_lock()
         self.pid = os.getpid()
         self._looked = 0.0
+        self.opening = object()
         self.file, self.identity = _opened(path)
         try:
             self.anchor = os.open(f"{keys}/{ANCHOR}", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -57,6 +59,7 @@ class Held:
             self.unlock()
             old = self.file
             self.file, self.identity = _opened(path)
+            self.opening = object()
             os.close(old)
 
     def unlock(self) -> None:

@@ -64,8 +64,8 @@ class Ledger:
         self._seal: Seal | None = None
         self._held: Held | None = None
         # The end of the chain as this object last wrote it: device and inode, length of the file, then number, hash and seal of the last
-        # entry, and through which files that were kept open. Replaced whole, never changed: a stale one costs a look at the tail, no more.
-        self._seen: tuple[tuple[int, int], int, int, str, str, Held | None] | None = None
+        # entry, and by which opening of files that are kept open. Replaced whole, never changed: a stale one costs a look at the tail.
+        self._seen: tuple[tuple[int, int], int, int, str, str, object] | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
@@ -250,7 +250,7 @@ class Ledger:
         """Whether the last entry is the one that this object wrote: its seal is nobody else's. Through a file that was open all the time,
         that needs no look. The file itself is not asked about: the kernel would keep finer times of it then, which costs more."""
         seen = self._seen
-        if seen is None or (held is not None and seen[5] is held):
+        if seen is None or (held is not None and seen[5] is held.opening):
             return seen is not None
         return os.pread(descriptor, len(seen[4]) + 3, seen[1] - len(seen[4]) - 3) == f'{seen[4]}"}}\n'.encode()
 
@@ -276,7 +276,7 @@ class Ledger:
             anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
         else:
             anchor.put(held.anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
-        self._seen = (file, size, sequence, digest, mark, held)
+        self._seen = (file, size, sequence, digest, mark, held.opening if held is not None else None)
 
     def _head(self, descriptor: int, file: tuple[int, int], size: int, seal: Seal) -> tuple[Head, Gap | None]:
         """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
