@@ -20,7 +20,7 @@ from agent_sandbox.spelling import Seal, sha256
 from agent_sandbox.values import dataclass
 
 START = "0" * 64  # the hash before the first entry
-_STEP = 8 << 10  # bytes; most entries are far smaller
+_STEP = 2 << 10  # bytes; most entries are far smaller
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from agent_sandbox.spelling import Seal, as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
     from typing import Any
 
 LONGEST_FIELD = 64 << 10  # bytes of one field of an event; above it, its JSON is kept as one cut text
@@ -55,10 +56,14 @@ def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) 
     payload = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}","kind":"{event.kind}","event":{body}}}'.encode("ascii")
     if b"\x7f" in payload:  # DEL, the one control character that JSON leaves as it is
         payload = payload.replace(b"\x7f", b"\\u007f")
-    openssl = sys.modules.get("_hashlib")  # whoever has it loaded anyway has the faster one
-    digest = openssl.openssl_sha256(payload) if openssl is not None else sha256(payload)
+    digest = _hashed(payload)
     name, mark = digest.hexdigest(), sealed(digest.digest(), seal)
     return b'%b,"$hash":"%b","$seal":"%b"}\n' % (payload[:-1], name.encode(), mark.encode()), name, mark
+
+
+def _hashed(data: bytes) -> HASH:
+    openssl = sys.modules.get("_hashlib")  # whoever has it loaded anyway has the faster one
+    return openssl.openssl_sha256(data) if openssl is not None else sha256(data)
 
 
 def sealed(digest: bytes, seal: Seal) -> str:
@@ -104,7 +109,7 @@ def _checked(line: bytes) -> tuple[str, str]:
     if not looks_whole(line):
         raise ValueError("not an entry")
     digest = line[_HASH_AT : _HASH_AT + 64].decode()
-    if sha256(line[:_TAIL_AT] + b"}").hexdigest() != digest:
+    if _hashed(line[:_TAIL_AT] + b"}").hexdigest() != digest:
         raise ValueError("the hash does not fit")
     return digest, line[_SEAL_AT : -len(_END)].decode()
 

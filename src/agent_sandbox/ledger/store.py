@@ -295,9 +295,9 @@ class Ledger:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
 
 
 def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
