@@ -23,13 +23,13 @@ class Asker:
     def __init__(self) -> None:
         action = {"kind": "RunCommand", "argv": ["git", "push", "\x1b[2K--force"], "cwd": "/p"}
         now = time.time()
-        self.question = Question(action, "p" * 64, "box", "run", "it pushes", now, now + 60, "n" * 32)
-        self.digest = self.question.digest()
+        self.question = Question(action, "p" * 64, "box", "run", "it pushes", now, now + 60)
         self.got: list[Granted | Refused] = []
         self._thread = Thread(target=lambda: self.got.append(places.inbox().ask(self.question)))
         self._thread.start()
-        while not places.inbox().waiting():
+        while not (waiting := places.inbox().waiting()):
             continue
+        self.digest = waiting[0].digest
 
     def answer(self) -> Granted | Refused:
         self._thread.join(30)

@@ -117,7 +117,7 @@ def test_everything_that_matters_is_in_the_digest() -> None:
 
 def test_a_promotion_shows_what_will_be_done() -> None:
     action = canonical.plain(Promote("/project", "c" * 64, 3, ("git-hooks",)))
-    text = shown(Question(action, "p", "box", "r", "why", 1.0, 2.0, "n"))
+    text = shown(Question(action, "p", "box", "r", "why", 1.0, 2.0))
     assert "Promote" in text and "c" * 64 in text and "git-hooks" in text and "/project" in text
 
 

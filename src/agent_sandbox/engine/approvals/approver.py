@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from agent_sandbox.engine.approvals.inbox import Inbox
@@ -47,7 +46,6 @@ class InboxApprover:
             why=f"{verdict.because.why} ({verdict.because.rule})",
             asked=self._clock(),
             until=deadline,
-            nonce=os.urandom(16).hex(),
             details=self._details(action),
         )
         return self._inbox.ask(question)

@@ -22,7 +22,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
 from agent_sandbox.spelling import Seal
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import dataclass, replace
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
@@ -67,6 +67,8 @@ class Inbox:
         while self._clock() < question.until:
             if (answer := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
                 return Granted(answer.by)  # to the same question, earlier in this run
+            # Another one each time it is put: an answer that was taken is none to what is asked again.
+            question = replace(question, nonce=os.urandom(16).hex())
             waits = self._put(question)
             if isinstance(waits, Refused):
                 return waits
@@ -101,7 +103,10 @@ class Inbox:
         until = self._clock() + seconds if decision is Decision.FOR_THIS_RUN else question.until
         facts = {"digest": digest, "decision": decision.value, "by": by, "until": until, "allowed": decision is not Decision.NO}
         self._ledger.record(Noted("approval.answered", {"target": _target(question), **facts}, question.sandbox), lasting=True)
-        write_once(os.path.join(place, _ANSWER), sealed(Answer(digest, decision, by, until), self._key))
+        try:
+            write_once(os.path.join(place, _ANSWER), sealed(Answer(digest, decision, by, until), self._key))
+        except FileNotFoundError:  # its time was over in this moment
+            raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
 
     def end_run(self, run: str) -> None:
         """Take back what was allowed for a run. The return is recorded."""
@@ -131,7 +136,8 @@ class Inbox:
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
                 if each.group() == question.group():
-                    _append(os.path.join(self._place(each), _ASKED))
+                    with suppress(FileNotFoundError):  # answered and taken just now: who waits for it finds that out
+                        _append(os.path.join(self._place(each), _ASKED))
                     return each
             if len(waiting) >= MOST_WAITING:
                 self._ledger.record(Noted("approval.flooded", {"digest": question.digest(), "allowed": False}, question.sandbox))
@@ -177,9 +183,11 @@ class Inbox:
                 answer = self._valid(place, question, refusals=True)
                 if answer is not None:
                     return self._taken(place, question, answer)
+                if not os.path.exists(os.path.join(place, _ANSWER)):
+                    return None  # another took it between the two looks
                 _clear(place)
                 return Refused("the answer is not to what was asked, or not by somebody whose word counts")
-            if not os.path.exists(place):
+            if not os.path.exists(os.path.join(place, _QUESTION)):
                 return None
             self._pause()
         _clear(place)
@@ -197,11 +205,11 @@ class Inbox:
                 return Granted(answer.by)
             case Decision.ONCE:
                 try:
-                    taken = os.open(os.path.join(place, _TAKEN), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                except (FileExistsError, FileNotFoundError):
+                    os.rename(os.path.join(place, _ANSWER), os.path.join(place, _TAKEN))
+                except FileNotFoundError:
                     return None  # it was good for one, and that was another
-                os.fsync(taken)
-                os.close(taken)
+                with suppress(FileNotFoundError):  # swept already
+                    sync_directory(place)
                 _clear(place)
                 return Granted(answer.by)
 
@@ -244,7 +252,7 @@ def _question(place: str) -> Question | None:
 
 
 def _clear(place: str) -> None:
-    """Remove a question with all that belongs to it; that it was taken last, so that nobody takes it again meanwhile."""
+    """Remove a question with all that belongs to it."""
     for name in (_QUESTION, _ANSWER, _ASKED, _TAKEN):
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(place, name))

@@ -20,7 +20,8 @@ _NARROW = 10  # columns of the names at the left
 
 @dataclass(frozen=True)
 class Question:
-    """What somebody is asked. `details` is text that belongs to it; `nonce` makes each question another one; times are since the epoch."""
+    """What somebody is asked. `details` is text that belongs to it; times are since the epoch. `nonce` makes each question another one; it
+    is given to it where it is put."""
 
     action: Mapping[str, Any]  # in JSON types, as the gate judged and will record it
     policy: str
@@ -29,8 +30,8 @@ class Question:
     why: str
     asked: float
     until: float
-    nonce: str
     details: str = ""
+    nonce: str = ""
 
     def encoded(self) -> bytes:
         """The bytes that stand for it."""
