@@ -8,7 +8,7 @@ PYTEST := $(PY) -m pytest
 UNPRIVILEGED := tests/contract tests/security tests/e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test security bench torture clean
+.PHONY: help setup demo check test security conformance bench torture clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -25,12 +25,14 @@ check: setup  ## formatting, lint, types, layers (seconds)
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
 
-test: check  ## check and the whole suite; as root, then again as an unprivileged user
-	$(PYTEST)
-	@scripts/unprivileged.sh $(UNPRIVILEGED)
+test: check  ## check and the whole suite; as root, beside it again as an unprivileged user
+	@scripts/test.sh $(PY) $(UNPRIVILEGED)
 
 security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
 	@$(PY) -m scripts.security_table
+
+conformance: setup  ## CPython's own tests inside WebAssembly and natively, side by side; writes docs/conformance.md
+	@$(PY) -m scripts.conformance
 
 bench: setup  ## side by side with peers, in one run: tables, and .bench/report.json; QUICK=1 for a first look
 	@bench/prepare.sh

@@ -18,6 +18,7 @@ from bench.tables import Row, Table
 from bench.trees import FEW_FILES, MANY_FILES
 
 ALIVE = 200
+ALIVE_INSIDE = 100
 QUICK_ROUNDS = 1
 THREADS_PER_CORE = 2  # a run spends part of its time waiting for the kernel
 
@@ -46,6 +47,7 @@ BACK_TO_BACK = _burst(1_000, 0.4, gap=0.0, skip=0)
 MEASURES = (
     Measure("warm", "print(1), calls 30 ms apart", "print", _burst(6, 0.6), rounds=6),
     Measure("drained", "print(1), back to back", "print", BACK_TO_BACK, rounds=5),
+    Measure("javascript", "console.log(1), calls 30 ms apart", "javascript", _burst(6, 0.6), rounds=3, reference="us-wasm"),
     Measure("pandas", "import pandas, calls 30 ms apart", "pandas", _burst(6, 0.6), rounds=3),
     Measure(
         "clone",
@@ -65,8 +67,18 @@ MEASURES = (
         unit="/s",
         more_is_better=True,
     ),
+    Measure("turns", "print(1) in a session that stays", "turns", BACK_TO_BACK, rounds=8),
     Measure("command", "a program as a shell starts it", "command", _burst(5, 1.0), rounds=5),
     Measure("memory", f"memory of a guest, {ALIVE} alive at once", "asleep", {"asleep": {"alive": ALIVE}}, rounds=1, unit="MB"),
+    Measure(
+        "memory-wasm",
+        f"memory of {ALIVE_INSIDE} guests inside WebAssembly, all of it",
+        "asleep inside",
+        {"asleep inside": {"alive": ALIVE_INSIDE}},
+        rounds=1,
+        reference="us-wasm",
+        unit="MB",
+    ),
     Measure("pool", "memory of a guest between runs", "waiting", {"waiting": {"calls": 20, "gap": 0.03}}, rounds=1, unit="MB"),
     Measure(
         "governance",

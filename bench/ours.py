@@ -6,15 +6,20 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_sandbox import Sandbox, SandboxConfig, places, shared
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.routing import only
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from bench.peers import ENVIRONMENT, Call, Job, Missing, command, expect
 from scripts.compile_wasm import CACHE, RECORDS
@@ -35,16 +40,42 @@ def clone(job: Job) -> Call:
 
 def wasm(job: Job) -> Call:
     """The same as locked, with the interpreter inside WebAssembly: the one that was compiled for this checkout."""
+    session = _wasm_session()
+
+    def call() -> None:
+        outcome = session.run(Work(Code(job.language, job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
+
+    return call
+
+
+def _wasm_session() -> Session:
     runtime = WasmRuntime(str(CACHE), str(RECORDS), warm=shared.WARM)
     try:
         if not runtime.ready:
             raise Missing("it has not been compiled: make setup")
     except RuntimeUnavailable as error:
         raise Missing(f"{error.message}: {error.hint}") from error
-    session = Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), runtime)
+    return Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), only(runtime))
+
+
+def turn(job: Job) -> Call:
+    """One turn of an interpreter that stays: through the gate, in the ledger, with its output."""
+    session = Sandbox().session()
 
     def call() -> None:
-        outcome = session.run(Work(Code("python", job.code), {**ENVIRONMENT, "HOME": "/tmp"}))
+        result = session.run(job.code)
+        expect(job.prints, result.stdout, result.stderr or result.error or "")
+
+    return call
+
+
+def wasm_turn(job: Job) -> Call:
+    """The same inside WebAssembly."""
+    turns = Turns(_wasm_session(), Work(Code("python", ""), {**ENVIRONMENT, "HOME": "/tmp"}))
+
+    def call() -> None:
+        outcome = turns.run(Turn(job.code, wall=READY_SECONDS)).outcome
         expect(job.prints, outcome.stdout.decode(), outcome.stderr.decode(errors="replace"))
 
     return call
@@ -52,7 +83,7 @@ def wasm(job: Job) -> Call:
 
 def _executing(sandbox: Sandbox, job: Job) -> Call:
     def call() -> None:
-        result = sandbox.execute(job.code)
+        result = sandbox.execute(job.code, job.language)
         expect(job.prints, result.stdout, result.stderr or result.error or "")
 
     return call
@@ -65,7 +96,7 @@ def clone_of(project: Path) -> Call:
     state = os.path.realpath(places.state_dir())
     masks = default_masks(homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=[str(project)], state_dir=state)
     gate = Gate(cloned(masks=masks), places.ledger(), clock=time.time)
-    session = Session(gate, shared.runtime(), project=str(project))
+    session = Session(gate, only(shared.runtime()), project=str(project))
     work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": places.home()}, cwd=str(project))
 
     def call() -> None:
@@ -84,26 +115,53 @@ def command_line() -> Call:
     return command((program, "run", "--project", str(project), "--", "true"))
 
 
+ASLEEP = "print(flush=True); import time; time.sleep(3600)"
+
+
 def megabytes_asleep(*, alive: int) -> float:
     """Proportional memory of one guest with its init, so many of them at once, asleep in their first line.
 
     A guest that waits for its program holds a little less: this is the upper bound, and needs no look inside the runtime.
     """
     sandbox = Sandbox(timeout_seconds=READY_SECONDS)
+    return _while_asleep(lambda told: sandbox.execute(ASLEEP, on_output=told), alive, sandbox.kill, _megabytes_of_each_guest)
+
+
+def megabytes_asleep_inside(*, alive: int) -> float:
+    """All the memory that so many guests inside WebAssembly take at once, asleep in their first line: theirs, their inits', and the
+    zygote's with the compiled interpreter and its images. The pages they share are counted once."""
+    session = _wasm_session()
+    guests: list[ProcessGuest] = []
+
+    def run(told: Callable[[str, bytes], None]) -> object:
+        return session.run(Work(Code("python", ASLEEP), {**ENVIRONMENT, "HOME": "/tmp"}, on_output=told, on_start=guests.append))
+
+    def end() -> None:
+        for guest in guests:
+            guest.kill()
+
+    return _while_asleep(run, alive, end, _megabytes_of_all)
+
+
+def _while_asleep(run: Callable[..., object], alive: int, end: Callable[[], object], look: Callable[[], float]) -> float:
     asleep = threading.Semaphore(0)
     with ThreadPoolExecutor(alive) as threads:
-        runs = [
-            threads.submit(sandbox.execute, "print(flush=True); import time; time.sleep(3600)", on_output=lambda *_: asleep.release())
-            for _ in range(alive)
-        ]
+        runs = [threads.submit(run, lambda *_: asleep.release()) for _ in range(alive)]
         try:
             if not all(asleep.acquire(timeout=READY_SECONDS) for _ in range(alive)):
                 raise Missing(f"{alive} guests were not alive at once within {READY_SECONDS:.0f} s")
-            return _megabytes_of_each_guest()
+            return look()
         finally:
-            sandbox.kill()
-            for run in runs:
-                run.result()
+            end()
+            for each in runs:
+                each.result()
+
+
+def _megabytes_of_all() -> float:
+    try:
+        return sum(_proportional_kib(pid) for pid in _descendants(os.getpid())) / KIB
+    except PermissionError as error:
+        raise Missing("init hides its memory from this user, as from its guest; only root can look") from error
 
 
 def megabytes_waiting(call: Call, *, calls: int, gap: float) -> float:

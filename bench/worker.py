@@ -92,6 +92,8 @@ def _measured(call: Call, request: dict[str, Any]) -> list[float]:
             return rate(call, **how)
         case {"asleep": how}:
             return [ours.megabytes_asleep(**how)]
+        case {"asleep inside": how}:
+            return [ours.megabytes_asleep_inside(**how)]
         case {"waiting": how}:
             return [ours.megabytes_waiting(call, **how)]
         case _:

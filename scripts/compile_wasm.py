@@ -16,10 +16,10 @@ CACHE, RECORDS = PLACE / "cache", PLACE / "records"
 def main() -> None:
     """Nothing to do takes no time."""
     runtime = WasmRuntime(str(CACHE), str(RECORDS))
-    if runtime.ready:
+    if runtime.ready_to_count:
         return
     print("setup: compiling the WebAssembly interpreter for the tests; a minute or two", file=sys.stderr)
-    if subprocess.run(runtime.building(), check=False).returncode:
+    if subprocess.run(runtime.building(counting=True), check=False).returncode:
         print("setup: WARNING: it could not be compiled, so the tests of the wasm runtime will fail", file=sys.stderr)
         return
     for directory, _, names in os.walk(PLACE):  # for the unprivileged half: to be read by anybody, and written by nobody else

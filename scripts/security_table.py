@@ -50,12 +50,15 @@ class Row(NamedTuple):
 
 
 def row_of(test: ElementTree.Element, who: str) -> Row | None:
-    """The row of one test, none if it tries no case. Its id holds the case and, unless it is about the host, the runtime."""
+    """The row of one test, none if it tries no case. Its id holds the case and, unless it is about the host, the runtime; attacks from
+    inside WebAssembly are in files of their own, on a box of the other runtime."""
     name, _, parameters = test.get("name", "").removesuffix("]").partition("[")
     case = next((word for word in reversed(parameters.split("-")) if re.fullmatch(r"\d+(\+\d+)*", word)), None)
     if case is None:
         return None
     runtime = "process" if parameters.startswith("process-") else "host"
+    if ".test_wasm" in test.get("classname", ""):
+        runtime = "wasm"
     variant = parameters.removeprefix("process-").removesuffix(f"-{case}").removeprefix(f"{case}-")
     attack = name.removeprefix("test_").replace("_", " ") + (f" ({variant})" if variant != case else "")
     said = {each.get("name"): each.get("value") or "" for each in test.iter("property")}

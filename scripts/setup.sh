@@ -11,7 +11,7 @@ readonly VENV=.venv
 readonly INSTALLED=$VENV/.installed-from  # what the environment was made from; it is remade when this no longer agrees
 readonly TRIED=$VENV/.packages-tried      # system packages that could not be installed, so that each `make` does not try again
 
-# command, Debian package, what is missing without it
+# command or file, Debian package, what is missing without it
 readonly TOOLS='
 node      nodejs      JavaScript runs
 npm       npm         the test that installs an npm package inside a clone
@@ -113,13 +113,19 @@ set_up_python() {
     printf '%s\n' "$wanted" >"$INSTALLED"
 }
 
+# Debian keeps the interpreter's own tests in a package of their own, one for each version.
+tests_of_python() {
+    "$VENV/bin/python" -c 'import sys, sysconfig
+print("%s/test/test_json" % sysconfig.get_path("stdlib"), "libpython%d.%d-testsuite" % sys.version_info[:2], "the tests of CPython inside WebAssembly")'
+}
+
 missing_tools() {
     local tool package without
     while read -r tool package without; do
-        if [ -n "$tool" ] && ! command -v "$tool" >/dev/null; then
+        if [ -n "$tool" ] && ! command -v "$tool" >/dev/null && ! [ -e "$tool" ]; then
             printf '%s %s %s\n' "$tool" "$package" "$without"
         fi
-    done <<<"$TOOLS"
+    done <<<"$TOOLS$(tests_of_python)"
 }
 
 set_up_tools() {

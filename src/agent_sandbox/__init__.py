@@ -8,10 +8,10 @@ where work runs: a guest forked from a warm process into namespaces of its own. 
 changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
 record. `surfaces` is the command line.
 
-Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `persistent` (`Workspace`, whose changes wait
-until they are promoted), `config` (every setting, explained), `work`,
-`result`, `aio` (the same for asyncio), `isolation`, `audit`, and `errors`, the tree of what can go wrong on our side. A program that
-fails in a sandbox is not an error but a result.
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `sessions` (interpreters that stay),
+`persistent` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained), `work`,
+`result`, `aio` (the same for asyncio), `replaying` (a recorded run once more), `isolation`, `audit`, and `errors`, the tree of what can go
+wrong on our side. A program that fails in a sandbox is not an error but a result.
 
 Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
 `policy`, then `errors`. Names are loaded when they are first used, because the guest's side imports this package too and must stay small.
@@ -33,14 +33,18 @@ if TYPE_CHECKING:
         LedgerBroken,
         LedgerUnavailable,
         PolicyError,
+        RecordError,
         RuntimeUnavailable,
         SandboxError,
+        ToolError,
         WorkspaceError,
     )
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.persistent import Workspace
+    from agent_sandbox.replaying import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox
+    from agent_sandbox.sessions import SandboxSession
     from agent_sandbox.work import shell
 
 __all__ = [
@@ -59,15 +63,20 @@ __all__ = [
     "LedgerUnavailable",
     "PolicyError",
     "ProcessIsolation",
+    "RecordError",
+    "Replay",
     "RuntimeUnavailable",
     "Sandbox",
     "SandboxConfig",
     "SandboxError",
     "SandboxResult",
+    "SandboxSession",
     "SandboxStatus",
+    "ToolError",
     "Workspace",
     "WorkspaceError",
     "create_sandbox",
+    "replay",
     "shell",
 ]
 
@@ -77,12 +86,14 @@ _HOMES = {
     "config": ("SandboxConfig",),
     "errors": (
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
-        *("RuntimeUnavailable", "SandboxError", "WorkspaceError"),
+        *("RecordError", "RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
     ),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "persistent": ("Workspace",),
+    "replaying": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox"),
+    "sessions": ("SandboxSession",),
     "work": ("shell",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -6,17 +6,22 @@ Kept apart so that programs without an event loop do not pay for importing one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from agent_sandbox.config import SandboxConfig
-from agent_sandbox.engine.session import Code, Command
+from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.work import Code, Command
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.sandbox import Run, Sandbox
-from agent_sandbox.work import OnOutput, RunOptions, Shell, code_of, work_of
+from agent_sandbox.sessions import SandboxSession
+from agent_sandbox.work import OnOutput, RunOptions, SessionOptions, Shell, TurnOptions, code_of, work_of
+from agent_sandbox.workspace.changes import ChangeSet
 
 # Threads of our own: those of the event loop are few and resolve host names, and a run that takes its time must not keep them.
 MOST_AT_ONCE = 64
@@ -25,7 +30,8 @@ MOST_AT_ONCE = 64
 class AsyncSandbox:
     """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills what it runs, and the task ends when that is gone.
 
-    `on_output` is called in the event loop's thread, in order, before the result is returned. Up to 64 executions run at once; others wait.
+    `on_output` is called in the event loop's thread, in order, before the result is returned. Tools may be coroutines: they are awaited in
+    that loop; other tools are called in the thread of their run. Up to 64 executions run at once; others wait.
     """
 
     def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
@@ -60,24 +66,16 @@ class AsyncSandbox:
         return await self._perform(work_of(work), options)
 
     async def _perform(self, what: Code | Command, options: RunOptions) -> SandboxResult:
-        loop, run = asyncio.get_running_loop(), Run()
-        listener = _Relay(options["on_output"], loop, run.cancel) if options.get("on_output") is not None else None
-        if listener is not None:
-            options = {**options, "on_output": listener}
         self._sandbox.check_open()
-        job = self._threads.submit(self._sandbox.perform, run, what, **options)
-        working = asyncio.wrap_future(job, loop=loop)
-        try:
-            made = await asyncio.shield(working)
-        except asyncio.CancelledError:
-            if not job.cancel():  # it has begun
-                run.cancel()
-                with suppress(Exception):  # the task is over; how the run took its end no longer matters
-                    await working
-            raise
-        if listener is not None and listener.raised is not None:
-            raise listener.raised
-        return made
+        loop = _Loop()
+        return await loop.have(self._threads, self._sandbox.perform, what, {**options, **loop.tools(self.config, options)})
+
+    def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
+        """As for `Sandbox`, in the event loop that runs."""
+        loop = _Loop()
+        given: dict[str, Any] = {**options, **loop.tools(self.config, options)}
+        on_output = given.pop("on_output", None)
+        return AsyncSession(self._sandbox.session(**given), loop, self._threads, on_output)
 
     async def kill(self) -> None:
         """As for `Sandbox`."""
@@ -94,6 +92,93 @@ class AsyncSandbox:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
+
+
+class AsyncSession:
+    """`SandboxSession` for asyncio. Cancelling a task that awaits a turn ends the session."""
+
+    def __init__(self, session: SandboxSession, loop: _Loop, threads: ThreadPoolExecutor, on_output: OnOutput | None) -> None:
+        self._session = session
+        self._loop = loop
+        self._threads = threads
+        self._on_output = on_output
+
+    @property
+    def ended(self) -> str:
+        """As for `SandboxSession`."""
+        return self._session.ended
+
+    @property
+    def changes(self) -> ChangeSet:
+        """As for `SandboxSession`."""
+        return self._session.changes
+
+    async def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
+        """As for `SandboxSession`."""
+        if self._on_output is not None:
+            options.setdefault("on_output", self._on_output)
+        return await self._loop.have(self._threads, self._session.perform, code, {**options})
+
+    async def close(self) -> None:
+        """As for `SandboxSession`."""
+        await asyncio.to_thread(self._session.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+
+class _Loop:
+    """The event loop that awaits something done in a thread, and awaits for that thread the tools that are coroutines."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._awaited: set[Future[object]] = set()
+        self._over = False
+
+    async def have(
+        self, threads: ThreadPoolExecutor, perform: Callable[..., SandboxResult], what: object, options: dict[str, Any]
+    ) -> SandboxResult:
+        """What `perform` returns. A cancelled task ends what it runs."""
+        run = Run()
+        listener = _Relay(options["on_output"], self._loop, run.cancel) if options.get("on_output") is not None else None
+        job = threads.submit(perform, run, what, **{**options, "on_output": listener})
+        working = asyncio.wrap_future(job, loop=self._loop)
+        try:
+            made = await asyncio.shield(working)
+        except asyncio.CancelledError:
+            if not job.cancel():  # it has begun
+                run.cancel()
+                self._over = True  # first: who awaits a tool looks at it after the tool is in the set, so one of the two ends it
+                for future in list(self._awaited):
+                    future.cancel()
+                with suppress(Exception):  # the task is over; how the run took its end no longer matters
+                    await working
+            raise
+        if listener is not None and listener.raised is not None:
+            raise listener.raised
+        return made
+
+    def tools(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The option with those that are coroutines made functions for the thread of the run; others are called there as they are."""
+        every = {**config.toolbox, **named(options.get("tools", ()))}
+        return {"tools": {name: self._called(tool) if iscoroutinefunction(tool) else tool for name, tool in every.items()}} if every else {}
+
+    def _called(self, tool: Callable[..., Any]) -> Callable[..., object]:
+        @functools.wraps(tool)
+        def call(*args: Any, **kwargs: Any) -> object:
+            future = asyncio.run_coroutine_threadsafe(tool(*args, **kwargs), self._loop)
+            self._awaited.add(future)
+            if self._over:
+                future.cancel()
+            try:
+                return future.result()
+            finally:
+                self._awaited.discard(future)
+
+        return call
 
 
 class _Relay:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from agent_sandbox import places
 from agent_sandbox.audit import AuditLevel
+from agent_sandbox.engine.routing import ONE_WALL, WISHES
+from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import EVERYWHERE, Policy, locked
+from agent_sandbox.policy.model import EVERYWHERE, Policy, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
-RUNTIMES = ("process", "wasm", "auto")
 
 # Field, what `Limits` calls it, and what one of it is there.
 _LIMITS = (
@@ -32,6 +33,7 @@ _LIMITS = (
     ("max_processes", "processes", 1),
     ("max_open_files", "open_files", 1),
     ("max_disk_mb", "disk_bytes", MIB),
+    ("max_fuel", "fuel", 1),
     ("lifetime_seconds", "wall_seconds", 1),
 )
 
@@ -48,6 +50,7 @@ class SandboxConfig:
         max_processes: processes and threads together.
         max_open_files: open descriptors of each process.
         max_disk_mb: written to disk, in MiB; the scratch directory /tmp has this size too.
+        max_fuel: instructions executed inside WebAssembly, as the engine counts them: the same work always takes the same. Only there.
         lifetime_seconds: of the sandbox itself. Past it, running work is ended and no more is accepted, even if nobody closes it.
 
     Permissions:
@@ -67,9 +70,17 @@ class SandboxConfig:
         env_vars: added to a minimal PATH, HOME and LANG. The run has these variables and no others.
         working_dir: where runs begin; None is the private, empty /tmp. It has to lie in what is shown.
         preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
+        tools: functions of yours that Python code may call, in a list, or in a dict by the names they have inside. Data crosses: None,
+            bool, int, float, str, bytes, lists, and dicts with text for keys.
+        denied_tools: names of tools that are refused, whoever hands them over.
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
-        runtime: "process"; "wasm" for Python code inside WebAssembly, which needs the extra `wasm` and `agent-sandbox setup`; or "auto" for
-            whichever runtime suits the work, in this version always "process".
+        deterministic: have every run be the same each time its input is: output, changes and fuel. Time is virtual, randomness comes from
+            `seed`, listings are sorted. Only code inside WebAssembly can be run so.
+        seed: what the randomness of deterministic runs begins with.
+        runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
+            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
+            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so. Outside
+            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, with nothing of the kernel's behind it and no files shown.
     """
 
     timeout_seconds: float | None = 30.0
@@ -94,8 +105,14 @@ class SandboxConfig:
     max_disk_mb: float | None = 256
     lifetime_seconds: float | None = None
     runtime: str = "process"
+    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]] = field(default=(), repr=False)
+    denied_tools: Sequence[str] = ()
+    max_fuel: int | None = None
+    deterministic: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        places.check_system()
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
@@ -106,14 +123,20 @@ class SandboxConfig:
             raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
-        if self.runtime not in RUNTIMES:
-            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(RUNTIMES)}")
-        if self.runtime == "wasm" and self.allow_subprocess:
-            raise PolicyError("allow_subprocess=True is refused with runtime='wasm': it has no processes", hint='use runtime="process"')
+        if self.runtime not in (*WISHES, ONE_WALL):
+            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
+        if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
+            why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
+            raise PolicyError(why, hint='use runtime="process"')
+        for name, given in (("deterministic=True", self.deterministic), ("max_fuel", self.max_fuel is not None)):
+            if given and self.runtime == "process":
+                raise PolicyError(f"{name} is refused with runtime='process': it cannot be done there", hint='use runtime="wasm" or "auto"')
+        check_seed(self.seed)
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
+        object.__setattr__(self, "tools", named(self.tools))
         _ = self.cwd, self.policy()  # both raise for what cannot be
 
     @property
@@ -136,7 +159,7 @@ class SandboxConfig:
         denied = tuple(parse(_path(path), home=home) for path in self.denied_paths)
         if self.allow_file_read and not allowed:
             allowed = EVERYWHERE
-        return locked(
+        policy = locked(
             read=self.allow_file_read,
             write=self.allow_file_write,
             allowed=allowed,
@@ -146,7 +169,19 @@ class SandboxConfig:
             processes=self.allow_subprocess,
             network=self.allow_network,
             limits=self.limits(),
+            tools=self.callable_tools(()),
         )
+        return repeatable(policy) if self.deterministic else policy
+
+    def callable_tools(self, more: Iterable[str]) -> tuple[str, ...]:
+        """The names of those that may be called, when these are handed over as well."""
+        return tuple(sorted({*self.toolbox, *more} - {*self.denied_tools}))
+
+    @property
+    def toolbox(self) -> dict[str, Callable[..., object]]:
+        """`tools` by name."""
+        assert isinstance(self.tools, Mapping), "it was made one"
+        return dict(self.tools)
 
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
         """Secrets that what is shown could reach.
@@ -192,6 +227,12 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
         if "\0" in value:
             raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
     return dict(variables)
+
+
+def check_seed(seed: object) -> None:
+    """Raise `PolicyError` for what cannot be one."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise PolicyError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}", hint="use seed=7")
 
 
 def _is_module(name: object) -> bool:

@@ -14,6 +14,8 @@
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
+`ToolError` is not ours: tools raise it to tell the program inside why they failed.
+
 A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """
 
@@ -97,9 +99,17 @@ class Conflicted(SandboxError):
         self.conflicts = conflicts
 
 
+class RecordError(SandboxError):
+    """The record of a run cannot be read, or cannot be replayed with what is here."""
+
+
 class LedgerUnavailable(SandboxError):
     """The ledger could not be written. The action it was to record has not been performed."""
 
 
 class LedgerBroken(SandboxError):
     """The ledger does not agree with itself: an entry was changed, removed, reordered or torn."""
+
+
+class ToolError(Exception):
+    """To be raised by a tool that a program inside has called: what it says is what the program is told. Other exceptions stay outside."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agent_sandbox import shared
 from agent_sandbox.config import PathLike, SandboxConfig
-from agent_sandbox.errors import PolicyError
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import Sandbox
 
@@ -66,7 +66,10 @@ class ProcessIsolation(IsolationBackend):
 
     def is_available(self) -> bool:
         """Whether a guest can be confined here."""
-        return shared.runtime().probe().available
+        try:
+            return shared.runtime().probe().available
+        except RuntimeUnavailable:
+            return False
 
     def execute(self, code: str, language: str = "python", config: IsolationConfig | None = None) -> SandboxResult:
         """Run the code in a sandbox of its own."""

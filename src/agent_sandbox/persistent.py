@@ -19,8 +19,9 @@ from agent_sandbox.engine import promoting
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted
 from agent_sandbox.engine.recovering import recovered
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Rollback, Stored
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
@@ -51,8 +52,9 @@ class Workspace:
     >>> work.promote()                                       # doctest: +SKIP
     """
 
-    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None) -> None:
+    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None, runtime: str = "process") -> None:
         """Usually made by `over`."""
+        self._runtime = runtime
         self.project = stored.state.project
         self.policy = policy
         self._stored = stored
@@ -72,7 +74,8 @@ class Workspace:
         if not policy.files.write:
             raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
-        return cls(Stored(Store.open(places.state_dir()).sandbox_for(found.path)), policy, env_vars=given)
+        stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
+        return cls(stored, policy, env_vars=given, runtime=config.runtime if config else "process")
 
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
@@ -126,7 +129,12 @@ class Workspace:
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
         gate = self._gate if policy is self.policy else self._gate_of(policy)
         return Session(
-            gate, shared.runtime(), project=self.project, state=self._stored.state, on_busy=lambda busy: None, beside=_in_a_thread
+            gate,
+            shared.runtimes(self._runtime),
+            project=self.project,
+            state=self._stored.state,
+            on_busy=lambda busy: None,
+            beside=_in_a_thread,
         )
 
     def changes(self) -> ChangeSet:

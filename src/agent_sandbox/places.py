@@ -6,19 +6,27 @@ Everything below takes paths as arguments. Functions, not constants: a test, or 
 from __future__ import annotations
 
 import os
-import pwd
+import sys
 import time
 
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.secrets import Mask, default_masks
+from agent_sandbox.values import TYPE_CHECKING
 
-TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.inbox import Inbox
     from agent_sandbox.engine.capabilities import Capabilities
+    from agent_sandbox.ledger.store import Ledger
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
+
+
+def check_system() -> None:
+    """Raise `RuntimeUnavailable` where there is nothing for a sandbox to stand on, not even files with locks as we know them."""
+    if sys.platform == "win32":
+        hint = "use WSL2, where everything works"
+        raise RuntimeUnavailable("there are no sandboxes on Windows itself in this version", missing=("posix",), hint=hint)
 
 
 def home() -> str:
@@ -60,8 +68,15 @@ def keys_dir() -> str:
     return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".local/share"), "agent-sandbox", "keys")
 
 
+def may_work_in_the_background() -> bool:
+    """Whether something may be left to do itself that outlives what we were asked for: not with `$AGENT_SANDBOX_NO_BACKGROUND`."""
+    return not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND")
+
+
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
+    from agent_sandbox.ledger.store import Ledger
+
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time, keys=keys_dir())
 
 
@@ -101,6 +116,8 @@ def homes_of_others() -> tuple[str, ...]:
     Not those with another purpose: service accounts name `/`, `/bin` or `/usr/sbin` as theirs. One below `/home` counts before it exists,
     as it may be made while something runs.
     """
+    import pwd  # not on every system
+
     if os.geteuid() != 0:
         return ()
     return tuple(sorted(_homes({account.pw_dir for account in pwd.getpwall()}) - {*own_homes()}))
@@ -112,6 +129,8 @@ def _homes(candidates: set[str]) -> set[str]:
 
 
 def _account_home() -> str:
+    import pwd
+
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:  # a container may run as a number without an account

@@ -10,14 +10,15 @@ import re
 import signal
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.session import Outcome, Route
+    from agent_sandbox.engine.work import Outcome
     from agent_sandbox.policy.decide import Verdict
+    from agent_sandbox.runtime.routing.model import Route
 
 NOTHING_CHANGED = ChangeSet()
 _TRACEBACK = "Traceback (most recent call last):"
@@ -32,7 +33,7 @@ class SandboxStatus(Enum):
     RUNNING = "running"
     COMPLETED = "completed"  # it ended by itself, with exit code 0
     FAILED = "failed"  # any other end, or it was refused
-    TIMEOUT = "timeout"  # a limit on its time ended it
+    TIMEOUT = "timeout"  # a limit on its time, or on its fuel, ended it
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,13 @@ class SandboxResult:
     language: str | None  # its canonical name; None for a command
     exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
     changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
-    route: Route | None = None  # which runtime did it, and why
+    route: Route | None = None  # which runtime did it, why, what was passed over, and what a first try elsewhere lacked
     verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "lifetime"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel", "lifetime"
     notes: tuple[str, ...] = ()  # what was weaker or different than might be expected
+    value: Any = None  # of the last expression of a turn, as data: see `Session`
+    value_repr: str | None = None  # where that is no data, what `repr` says of it; `value` is None then
+    tool_errors: tuple[Exception, ...] = ()  # what tools raised, the first hundred; the program was told less
 
     @property
     def stdout(self) -> str:
@@ -98,6 +102,7 @@ def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: 
         verdict=outcome.verdict,
         limits_hit=hit,
         notes=outcome.notes,
+        tool_errors=outcome.tool_errors,
     )
 
 
@@ -107,7 +112,7 @@ def refused(error: str, *, sandbox_id: str, language: str | None, verdict: Verdi
 
 
 def _status(end: Exit, could_not_start: str) -> SandboxStatus:
-    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT):
+    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.FUEL_LIMIT):
         return SandboxStatus.TIMEOUT
     done = end.reason is Reason.EXITED and end.code == 0 and not could_not_start
     return SandboxStatus.COMPLETED if done else SandboxStatus.FAILED
@@ -121,12 +126,16 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
             return f"{what} after {end.usage.wall_seconds:.1f} s"
         case Reason.CPU_LIMIT:
             return f"timed out: the processor-time limit was reached after {end.usage.cpu_seconds:.1f} s of processor time"
+        case Reason.FUEL_LIMIT:
+            return f"timed out: the limit on fuel was reached after {end.usage.fuel} units"
         case Reason.OUT_OF_MEMORY:
             return "out of memory: the memory limit was reached"
         case Reason.OUTPUT_LIMIT:
             return "too much output: it went on far beyond the output limit and was ended"
         case Reason.DISK_LIMIT:
             return "too much written: the disk limit was reached"
+        case Reason.GARBLED:
+            return f"ended for what it said to its host: {outcome.refused}"
         case Reason.KILLED:
             return "killed: the sandbox was closed or the run was cancelled"
         case Reason.SIGNALLED:

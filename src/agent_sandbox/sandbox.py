@@ -8,26 +8,35 @@ What the caller's settings or this machine cause is raised: `PolicyError`, `Runt
 from __future__ import annotations
 
 import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
+import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
 from agent_sandbox.audit import AuditLog
-from agent_sandbox.config import SandboxConfig
+from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.session import Code, Command, Session, Work, action_of
+from agent_sandbox.engine.session import SCRATCH, Session
+from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.base import Guest
 from agent_sandbox.values import replace
-from agent_sandbox.work import Listener, OnOutput, RunOptions, Shell, code_of, encoded, with_arguments, work_of
+from agent_sandbox.work import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.records.record import Record
+    from agent_sandbox.replaying import Replay
+    from agent_sandbox.sessions import SandboxSession
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 CLOSING_SECONDS = 10.0  # how long close() waits for runs in other threads; killing one takes milliseconds
@@ -37,11 +46,11 @@ class Run:
     """The handle of one execution, by which any thread can end it. It may be ended before it has begun."""
 
     def __init__(self) -> None:
-        self._guest: ProcessGuest | None = None
+        self._guest: Guest | None = None
         self._cancelled = False
         self.thread = 0  # the one it runs in, once it does
 
-    def started(self, guest: ProcessGuest) -> None:
+    def started(self, guest: Guest) -> None:
         """There is something to end now."""
         self._guest = guest
         if self._cancelled:
@@ -69,11 +78,12 @@ class Sandbox:
         self.id = secrets.token_hex(8)
         self.audit = AuditLog(level=self.config.audit_level) if self.config.enable_audit else None  # what this sandbox did, in memory
         self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
-        self._session = self._session_for(self.config.policy())
+        self._session = self._lately = self._session_for(self.config.policy())  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._runs: set[Run] = set()
+        self._sessions: set[SandboxSession] = set()
         self._closed = False
         self._last = SandboxStatus.PENDING
         self._check_the_view_can_be_built()
@@ -99,6 +109,26 @@ class Sandbox:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
         return self.perform(Run(), work_of(work), **options)
 
+    def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
+        """A Python interpreter that stays: what one turn leaves, the next finds. To be closed, best by `with`.
+
+        >>> with Sandbox().session() as session:
+        ...     session.run("x = 20").success, session.run("x + 1").value
+        (True, 21)
+        """
+        from agent_sandbox.sessions import SandboxSession  # which is made of this module
+
+        made = SandboxSession(self, **options)
+        with self._lock:
+            self.check_open()
+            self._sessions.add(made)
+        return made
+
+    def forget(self, session: SandboxSession) -> None:
+        """It has been closed."""
+        with self._lock:
+            self._sessions.discard(session)
+
     def perform(
         self,
         run: Run,
@@ -108,11 +138,16 @@ class Sandbox:
         env_vars: Mapping[str, str] | None = None,
         timeout: float | None = None,
         args: Sequence[str] = (),
+        tools: object = (),
+        deterministic: bool | None = None,
+        seed: int | None = None,
+        record: str | os.PathLike[str] | None = None,
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
         """What `execute` and `run` do, with a handle that another thread can cancel."""
+        handed = named(tools)
         listener = Listener(on_output) if on_output is not None else None
-        self._begin(run)
+        self.begin(run)
         status = SandboxStatus.FAILED  # also when an exception passes through
         try:
             work = Work(
@@ -123,20 +158,59 @@ class Sandbox:
                 preload=tuple(self.config.preload),
                 on_output=listener,
                 on_start=run.started,
+                tools={**self.config.toolbox, **handed},
+                seed=self.config.seed if seed is None else seed,
+                record="" if record is None else os.fspath(record),
             )
-            made = self._result(work, timeout)
+            check_seed(work.seed)
+            made = self._result(work, timeout, self.config.deterministic if deterministic is None else deterministic)
             status = made.status
         finally:
-            self._end(run, status)
+            self.end(run, status)
         if listener is not None:
             listener.finish()
         return made
 
-    def _result(self, work: Work, timeout: float | None) -> SandboxResult:
+    def replay(
+        self,
+        record: str | os.PathLike[str] | Record,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        code: str | None = None,
+        stdin: bytes | None = None,
+    ) -> Replay:
+        """Run a record again, here, and say where that departs from it: see `agent_sandbox.replay`."""
+        from agent_sandbox import replaying  # few sandboxes replay anything
+        from agent_sandbox.engine.records.record import Record, read
+        from agent_sandbox.engine.records.recorder import Recorder
+
+        recorded = record if isinstance(record, Record) else read(os.fspath(record))
+        what, given = replaying.what_to_run(recorded, code, stdin)
+        policy, identity = repeatable(self._session.policy), self._session.identity
+        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
+        replaying.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
+        run = Run()
+        self.begin(run)
+        status = SandboxStatus.FAILED
+        try:
+            work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
+            recorder = Recorder(work, salt=recorded.salt)
+            outcome = self._session_for(policy).run(recorder.work)
+            made = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
+            status = made.status
+        finally:
+            self.end(run, status)
+        return replaying.compared(recorded, recorder.record(outcome, policy, identity), made)
+
+    def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
         try:
             action = action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
-            session, wall = self._session_within(timeout)
+            if work.tools and language != "python":
+                work = self._without_tools(work)
+            if work.tools and work.record:
+                raise PolicyError("a run with tools cannot be recorded: what they answer is not in it", hint="leave out the tools")
+            session, wall = self.within(timeout, tools=work.tools, deterministic=deterministic)
         except PolicyError as error:
             return result.refused(str(error), sandbox_id=self.id, language=language)
         try:
@@ -149,21 +223,40 @@ class Sandbox:
             raise
         return result.completed(outcome, sandbox_id=self.id, language=language, wall=wall)
 
-    def _session_within(self, timeout: float | None) -> tuple[Session, str]:
+    def _without_tools(self, work: Work) -> Work:
+        """Those of the configuration are for Python code; asking for them with anything else is refused, not forgotten."""
+        if work.tools.keys() - {*self.config.toolbox}:
+            raise PolicyError("tools are for Python code", hint="hand them over with Python code, or leave them out")
+        return replace(work, tools={})
+
+    def within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
         """The session for one run, and which limit its wall time stands for: the run's own, or what is left of the sandbox's lifetime."""
-        if timeout is None and self._expires is None:
-            return self._session, "wall"
-        limits, wall = self.config.limits(timeout_seconds=timeout), "wall"
-        if self._expires is not None:
-            left = max(self._expires - time.monotonic(), 0.001)
-            if limits.wall_seconds is None or left < limits.wall_seconds:
-                limits, wall = replace(limits, wall_seconds=left), "lifetime"
         policy = self._session.policy
-        return (self._session if limits == policy.limits else self._session_for(replace(policy, limits=limits))), wall
+        may = self.config.callable_tools(tools)
+        if timeout is None and self._expires is None and may == policy.tools and deterministic == self.config.deterministic:
+            return self._session, "wall"
+        seconds, wall, _ = self.time_for(timeout)
+        policy = replace(policy, limits=replace(policy.limits, wall_seconds=seconds), tools=may)
+        policy = repeatable(policy) if deterministic else replace(policy, requires=policy.requires - {Guarantee.DETERMINISTIC})
+        if policy == self._session.policy:
+            return self._session, wall
+        session = self._lately  # another thread may replace it meanwhile
+        if policy != session.policy:
+            session = self._lately = self._session_for(policy)
+        return session, wall
+
+    def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
+        """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""
+        own = self._session.policy.limits
+        seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
+        left = None if self._expires is None else max(self._expires - time.monotonic(), 0.001)
+        if left is not None and (seconds is None or left < seconds):
+            return left, "lifetime", left
+        return seconds, "wall", left
 
     def _session_for(self, policy: Policy) -> Session:
         gate = Gate(policy, self._ledger, clock=time.time, sandbox=self.id)
-        return Session(gate, shared.wasm() if self.config.runtime == "wasm" else shared.runtime())
+        return Session(gate, shared.runtimes(self.config.runtime))
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""
@@ -179,13 +272,15 @@ class Sandbox:
             lifetime = self.config.lifetime_seconds
             raise SandboxError(f"this sandbox has outlived its lifetime of {lifetime} s", hint="make another, or allow it more")
 
-    def _begin(self, run: Run) -> None:
+    def begin(self, run: Run) -> None:
+        """It runs now, in this thread. Raises as `check_open` does."""
         with self._lock:
             self.check_open()
             run.thread = threading.get_ident()
             self._runs.add(run)
 
-    def _end(self, run: Run, status: SandboxStatus) -> None:
+    def end(self, run: Run, status: SandboxStatus) -> None:
+        """It runs no longer."""
         with self._changed:
             self._runs.discard(run)
             self._last = status
@@ -194,9 +289,11 @@ class Sandbox:
     def kill(self) -> None:
         """End everything that is running in this sandbox, from any thread. Their results say so. It can be used again afterwards."""
         with self._lock:
-            runs = list(self._runs)
+            runs, sessions = list(self._runs), list(self._sessions)
         for run in runs:
             run.cancel()
+        for session in sessions:
+            session.kill()
 
     def close(self) -> None:
         """End everything that is running and take no more work. Returns when runs in other threads are over. Idempotent."""
@@ -206,6 +303,9 @@ class Sandbox:
         me = threading.get_ident()  # a run of ours that closes the sandbox from its own callback cannot be waited for
         with self._changed:
             self._changed.wait_for(lambda: all(run.thread == me for run in self._runs), CLOSING_SECONDS)
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.close()
 
     def __enter__(self) -> Self:
         return self

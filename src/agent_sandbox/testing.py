@@ -5,8 +5,8 @@
         claim(Bench(MyRuntime(), my_plan))
 
 A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. `CLAIMS` need nothing but a runtime
-and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view. They do not show that a runtime is safe, only that it
-is one: attacks are a suite of their own.
+and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view, `JAVASCRIPT_CLAIMS` one of JavaScript. They do not
+show that a runtime is safe, only that it is one: attacks are a suite of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from agent_sandbox.kernel.mounts import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason, Runtime
+from agent_sandbox.runtime.base import Argv, Completed, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Runtime, Script
 from agent_sandbox.values import dataclass, field, replace
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -27,10 +27,14 @@ LATENESS = 1.0  # seconds that a run may outlive its deadline
 
 @dataclass(frozen=True)
 class Bench:
-    """A runtime and the view to try it in. `launch` holds what a claim does not set itself."""
+    """A runtime and the view to try it in. `launch` holds what a claim does not set itself.
+
+    `script` makes a program of JavaScript: a `JavaScriptCode`, or what a native interpreter executes in its place.
+    """
 
     runtime: Runtime
     root: MountPlan
+    script: Callable[[str], Hosted | Script] = JavaScriptCode
     launch: Launch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +48,10 @@ class Bench:
     def python(self, source: str, *words: str, stdin: bytes = b"", limits: Limits | None = None) -> Completed:
         """Run Python code to its end."""
         return self._run(replace(self.launch, program=PythonCode(source, words), stdin=stdin, limits=limits or Limits(), cwd="/tmp"))
+
+    def javascript(self, source: str, *, stdin: bytes = b"", limits: Limits | None = None) -> Completed:
+        """Run JavaScript to its end."""
+        return self._run(replace(self.launch, program=self.script(source), stdin=stdin, limits=limits or Limits(), cwd="/tmp"))
 
     def _run(self, launch: Launch) -> Completed:
         process = self.runtime.launch(launch)
@@ -131,12 +139,38 @@ def nothing_outlives_its_run(bench: Bench) -> None:
 
 def code_ends_with_its_own_exit_code(bench: Bench) -> None:
     """By falling off its end, by saying so, by raising, and by ending its process on the spot."""
-    ends = {"": 0, "raise SystemExit": 0, "import sys; sys.exit(42)": 42, "exit(255)": 255, "1 / 0": 1, "import os; os._exit(7)": 7}
+    ends = {"": 0, "raise SystemExit": 0, "import sys; sys.exit(42)": 42, "exit(-1)": 255, "1 / 0": 1, "raise KeyboardInterrupt": 130}
+    for code in (0, 1, 2, 124, 125, 126, 127, 128, 137, 255):
+        ends[f"import sys; sys.exit({code})"] = ends[f"import os; os._exit({code})"] = code
     for source, code in ends.items():
         ended = bench.python(source).exit
         assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), (source, ended)
     said = bench.python("import sys; sys.exit('gone wrong')")
     assert (said.exit.code, said.stderr) == (1, b"gone wrong\n")
+
+
+def code_that_aborts_has_ended_by_a_signal(bench: Bench) -> None:
+    """Reported as a shell does, with what it said before."""
+    ran = bench.python("import os; print('here'); os.abort()")
+    assert (ran.exit.code, ran.exit.reason, ran.exit.signal, ran.stdout) == (134, Reason.SIGNALLED, 6, b"here\n"), ran
+
+
+def code_that_recurses_without_end_gets_an_exception(bench: Bench) -> None:
+    """In Python and in C, and it may go on from there; deep things are freed."""
+    ran = bench.python("""
+import json, sys
+def recurse(): recurse()
+deep = []
+for _ in range(100_000): deep = [deep]
+for deed in (recurse, lambda: repr(deep), lambda: json.dumps(deep), lambda: json.loads("[" * 100_000)):
+    try:
+        deed()
+    except RecursionError:
+        print("caught")
+del deep
+print("freed")
+""")
+    assert (ran.exit.code, ran.stdout) == (0, b"caught\n" * 4 + b"freed\n"), ran
 
 
 def code_is_a_script(bench: Bench) -> None:
@@ -162,6 +196,13 @@ def code_reads_and_writes_exact_bytes(bench: Bench) -> None:
     assert (ran.stdout, ran.stderr) == (every_byte, b"oops\n"), ran
     assert bench.python("print(input(), input())", stdin="é\n2\n".encode()).stdout.decode() == "é 2\n"
     assert bench.python("pass", stdin=bytes(1 << 20)).exit.code == 0
+    ended = bench.python("input()")
+    assert ended.exit.code == 1 and ended.stderr.endswith(b"EOFError: EOF when reading a line\n"), ended
+    much = bytes(range(251)) * 20_000  # several times what a pipe holds
+    copy = "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data); sys.stderr.buffer.write(data)"
+    ran = bench.python(copy, stdin=much, limits=Limits(output_bytes=len(much)))
+    assert ran.stdout == much and ran.stderr == much
+    assert bench.python("import sys; sys.stdout.write('no line'); sys.stderr.write('nor here')").stdout == b"no line"
 
 
 def code_has_its_environment_and_no_other(bench: Bench) -> None:
@@ -176,6 +217,67 @@ def code_starts_where_it_was_told_to(bench: Bench) -> None:
         "import os; open('mine.py', 'w').write('x = 5'); import mine; print(os.getcwd(), mine.x, os.path.exists('/tmp/mine.py'))"
     )
     assert ran.stdout == b"/tmp 5 True\n", ran
+
+
+_FILES = """
+import os, stat, tempfile
+os.makedirs("tree/below")
+with open("tree/file", "wb") as file: file.write(bytes(range(256)) * 300)
+with open("tree/file", "r+b") as file:
+    file.seek(1000); file.write(b"middle"); file.seek(0, 2); file.write(b"end"); file.truncate(76_000)
+with open("tree/file", "ab") as file: print(file.tell(), os.path.getsize("tree/file"))
+with open("tree/file", "rb") as file: file.seek(998); print(file.read(10), len(file.read()))
+for name in ("é", "a b", "two\\nlines", "x" * 200, "日本"): open(f"tree/below/{name}", "w").write(name)
+print(sorted(os.listdir("tree/below")) == sorted(["é", "a b", "two\\nlines", "x" * 200, "日本"]))
+os.rename("tree/below/é", "tree/moved"); os.replace("tree/below/a b", "tree/moved"); print(open("tree/moved").read())
+os.symlink("moved", "tree/link"); print(os.readlink("tree/link"), open("tree/link").read(), os.path.islink("tree/link"))
+os.link("tree/moved", "tree/twin"); print(os.stat("tree/twin").st_ino == os.stat("tree/moved").st_ino)
+os.utime("tree/moved", (1, 2)); print(os.stat("tree/moved").st_mtime, stat.S_ISDIR(os.stat("tree").st_mode))
+print(sorted((top, sorted(names)) for top, _, names in os.walk("tree") if top == "tree"))
+with tempfile.TemporaryFile() as file: file.write(b"x"); file.seek(0); print(file.read())
+for deed in (lambda: open("nowhere"), lambda: open("tree"), lambda: os.mkdir("tree"), lambda: os.rmdir("tree"),
+             lambda: os.listdir("tree/file"), lambda: os.rename("nowhere", "x"), lambda: os.remove("nowhere"), lambda: open("tree/file/x"),
+             lambda: open("tree/link", "x")):
+    try:
+        deed()
+    except OSError as error:
+        print(type(error).__name__)
+"""
+_FOUND = """\
+76000 76000
+b'\\xe6\\xe7middle\\xee\\xef' 74992
+True
+a b
+moved a b True
+True
+2.0 True
+[('tree', ['file', 'link', 'moved', 'twin'])]
+b'x'
+FileNotFoundError
+IsADirectoryError
+FileExistsError
+OSError
+NotADirectoryError
+FileNotFoundError
+FileNotFoundError
+NotADirectoryError
+FileExistsError
+"""
+
+
+def files_of_code_are_files(bench: Bench) -> None:
+    """Whatever is done with them ends as it would anywhere, errors included."""
+    ran = bench.python(_FILES)
+    assert ran.stdout.decode() == _FOUND, ran
+
+
+def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
+    """The one ends the run and is named; the other is an error of the call that wants one more."""
+    ran = bench.python("while True: pass", limits=Limits(cpu_seconds=0.5, wall_seconds=30))
+    assert ran.exit.reason is Reason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
+    held = "held = []\ntry:\n    while len(held) < 500: held.append(open('/tmp/x', 'w'))\nexcept OSError: print('refused')"
+    assert bench.python(held, limits=Limits(open_files=100)).stdout == b"refused\n"
+    assert bench.python(held, limits=Limits(open_files=1000)).stdout == b""
 
 
 def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
@@ -206,7 +308,7 @@ def memory_of_code_is_limited(bench: Bench) -> None:
 
 
 def code_can_be_killed_from_another_thread(bench: Bench) -> None:
-    """Also while it computes."""
+    """Also while it computes. Killing it again, or closing it twice, is harmless."""
     process = bench.runtime.launch(replace(bench.launch, program=PythonCode("while True: pass")))
     killer = threading.Thread(target=process.kill)
     try:
@@ -214,6 +316,8 @@ def code_can_be_killed_from_another_thread(bench: Bench) -> None:
         assert process.wait().exit.reason is Reason.KILLED
     finally:
         killer.join()
+        process.kill()
+        process.close()
         process.close()
 
 
@@ -223,6 +327,68 @@ def two_runs_of_code_share_nothing(bench: Bench) -> None:
     first, second = bench.python(draw).stdout.split(), bench.python(draw).stdout.split()
     assert len(first) == 3 and not set(first) & set(second), (first, second)
     assert bench.python("import os, sys; print(hasattr(sys, 'left'), os.path.exists('/tmp/left'))").stdout == b"False False\n"
+
+
+def javascript_ends_with_its_own_exit_code(bench: Bench) -> None:
+    """By falling off its end, and by an error that nobody handles: at once, later, or of a promise."""
+    ends = {"": 0, "throw new Error('x')": 1, "setTimeout(() => { throw 5 }, 1)": 1, "Promise.reject(new Error('x'))": 1, "let x = ;": 1}
+    for source, code in ends.items():
+        ended = bench.javascript(source).exit
+        assert (ended.code, ended.reason, ended.limits_hit) == (code, Reason.EXITED, ()), (source, ended)
+
+
+def javascript_says_where_it_failed(bench: Bench) -> None:
+    """With the error's name and its own line."""
+    ran = bench.javascript("function f() {\n    throw new TypeError('oops')\n}\nf()")
+    assert b"TypeError: oops" in ran.stderr and b"main.js:2" in ran.stderr and ran.stdout == b"", ran
+
+
+def javascript_prints_to_two_streams(bench: Bench) -> None:
+    """Values as people expect to see them."""
+    ran = bench.javascript("console.log('é', 1, [1, {a: 'x'}], new Map([[1, null]])); console.error('%s is %d', 'it', 2)")
+    assert (ran.stdout.decode(), ran.stderr) == ("é 1 [ 1, { a: 'x' } ] Map(1) { 1 => null }\n", b"it is 2\n"), ran
+
+
+def javascript_does_what_promises_and_timers_have_left(bench: Bench) -> None:
+    """Promises before timers, timers in the order in which they are due, and then it ends."""
+    ran = bench.javascript("""
+setTimeout(() => console.log('last'), 30)
+setTimeout(() => { console.log('first'); Promise.resolve().then(() => console.log('between')) }, 2)
+setTimeout(() => console.log('second'), 2)
+const again = setInterval(() => { console.log('again'); clearInterval(again) }, 10)
+clearTimeout(setTimeout(() => console.log('never'), 1));
+(async () => { for (let n = 0; n < 1000; n++) await null; console.log('promised') })()
+console.log('now')
+""")
+    assert ran.stdout.decode().split() == ["now", "promised", "first", "between", "second", "again", "last"], ran
+
+
+def javascript_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
+    """Whether it computes or waits."""
+    for source in ("console.log('here'); while (true);", "console.log('here'); setTimeout(() => {}, 60000)"):
+        ran = bench.javascript(source, limits=Limits(wall_seconds=0.6))
+        assert ran.exit.reason is Reason.TIMED_OUT and ran.stdout == b"here\n", ran
+
+
+def output_of_javascript_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
+    """The rest of the run goes on."""
+    ran = bench.javascript("console.log('x'.repeat(5000)); console.error('done')", limits=Limits(output_bytes=1000))
+    assert len(ran.stdout) == 1000 and ran.stderr == b"done\n", ran
+    assert ran.exit.code == 0 and "output" in ran.exit.limits_hit, ran.exit
+
+
+def memory_of_javascript_is_limited(bench: Bench) -> None:
+    """It is refused more or ended for it, as this machine can."""
+    hungry = "const x = []; while (x.length < 400) x.push(new Uint8Array(1 << 20).fill(1)); console.log(x.length)"
+    ran = bench.javascript(hungry, limits=Limits(memory_bytes=200 << 20, wall_seconds=30))
+    assert ran.exit.code != 0 and ran.stdout == b"", ran
+
+
+def two_runs_of_javascript_share_nothing(bench: Bench) -> None:
+    """Not what one left behind, and not the numbers they draw."""
+    draw = "console.log(globalThis.left, Math.random()); globalThis.left = 1"
+    first, second = bench.javascript(draw).stdout.split(), bench.javascript(draw).stdout.split()
+    assert first[0] == second[0] == b"undefined" and first[1] != second[1], (first, second)
 
 
 Claim = Callable[[Bench], None]
@@ -239,13 +405,27 @@ CLAIMS: tuple[Claim, ...] = (
 )
 CODE_CLAIMS: tuple[Claim, ...] = (
     code_ends_with_its_own_exit_code,
+    code_that_aborts_has_ended_by_a_signal,
+    code_that_recurses_without_end_gets_an_exception,
     code_is_a_script,
     code_reads_and_writes_exact_bytes,
     code_has_its_environment_and_no_other,
     code_starts_where_it_was_told_to,
+    files_of_code_are_files,
+    processor_time_and_open_files_of_code_are_limited,
     code_ends_at_its_deadline_and_what_it_said_before_is_kept,
     output_of_code_beyond_its_limit_is_cut_and_said_to_be,
     memory_of_code_is_limited,
     code_can_be_killed_from_another_thread,
     two_runs_of_code_share_nothing,
+)
+JAVASCRIPT_CLAIMS: tuple[Claim, ...] = (
+    javascript_ends_with_its_own_exit_code,
+    javascript_says_where_it_failed,
+    javascript_prints_to_two_streams,
+    javascript_does_what_promises_and_timers_have_left,
+    javascript_ends_at_its_deadline_and_what_it_said_before_is_kept,
+    output_of_javascript_beyond_its_limit_is_cut_and_said_to_be,
+    memory_of_javascript_is_limited,
+    two_runs_of_javascript_share_nothing,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from agent_sandbox.engine.session import Code, Command
+from agent_sandbox.engine.work import Code, Command
 from agent_sandbox.policy.action import canonical_language
 from agent_sandbox.values import dataclass, replace
 
@@ -20,6 +21,9 @@ class RunOptions(TypedDict, total=False):
     env_vars: added to those of the configuration.
     timeout: seconds of wall time, in place of the configuration's.
     args: what the program finds in its argument list.
+    tools: functions that Python code may call, beside those of the configuration.
+    deterministic, seed: in place of the configuration's.
+    record: a file to write the record of a deterministic run to, for `replay`.
     on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
     """
 
@@ -27,6 +31,28 @@ class RunOptions(TypedDict, total=False):
     env_vars: Mapping[str, str]
     timeout: float
     args: Sequence[str]
+    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
+    deterministic: bool
+    seed: int
+    record: str | os.PathLike[str]
+    on_output: OnOutput
+
+
+class SessionOptions(TypedDict, total=False):
+    """What may be given with a session, for all of its turns: as with each piece of work. `timeout` is for each turn."""
+
+    env_vars: Mapping[str, str]
+    timeout: float
+    args: Sequence[str]
+    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
+    on_output: OnOutput
+
+
+class TurnOptions(TypedDict, total=False):
+    """What may be given with one turn. `timeout` and `on_output` are in place of the session's."""
+
+    stdin: str | bytes
+    timeout: float
     on_output: OnOutput
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from agent_sandbox import aio, sandbox
 from agent_sandbox.config import SandboxConfig
+from agent_sandbox.errors import ToolError
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.work import shell
 
-__all__ = ["AsyncSandbox", "Sandbox", "SandboxConfig", "SandboxResult", "SandboxStatus", "create_sandbox", "shell"]
+__all__ = ["AsyncSandbox", "Sandbox", "SandboxConfig", "SandboxResult", "SandboxStatus", "ToolError", "create_sandbox", "shell"]
 
 
 class Sandbox(sandbox.Sandbox):

@@ -17,6 +17,7 @@ import pytest
 from agent_sandbox.surfaces import cli, performing
 from agent_sandbox.surfaces.arguments import UsageError, parse
 from agent_sandbox.surfaces.verbs import VERBS
+from tests import compiled
 from tests.architecture.sources import ROOT
 
 DOCUMENTS = tuple(sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]))
@@ -155,8 +156,9 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
 def test_the_python_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     examples = re.findall(r"^```python\n(.*?)^```\n.*?^```text\n(.*?)^```$", text(README), re.MULTILINE | re.DOTALL)
     assert len(examples) == text(README).count("```python")
+    compiled.offer(tmp_path / "cache", tmp_path / "state")
     for code, printed in examples:
-        environment = {**os.environ, "AGENT_SANDBOX_STATE": str(tmp_path / "state")}
+        environment = {**os.environ, "AGENT_SANDBOX_STATE": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
         assert (ran.stdout, ran.stderr) == (printed, "")
 

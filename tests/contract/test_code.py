@@ -1,4 +1,4 @@
-"""Python code means the same on every runtime that runs it: the claims of the contract, and files."""
+"""Code means the same on every runtime that runs it: the claims of the contract, and files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.session import Code, Work
+from agent_sandbox.engine import languages
+from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.paths import parse
+from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Script
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.testing import CODE_CLAIMS, Bench, Claim
+from agent_sandbox.testing import CODE_CLAIMS, JAVASCRIPT_CLAIMS, Bench, Claim
 from tests import compiled
 from tests.security.harness import ENVIRONMENT, GENEROUS, Box, snapshot
 
@@ -36,6 +38,19 @@ def coder(code_runtime: ProcessRuntime | WasmRuntime, box: Box) -> Box:
 @pytest.mark.parametrize("claim", CODE_CLAIMS, ids=lambda claim: claim.__name__)
 def test_code_keeps_the_contract(claim: Claim, coder: Box) -> None:
     claim(Bench(coder.runtime, coder.session().explain(Work(Code("python", ""), ENVIRONMENT))))
+
+
+@pytest.mark.parametrize("claim", JAVASCRIPT_CLAIMS, ids=lambda claim: claim.__name__)
+def test_javascript_keeps_the_contract(claim: Claim, coder: Box) -> None:
+    view = coder.session().explain(Work(Code("javascript", ""), ENVIRONMENT))
+    claim(Bench(coder.runtime, view, script=JavaScriptCode if "javascript" in coder.runtime.brings else _for_node))
+
+
+def _for_node(source: str) -> Hosted | Script:
+    try:
+        return languages.prepare("javascript", source, arguments=(), search_path=ENVIRONMENT["PATH"], processes=True).program
+    except RuntimeUnavailable as error:
+        pytest.skip(error.message)
 
 
 def test_what_code_writes_is_in_the_change_set_and_not_on_the_machine(coder: Box) -> None:

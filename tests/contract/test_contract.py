@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.engine.session import Command, Work
+from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.testing import CLAIMS, Bench, Claim
 from tests.security.harness import ENVIRONMENT, Box
 

@@ -69,18 +69,19 @@ def test_proc_shows_only_the_guests_own_processes(box: Box) -> None:
 
 def test_nothing_of_the_machine_can_be_set_through_proc(box: Box) -> None:
     source = """
-import json, os
+import json, os, stat
 opened = []
 for top in [f"/proc/{name}" for name in os.listdir("/proc") if not name.isdecimal() and name not in ("self", "thread-self", "net")]:
     for directory, _, names in [*os.walk(top), ("/", (), [top])]:
         for name in names:
             try:
-                os.close(os.open(os.path.join(directory, name), os.O_WRONLY))
-                opened.append(os.path.join(directory, name))
+                file = os.open(os.path.join(directory, name), os.O_WRONLY)
             except OSError:
-                pass
-import stat
-print(json.dumps([path for path in opened if not stat.S_ISCHR(os.stat(path).st_mode)]))  # what is masked is /dev/null
+                continue
+            if not stat.S_ISCHR(os.fstat(file).st_mode):  # what is masked is /dev/null
+                opened.append(os.path.join(directory, name))
+            os.close(file)
+print(json.dumps(opened))
 """
     assert box.probe(source) == []
     if ROOT:

@@ -28,7 +28,7 @@ from tests.e2e.program import PROGRAM, Shell, words
         (["run", "--processes", "0", "true"], "--processes takes a whole number"),
         (["run", "--project", "/no/such/project", "true"], "there is no directory"),
         (["run", "--reveal", "/etc/hostname", "true"], "nothing is masked"),
-        (["run", "--runtime", "microvm", "true"], "--runtime microvm is not there yet"),
+        (["run", "--runtime", "microvm", "true"], "there is no runtime 'microvm'"),
         (["run"], "something is missing"),
         (["run", "--cwd", "", "true"], "--cwd is empty"),
         (["run", "--cwd", "/proc/1", "true"], "not in the sandbox"),

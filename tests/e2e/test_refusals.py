@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.program import Shell, words
 
 VERBS = ["sim", "try", "timeline", "rewind", "serve", "mcp"]
-OPTIONS = [["--simulate"], ["--allow", "git,curl"], ["--allow=git"], ["--network"], ["--deterministic"]]
+OPTIONS = [["--simulate"], ["--allow", "git,curl"], ["--allow=git"], ["--network"]]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Code, Command, Session, Work
+from agent_sandbox.engine.routing import only
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal
@@ -29,7 +31,7 @@ def runtime() -> Iterator[ProcessRuntime]:
 
 
 def session(runtime: ProcessRuntime, ledger: Path, policy: Policy, **more: object) -> Session:
-    return Session(Gate(policy, Ledger(ledger, clock=lambda: 0.0), clock=lambda: 0.0), runtime, **more)  # type: ignore[arg-type]
+    return Session(Gate(policy, Ledger(ledger, clock=lambda: 0.0), clock=lambda: 0.0), only(runtime), **more)  # type: ignore[arg-type]
 
 
 def test_the_intent_is_recorded_before_the_deed_and_the_outcome_after(runtime: ProcessRuntime, tmp_path: Path) -> None:

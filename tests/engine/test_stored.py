@@ -10,8 +10,10 @@ import pytest
 
 from agent_sandbox.engine import stored as module
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Command, Outcome, Session, Work
+from agent_sandbox.engine.routing import only
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Stored
+from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import loop
 from agent_sandbox.ledger.store import Ledger
@@ -44,7 +46,7 @@ def runner(state: SandboxState, runtime: ProcessRuntime) -> Run:
 
     def run(script: str, disk: int | None = 64 * MIB) -> Outcome:
         policy = cloned(masks=(), limits=replace(CLONED_LIMITS, disk_bytes=disk, wall_seconds=60.0))
-        session = Session(Gate(policy, ledger, clock=lambda: 0.0), runtime, project=state.project, state=state)
+        session = Session(Gate(policy, ledger, clock=lambda: 0.0), only(runtime), project=state.project, state=state)
         return session.run(Work(Command(("sh", "-c", script)), ENV, cwd=state.project))
 
     return run

@@ -18,7 +18,7 @@ from agent_sandbox.kernel.mounts import Copies, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime import pool
-from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Terminal
+from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal
 from agent_sandbox.runtime.pool import kind_of
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.workspace.draft import Host
@@ -51,6 +51,12 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         os.sched_yield()
+
+
+def test_a_conversation_is_no_kind_of_its_own() -> None:
+    """It is agreed on when a guest gets its program, so any waiting one will do."""
+    plain = launch_of("pass")
+    assert kind_of(replace(plain, talk=Talk(lambda words: b"", {"turns": True, "tools": []}))) == kind_of(plain) is not None
 
 
 def waiting(runtime: ProcessRuntime) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +20,14 @@ import wasmtime
 from agent_sandbox import Sandbox, SandboxStatus, shared
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.view import plan_view
@@ -57,11 +62,11 @@ def test_pandas_is_there_and_was_imported_beforehand(runtime: WasmRuntime) -> No
     assert run(runtime, "import sys; print('pandas' in sys.modules)").stdout == b"False\n", "and only for who wants it"
 
 
-def test_it_gives_what_the_process_runtime_gives(runtime: WasmRuntime) -> None:
+def test_it_gives_what_the_process_runtime_gives_and_what_only_it_can(runtime: WasmRuntime) -> None:
     support, process = runtime.probe(), ProcessRuntime()
     try:
         assert (support.available, support.runtime) == (True, "wasm")
-        assert support.guarantees == process.probe().guarantees
+        assert support.guarantees == process.probe().guarantees | {Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED}
     finally:
         process.close()
 
@@ -109,6 +114,11 @@ def test_what_it_has_not_is_an_exception(runtime: WasmRuntime, source: str) -> N
 BREAKS = {
     "recursion": ("def f(): f()\nf()", b"RecursionError"),
     "recursion in C": ("x = []\nfor _ in range(200_000): x = [x]\nrepr(x)", b"RecursionError"),
+    "recursion of a C encoder": ("import json\nx = []\nfor _ in range(200_000): x = [x]\njson.dumps(x)", b"RecursionError"),
+    "recursion without a limit of Python's": (
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n  def __repr__(self): return repr(self)\nrepr(A())",
+        b"RecursionError",
+    ),
     "an abort": ("import os; os.abort()", b"ended"),
 }
 
@@ -116,8 +126,13 @@ BREAKS = {
 @pytest.mark.parametrize(("source", "said"), BREAKS.values(), ids=BREAKS.keys())
 def test_what_breaks_it_ends_only_that_run(runtime: WasmRuntime, source: str, said: bytes) -> None:
     ran = run(runtime, source)
-    assert ran.exit.code in (1, 128 + signal.SIGABRT) and said in ran.stderr, ran
+    assert ran.exit.code == (128 + signal.SIGABRT if said == b"ended" else 1) and said in ran.stderr, ran
     assert run(runtime, "print('fine')").stdout == b"fine\n"
+
+
+def test_things_in_one_another_are_freed_however_deep_they_lie(runtime: WasmRuntime) -> None:
+    for kind in ("[x]", "(x,)", "{1: x}"):
+        assert run(runtime, f"x = None\nfor _ in range(200_000): x = {kind}\ndel x\nprint('freed')").stdout == b"freed\n"
 
 
 def test_ten_thousand_files_are_made_and_no_more_are_open_than_may_be(runtime: WasmRuntime) -> None:
@@ -225,12 +240,12 @@ def test_a_file_of_somebody_elses_does_not_count(tmp_path: Path) -> None:
 def test_a_spoilt_image_is_made_anew_by_whoever_comes_first_and_nothing_else_is(tmp_path: Path) -> None:
     own = WasmRuntime(str(tmp_path / "cache"), str(tmp_path / "records"))
     for source, copy in ((CACHE, tmp_path / "cache"), (RECORDS, tmp_path / "records")):
-        shutil.copytree(source, copy)
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*-counting*"))
         copy.chmod(0o700)
-    (image,) = (tmp_path / "cache").glob("*-plain-*")
+    (image,) = (tmp_path / "cache").glob(f"*-{stored_as('plain')}")
     good = image.read_bytes()
     image.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    module = next((tmp_path / "cache").glob("*-module")).stat().st_mtime_ns
+    module = next((tmp_path / "cache").glob("*-module")).stat().st_ino
     assert own.ready
     with pytest.raises(RuntimeUnavailable, match="not what was made here"):
         run(own, "print(1)")
@@ -238,7 +253,7 @@ def test_a_spoilt_image_is_made_anew_by_whoever_comes_first_and_nothing_else_is(
     both = [subprocess.Popen(own.building()) for _ in range(2)]
     assert [process.wait(100) for process in both] == [0, 0]
     assert image.stat().st_mode & 0o777 == 0o600
-    assert next((tmp_path / "cache").glob("*-module")).stat().st_mtime_ns == module
+    assert next((tmp_path / "cache").glob("*-module")).stat().st_ino == module
     assert run(own, "print(1)").stdout == b"1\n"
     own.close()
 
@@ -281,6 +296,10 @@ def test_a_sandbox_can_ask_for_it() -> None:
         result = sandbox.execute("import sys; print(sys.platform)")
         assert (result.stdout, result.status) == ("wasi\n", SandboxStatus.COMPLETED), result
         assert result.route is not None and result.route.runtime == "wasm"
+        script = sandbox.execute("setTimeout(() => console.log([6 * 7]), 1)", "javascript")
+        assert (script.stdout, script.status) == ("[ 42 ]\n", SandboxStatus.COMPLETED), script
+        failed = sandbox.execute("throw new TypeError('oops')", "javascript")
+        assert (failed.exit_code, failed.status) == (1, SandboxStatus.FAILED) and "TypeError: oops" in failed.stderr, failed
         refused = sandbox.execute("echo hello", "bash")
         assert refused.status is SandboxStatus.FAILED and refused.error is not None and "Python code" in refused.error
 
@@ -288,3 +307,28 @@ def test_a_sandbox_can_ask_for_it() -> None:
 def test_a_permission_that_it_cannot_grant_is_refused() -> None:
     with pytest.raises(PolicyError, match="allow_subprocess"):
         Sandbox(runtime="wasm", allow_subprocess=True)
+
+
+MIXED = (
+    "print(1)", "while True: pass", "import os; os.abort()", "x = []\nwhile True: x.append(bytearray(1 << 20))", "def f(): f()\nf()",
+    "while True: print('x' * 1000)", "import os; os._exit(3)", "import pandas; print(1)", "raise KeyboardInterrupt", "\0",
+    "# " + "é" * (1 << 20),
+)  # fmt: skip
+
+
+@pytest.mark.torture
+def test_runs_of_every_kind_at_once_some_killed_end_as_they_ended_and_leave_nothing(runtime: WasmRuntime) -> None:
+    def one(seed: int) -> Exit:
+        draw = random.Random(seed)
+        with runtime.launch(launch(draw.choice(MIXED), limits=replace(LIMITS, wall_seconds=5))) as guest:
+            killer = threading.Timer(draw.random() * 0.2, guest.kill)
+            if draw.random() < 0.5:
+                killer.start()
+            ended = guest.wait().exit
+            killer.cancel()
+        return ended
+
+    with ThreadPoolExecutor(12) as threads:
+        ends = list(threads.map(one, range(500)))
+    assert {each.reason for each in ends} >= {Reason.EXITED, Reason.SIGNALLED, Reason.KILLED, Reason.TIMED_OUT}
+    assert {each.code for each in ends if each.reason is Reason.KILLED} == {137}, "who ended by itself was not killed"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent_sandbox import AsyncSandbox, SandboxError, SandboxStatus, shell
+from agent_sandbox import AsyncSandbox, PolicyError, Sandbox, SandboxError, SandboxStatus, shell
 
 ENDLESS = "print('up', flush=True)\nimport time\ntime.sleep(600)"
 
@@ -112,5 +112,49 @@ def test_kill_and_close_end_what_runs() -> None:
             await sandbox.close()
             with pytest.raises(SandboxError, match="closed"):
                 await sandbox.execute("print(1)")
+
+    asyncio.run(main())
+
+
+def test_tools_that_are_coroutines_are_awaited_in_the_loop() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def fetch(key: str, times: int = 2) -> str:
+            assert asyncio.get_running_loop() is loop
+            await asyncio.sleep(0)
+            return key * times
+
+        async with AsyncSandbox(tools=[fetch]) as sandbox:
+            assert (
+                await sandbox.execute("print(fetch('a'), fetch.__doc__, plain(1))", tools={"plain": lambda n: n})
+            ).stdout == "aa None 1\n"
+            async with sandbox.session(tools={"plain": lambda n: n}) as session:
+                assert (await session.run("x = fetch('b', times=plain(3))\nx")).value == "bbb"
+                assert not session.ended
+            assert session.ended
+        with Sandbox(tools=[fetch]) as sandbox_of_threads, pytest.raises(PolicyError, match="nobody would await"):
+            sandbox_of_threads.execute("fetch('a')")
+
+    asyncio.run(main())
+
+
+def test_cancelling_ends_a_tool_that_is_awaited_and_the_session() -> None:
+    async def main() -> None:
+        called = asyncio.Event()
+
+        async def forever() -> None:
+            called.set()
+            await asyncio.Event().wait()
+
+        async with AsyncSandbox(tools=[forever]) as sandbox, sandbox.session() as session:
+            task = asyncio.create_task(session.run("forever()"))
+            await asyncio.wait_for(called.wait(), 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert session.ended
+            with pytest.raises(SandboxError, match="has ended"):
+                await session.run("1")
 
     asyncio.run(main())

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import pytest
 
-from tests.security.fixtures import box, home, runtime
+from tests.security.fixtures import box, home, inside, runtime, wasm
 
-__all__ = ["box", "home", "runtime", "tell"]
+__all__ = ["box", "home", "inside", "runtime", "tell", "wasm"]
 
 
 class Tell(Protocol):

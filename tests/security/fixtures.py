@@ -10,6 +10,8 @@ import pytest
 
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from tests import compiled
 from tests.security.harness import RUNTIMES, Box
 
 
@@ -37,3 +39,17 @@ def home(tmp_path: Path) -> Path:
 def box(runtime: ProcessRuntime, project: Path, home: Path, tmp_path: Path) -> Box:
     """A sandbox on the whole machine."""
     return Box(runtime, project, home, Ledger(str(tmp_path / "ledger"), clock=time.time))
+
+
+@pytest.fixture(scope="session")
+def wasm() -> Iterator[WasmRuntime]:
+    """The runtime inside WebAssembly, as `make setup` has compiled it."""
+    made = compiled.runtime()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def inside(wasm: WasmRuntime, box: Box) -> Box:
+    """A clone of the machine, with the interpreter inside WebAssembly."""
+    return box.with_(runtime=wasm)

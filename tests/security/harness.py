@@ -22,8 +22,10 @@ from typing import Any
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.routing import only
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Stored, changes_of, stack_in
+from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
@@ -128,7 +130,7 @@ class Box:
 
     def session(self) -> Session:
         """A session of the engine, as the surfaces make them."""
-        return Session(Gate(self._policy(), self.ledger, clock=time.time), self.runtime, project=str(self.project), state=self.state)
+        return Session(Gate(self._policy(), self.ledger, clock=time.time), only(self.runtime), project=str(self.project), state=self.state)
 
     def run(self, *argv: str, **work: Any) -> Outcome:
         """Run a program."""
@@ -141,6 +143,10 @@ class Box:
     def python(self, source: str, **work: Any) -> Outcome:
         """Run Python code, in a fork of the zygote."""
         return self._run(Code("python", source), work)
+
+    def javascript(self, source: str, **work: Any) -> Outcome:
+        """Run JavaScript, by Node.js or by what the runtime brings."""
+        return self._run(Code("javascript", source), work)
 
     def probe(self, source: str, **work: Any) -> Any:
         """Run a probe inside and return what it printed."""

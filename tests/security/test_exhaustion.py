@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.session import Outcome
+from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroup_sweep, cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.running import ProcessGuest

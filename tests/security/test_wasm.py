@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,27 +18,14 @@ import wasmtime
 
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.runtime.wasm.machine import configuration
-from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from agent_sandbox.runtime.wasm import package
+from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from scripts.compile_wasm import CACHE
-from tests import compiled
 from tests.leftovers import children
+from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, knows, outside, reading, snapshot
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def wasm() -> Iterator[WasmRuntime]:
-    made = compiled.runtime()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def inside(wasm: WasmRuntime, box: Box) -> Box:
-    """A clone of the machine, with the interpreter inside WebAssembly."""
-    return box.with_(runtime=wasm)
 
 
 WAYS = """
@@ -67,7 +58,7 @@ print(json.dumps(reached))
 
 
 @case(155, prio="P0")
-def test_no_way_of_naming_a_file_leads_out_of_the_view(number: int, inside: Box) -> None:
+def test_no_way_of_naming_a_file_leads_out_of_the_view(number: int, inside: Box, tell: Tell) -> None:
     secret = inside.home / ".ssh" / "id_rsa"
     before = snapshot(inside.home)
     source = WAYS.replace("OUTSIDE", repr(str(secret)))
@@ -75,7 +66,8 @@ def test_no_way_of_naming_a_file_leads_out_of_the_view(number: int, inside: Box)
     assert not [entry for entry in found if "CANARY" in entry[1]], found
     assert not [entry for entry in inside.probe(WAYS.replace("OUTSIDE", "'/proc/self/mem'")) if "write" in entry[0]]
     assert snapshot(inside.home) == before
-    assert "CANARY" in str(outside(source, cwd=inside.project)), "the control arm: without a sandbox it is read"
+    assert "CANARY" in str(outside(source, cwd=inside.project))
+    tell("not found, not permitted or its own file; nothing real changed", control="without a sandbox it is read, by most of the names")
 
 
 ENDLESS = {
@@ -89,13 +81,15 @@ ENDLESS = {
 
 @case(156, prio="P0")
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
-def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, source: str) -> None:
+def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, source: str, tell: Tell) -> None:
     held, writing = os.pipe()  # input that never comes, and never ends
     try:
         began = time.monotonic()
         ended = inside.with_(limits=replace(GENEROUS, wall_seconds=0.5)).python(source, stdin=held).exit
         assert ended.reason is Reason.TIMED_OUT and ended.usage.wall_seconds < 1.5, ended
         assert time.monotonic() - began < 10
+        assert inside.with_(limits=replace(GENEROUS, wall_seconds=10)).python("print(1)").exit.reason is Reason.EXITED
+        tell(f"ended after {ended.usage.wall_seconds:.2f} s of 0.50", control="what ends by itself is left to")
     finally:
         os.close(held)
         os.close(writing)
@@ -114,31 +108,39 @@ GREEDY = {
 @case(158, prio="P0")
 @pytest.mark.slow
 @pytest.mark.parametrize("source", GREEDY.values(), ids=GREEDY.keys())
-def test_asking_the_host_for_too_much_costs_only_that_run(number: int, inside: Box, source: str) -> None:
+def test_asking_the_host_for_too_much_costs_only_that_run(number: int, inside: Box, source: str, tell: Tell) -> None:
     limits = replace(GENEROUS, wall_seconds=4.0, memory_bytes=512 * MIB, output_bytes=MIB, open_files=256)
     outcome = inside.with_(limits=limits).python(source, cwd="/tmp")
     crashed = outcome.exit.reason is Reason.SIGNALLED
     assert not crashed and b"panicked" not in outcome.stderr, outcome
     assert inside.python("print('fine')").stdout == b"fine\n"
+    words = (outcome.stderr.decode().strip().splitlines() or [outcome.exit.reason.value])[-1]
+    tell(words, control="asked for less, the same runtime does its work")
 
 
 @case(162, prio="P0")
-def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int) -> None:
-    module = wasmtime.Module.deserialize_file(wasmtime.Engine(configuration()), str(next(CACHE.glob("*-module"))))
+def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int, tell: Tell) -> None:
+    engine = wasmtime.Engine(configuration())
+    module = wasmtime.Module.deserialize_file(engine, str(next(CACHE.glob("*-module"))))
     imported = {(each.module, each.name) for each in module.imports}
     assert {name for name, _ in imported} == {"wasi_snapshot_preview1", "host"}
     assert {name for module, name in imported if module == "host"} == {"call"}
+    with pytest.raises(wasmtime.WasmtimeError, match="unknown import"):
+        Machine(engine, wasmtime.Module(engine, '(module (import "host" "system" (func)))'))
+    tell(f"{len(imported)} functions, all of WASI but one", control="a module that asks for another is not loaded")
 
 
 @case(162, 165)
-def test_bridges_to_native_code_do_not_lead_anywhere(number: int, inside: Box) -> None:
+def test_bridges_to_native_code_do_not_lead_anywhere(number: int, inside: Box, tell: Tell) -> None:
     for source in ("import ctypes; ctypes.CDLL(None)", "import _ctypes", "import cffi", "import js", "import host; print(host.call(b'x'))"):
         outcome = inside.python(source)
         assert outcome.exit.code == 1 and outcome.exit.reason is Reason.EXITED, (source, outcome)
+    assert outside("import ctypes, json; print(json.dumps(ctypes.CDLL(None).getpid()))")
+    tell("an exception for each", control="without a sandbox ctypes calls the C library")
 
 
 @case(165)
-def test_the_process_around_it_is_confined_like_any_other_guest(number: int, inside: Box, wasm: WasmRuntime) -> None:
+def test_the_process_around_it_is_confined_like_any_other_guest(number: int, inside: Box, tell: Tell) -> None:
     """What somebody has who breaks out of the engine: looked at from outside, while it runs."""
     guests: list[ProcessGuest] = []
     arrived = threading.Event()
@@ -156,6 +158,8 @@ def test_the_process_around_it_is_confined_like_any_other_guest(number: int, ins
         files = {os.readlink(f"/proc/{guest}/fd/{fd}") for fd in os.listdir(f"/proc/{guest}/fd")}
         assert not [name for name in files if name.startswith(str(CACHE))], "no descriptor of the real file of the compiled module"
         assert sorted(os.listdir(f"/proc/{guest}/root")) == ["compiled", "dev", "library", "proc", "view"]
+        assert int(knows()["CapBnd"], 16), "the control arm"
+        tell("no capability, filtered, in namespaces of its own", control="the process that started it has none of this")
     finally:
         os.close(writing)
         thread.join()
@@ -163,8 +167,61 @@ def test_the_process_around_it_is_confined_like_any_other_guest(number: int, ins
 
 
 @case(1)
-def test_secrets_are_not_there_by_their_names(number: int, inside: Box) -> None:
+def test_secrets_are_not_there_by_their_names(number: int, inside: Box, tell: Tell) -> None:
     names = [str(path) for path in (inside.home / ".ssh" / "id_rsa", inside.home / ".aws" / "credentials", Path("/etc/shadow"))]
     source = reading(*names)
     assert not [text for text in inside.probe(source) if "CANARY" in text]
-    assert [text for text in inside.unmasked.probe(source) if "CANARY" in text], "the control arm: nothing masked"
+    seen = [text for text in inside.unmasked.probe(source) if "CANARY" in text]
+    assert seen
+    tell("not found", control=f"with nothing masked {len(seen)} are read")
+
+
+LEFT = "import sys; found = hasattr(sys, 'left'); sys.left = open('/tmp/left', 'w'); print(found)\nwhile True: pass"
+
+
+@case(159)
+def test_no_instance_serves_again_after_a_call_was_broken_off(number: int, inside: Box, tell: Tell) -> None:
+    """Each is a process of its own, and goes with its run: whether it was ended by its deadline, from outside, or by a trap."""
+    numbers = []
+    for ending in (lambda guest: guest.kill(), lambda guest: guest.interrupt(signal.SIGINT), lambda guest: None):
+        guests: list[ProcessGuest] = []
+        limits = replace(GENEROUS, wall_seconds=2.0)
+        ran = inside.with_(limits=limits).python(LEFT, on_start=guests.append, on_output=lambda *_, end=ending, who=guests: end(who[0]))
+        assert ran.exit.code != 0 and ran.stdout == b"False\n", ran
+        numbers.append(guests[0].init)
+    assert len(set(numbers)) == 3
+    code = "import sys; print(hasattr(sys, 'left')); sys.left = 1"
+    assert inside.python("import os; os.abort()").exit.reason is Reason.SIGNALLED
+    assert inside.python(code).stdout == b"False\n"
+    tell("every run finds an interpreter that nobody has used", control=_used_again(code))
+
+
+_AGAIN = """
+import sys
+from agent_sandbox.runtime.wasm.machine import Machine
+module, library, code = sys.argv[1:]
+instance = Machine.load(module).instance(((library, "/usr/local/lib"),))
+for _ in range(2):
+    instance.run(code)
+"""
+
+
+def _used_again(code: str) -> str:
+    """The control: one instance that serves twice keeps what the first call left."""
+    found = package.find()
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copyfile(found.library, f"{scratch}/{found.library_name}")
+        words = [sys.executable, "-c", _AGAIN, str(next(CACHE.glob("*-module"))), scratch, code]
+        said = subprocess.run(words, capture_output=True, check=False)
+    assert said.stdout.split() == [b"False", b"True"], said
+    return "an instance that serves twice has what the first call left"
+
+
+@case(161)
+def test_nobody_has_a_module_compiled_by_us(number: int, inside: Box, tell: Tell) -> None:
+    ran = inside.python("import wasmtime")
+    assert ran.exit.code == 1 and b"ModuleNotFoundError" in ran.stderr
+    ran = inside.python("open('/tmp/module.wasm', 'wb').write(b'\\0asm\\1\\0\\0\\0'); import module")
+    assert ran.exit.code == 1 and b"ModuleNotFoundError" in ran.stderr
+    assert wasmtime.Module(wasmtime.Engine(), b"\0asm\1\0\0\0").exports == []
+    tell("no way to; ours is compiled in a process of its own, by its digest", control="outside the engine compiles the same bytes")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_sandbox.engine.session import Outcome
+from agent_sandbox.engine.work import Outcome
 from tests.security.harness import Box
 
 TOLD = b"-- and now it waits\n"

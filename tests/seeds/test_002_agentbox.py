@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from agent_sandbox import shared
 from agentbox import Sandbox, SandboxStatus
+from tests import compiled
 from tests.seeds.conftest import Example
 
 USAGE = '''
@@ -27,13 +31,32 @@ print(result.stdout)
 '''
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("pandas") is None, reason="pandas is NOT INSTALLED for this interpreter: the example was not run"
-)
-def test_the_usage_example_describes_its_data_frame(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user who has run `agent-sandbox setup`."""
+    compiled.offer(tmp_path / "cache", tmp_path / "state")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
+    yield
+    shared.wasm().close()
+
+
+@pytest.mark.usefixtures("set_up")
+def test_the_usage_example_describes_its_data_frame_in_the_lightest_runtime(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
     result = example(USAGE)["result"]
     assert result.status is SandboxStatus.COMPLETED, result.stderr
     assert "mean   2.0" in capsys.readouterr().out
+    assert result.route.runtime == "wasm" and "pandas" in result.route.why
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pandas") is None, reason="pandas is NOT INSTALLED for this interpreter: the example was not run"
+)
+def test_before_it_is_set_up_the_example_runs_all_the_same(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+    result = example(USAGE)["result"]
+    assert result.status is SandboxStatus.COMPLETED, result.stderr
+    assert "mean   2.0" in capsys.readouterr().out
+    assert result.route.runtime == "process" and [name for name, _ in result.route.passed_over] == ["wasm"]
 
 
 def test_a_package_that_is_not_installed_fails_as_it_would_outside(example: Example) -> None:
@@ -43,6 +66,6 @@ def test_a_package_that_is_not_installed_fails_as_it_would_outside(example: Exam
 
 def test_routing_is_automatic_and_explains_itself() -> None:
     box = Sandbox()
-    result = box.run("print(1)")
     assert box.config.runtime == "auto"
-    assert result.route is not None and result.route.runtime == "process" and result.route.why
+    result = box.run("import ctypes; ctypes.CDLL(None)")
+    assert result.route is not None and result.route.runtime == "process" and result.route.why and result.route.passed_over

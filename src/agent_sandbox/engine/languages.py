@@ -13,7 +13,7 @@ import time
 from functools import lru_cache
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.runtime.base import PythonCode, Script
+from agent_sandbox.runtime.base import Hosted, JavaScriptCode, PythonCode, Script
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.draft import Needs
 
@@ -53,6 +53,11 @@ class Prepared:
     program: PythonCode | Script
     needs: Needs
     executables: tuple[str, ...] = ()
+
+
+def hosted(language: str, source: str, arguments: tuple[str, ...]) -> Hosted:
+    """The program for a runtime that brings an interpreter of the language, and needs nothing of the machine."""
+    return PythonCode(source, arguments) if language == "python" else JavaScriptCode(source, arguments)
 
 
 def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> Prepared:

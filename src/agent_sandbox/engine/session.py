@@ -8,95 +8,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
+from agent_sandbox.engine.attempts import lack_of, question_of, rest
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.recovering import recovered
-from agent_sandbox.engine.stored import ForRun, Stored, changes_of, stack_in
-from agent_sandbox.errors import Busy, PolicyError, SandboxError, WorkspaceError
+from agent_sandbox.engine.routing import Choice, Question, Runtimes
+from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
+from agent_sandbox.errors import Busy, LaunchFailed, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Argv, Exit, Launch, PythonCode, Script, Terminal
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
-from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.routing.model import Route
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+    from agent_sandbox.engine.stored import ForRun, Stored
+    from agent_sandbox.runtime.base import Guest
+    from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
-_WHY = {"process": "the only runtime that runs native programs here", "wasm": "it was asked for"}
+_NOTHING_SPENT = Usage()
+_AT_A_REAL_MOMENT = frozenset(
+    {Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.OUT_OF_MEMORY, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT, Reason.KILLED}
+)
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
-
-
-@dataclass(frozen=True)
-class Code:
-    """Source in a language, by its canonical name."""
-
-    language: str
-    source: str
-    arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Command:
-    """A program and its arguments."""
-
-    argv: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Work:
-    """One thing to do, with all it is given.
-
-    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
-    run changed, while the contents can still be read; it is not called when that cannot be told. With `watch_reads` the files of the
-    project that it opens are kept with the sandbox.
-    """
-
-    what: Code | Command
-    env: Mapping[str, str]
-    cwd: str | None = None
-    stdin: bytes | int = b""
-    terminal: Terminal | None = None
-    preload: tuple[str, ...] = ()
-    on_output: Callable[[str, bytes], None] | None = None
-    on_start: Callable[[ProcessGuest], None] | None = None
-    on_changes: Callable[[ChangeSet, Contents], None] | None = None
-    collect: bool = True
-    watch_reads: bool = False
-
-
-@dataclass(frozen=True)
-class Route:
-    """Which runtime did it, and why that one."""
-
-    runtime: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of it. `refused` says why the program could not be started inside (not found, not executable), or is empty."""
-
-    exit: Exit
-    stdout: bytes
-    stderr: bytes
-    changes: ChangeSet
-    route: Route
-    verdict: Allow
-    seconds: float
-    refused: str = ""
-    notes: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -108,13 +51,23 @@ class _Known:
     until: float
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A run that has ended, and is still open to be read."""
+
+    choice: Choice
+    plan: MountPlan
+    guest: Guest
+    completed: Completed
+
+
 class Session:
-    """A gate, a runtime, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads."""
+    """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads."""
 
     def __init__(
         self,
         gate: Gate,
-        runtime: ProcessRuntime | WasmRuntime,
+        runtimes: Runtimes,
         *,
         project: str | None = None,
         state: SandboxState | None = None,
@@ -127,13 +80,18 @@ class Session:
         `beside` does what takes a while and nobody waits for, beside the run.
         """
         self._gate = gate
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._project = project
         self._state = state
         self._look = look
         self._on_busy = on_busy
         self._beside = beside
-        self._known: _Known | None = None  # replaced whole, so threads may share it
+        self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
+
+    @property
+    def gate(self) -> Gate:
+        """The door of all that is done here."""
+        return self._gate
 
     @property
     def policy(self) -> Policy:
@@ -145,20 +103,59 @@ class Session:
 
         Raises `Denied` and other `SandboxError`s when it could not be done at all; a program that fails is an `Outcome`.
         """
-        return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=_facts)
+        if work.record:
+            from agent_sandbox.engine.records.recorder import run_recorded  # few runs are
+
+            return run_recorded(self, work, action)
+        if not work.tools:
+            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+        from agent_sandbox.engine.tools import Hearing  # few runs have them
+
+        hearing = Hearing(self._gate, work.tools)
+        talking = replace(work, talk=hearing.talk())
+        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def open(self, work: Work) -> Opened:
+        """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work))
+        with ExitStack() as stack:  # for what is watched or kept, which a session is not
+            choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
+        # One wall has no sessions, and has refused by now.
+        return Opened(guest, choice.route, (*plan.notes, *guest.notes))  # type: ignore[arg-type]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What deterministic runs here rest on: engine, interpreter, machine. Raises `RuntimeUnavailable` where there are none."""
+        return self._runtimes.identity
+
+    def route(self, work: Work) -> Route:
+        """Where it would run, and why there. Nothing is run or set going."""
+        return self._runtimes.choose(self.policy, lambda: self._question(work), acting=False).route
 
     def explain(self, work: Work) -> MountPlan:
         """The plan of what the guest would see. Nothing is run, and nothing made or attached."""
-        return self._plan(work, ThrowAway(self._disk_bytes) if self._state is None else OnDisk(self._state.path))[2]
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work), acting=False)
+        return self._plan(work, choice, ThrowAway(self._disk_bytes) if self._state is None else OnDisk(self._state.path))[2]
 
     @property
     def _disk_bytes(self) -> int:
         return self.policy.limits.disk_bytes or DISK_BYTES
 
-    def _plan(self, work: Work, layers: Layers) -> tuple[Argv | PythonCode | Script, tuple[str, ...], MountPlan]:
-        policy = self.policy
-        if isinstance(work.what, Code) and work.what.language in self._runtime.brings:
-            return PythonCode(work.what.source, work.what.arguments), (), self._view(Needs(), layers)
+    def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
+        policy, where = self.policy, choice.runtime.name
+        if not choice.runtime.views and (policy.files.read or policy.files.write):
+            why = f"the runtime {where!r} shows no files of the machine, and the policy is about some"
+            raise RuntimeUnavailable(why, missing=("view",), hint="run it without file permissions, or on Linux")
+        if not choice.runtime.views:
+            if not (isinstance(work.what, Code) and work.what.language in choice.runtime.brings):
+                raise RuntimeUnavailable(
+                    f"the runtime {where!r} runs Python code only", missing=("native-programs",), hint="run it on Linux"
+                )
+            return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
+        if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
+            hosted = languages.hosted(work.what.language, work.what.source, work.what.arguments)
+            return hosted, (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
             prepared = languages.prepare(
                 work.what.language,
@@ -167,55 +164,104 @@ class Session:
                 search_path=work.env.get("PATH", os.defpath),
                 processes=policy.processes,
             )
-            program: Argv | PythonCode | Script = prepared.program
+            program: Argv | Hosted | Script = prepared.program
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(needs, layers)
+        return program, executables, self._view(where, needs, layers)
 
-    def _view(self, needs: Needs, layers: Layers) -> MountPlan:
+    def _view(self, where: str, needs: Needs, layers: Layers) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
-        policy, known = self.policy, self._known
+        policy, known = self.policy, self._known.get(where)
         if known is not None and known.needs == needs and time.monotonic() < known.until:
             return known.plan if known.plan.layers == layers else replace(known.plan, layers=layers)
         plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=self._disk_bytes)
         if not (policy.files.read or policy.files.write):
-            self._known = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known[where] = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:
         began = time.monotonic()
         with ExitStack() as stack:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
-            program, executables, plan = self._plan(work, kept.layers if kept else ThrowAway(self._disk_bytes))
-            launch = self._launch(work, program, executables, plan)
+            ran = self._ran(work, kept, stack)
+            said = self._after(self._state, kept, ran.guest) if self._state is not None and kept is not None else ()
+            changes, unlisted = self.changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
+            return Outcome(
+                exit=ran.completed.exit,
+                stdout=ran.completed.stdout,
+                stderr=ran.completed.stderr,
+                changes=changes,
+                route=ran.choice.route,
+                verdict=allow,
+                seconds=time.monotonic() - began,
+                refused=ran.guest.refused,
+                notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
+                inputs=ran.completed.inputs,
+            )
+
+    def _not_the_same(self, end: Exit) -> tuple[str, ...]:
+        """What is to be said of a deterministic run that was ended from outside."""
+        if Guarantee.DETERMINISTIC not in self.policy.requires or end.reason not in _AT_A_REAL_MOMENT:
+            return ()
+        return (
+            f"it was ended from outside ({end.reason.value}), at a moment that another run need not share: so this is not deterministic",
+        )
+
+    def _ran(self, work: Work, kept: ForRun | None, stack: ExitStack) -> _Ran:
+        """Run it where it is to run; and once more elsewhere if it lacked something there and nothing of it can have been noticed."""
+        choice = self._runtimes.choose(self.policy, lambda: self._question(work))
+        held = self._runtimes.held(choice, work.on_output)
+        first = work if held is None else replace(work, on_output=held)
+        ran = self._awaited(first, *self._started(first, choice, kept, stack, _NOTHING_SPENT), stack)
+        lack = lack_of(work, ran.choice, ran.guest, ran.completed, held, stored=self._state is not None)
+        again = None if lack is None else self._runtimes.after_lack(ran.choice, lack, self.policy, lambda: self._question(work))
+        if again is not None:
+            try:
+                started = self._started(work, again, kept, stack, ran.completed.exit.usage)
+            except SandboxError as error:  # it has not what it takes either: how the first one ended is how it ended
+                note = f"it could not start again on {again.runtime.name}: {error.message}"
+                ran = replace(ran, choice=replace(ran.choice, route=replace(ran.choice.route, notes=(*ran.choice.route.notes, note))))
+            else:
+                ran.guest.close()
+                return self._awaited(work, *started, stack)
+        if held is not None:
+            held.release()
+        return ran
+
+    def _awaited(self, work: Work, choice: Choice, plan: MountPlan, guest: Guest, stack: ExitStack) -> _Ran:
+        stack.callback(guest.close)
+        if work.on_start is not None:
+            work.on_start(guest)
+        return _Ran(choice, plan, guest, guest.wait())
+
+    def _started(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage) -> tuple[Choice, MountPlan, Guest]:
+        """Start it, wherever of the machine's runtimes that succeeds."""
+        failed: dict[str, str] = {}
+        while True:
+            program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
+            launch = self._launch(work, program, executables, plan, spent)
             if work.watch_reads:
                 from agent_sandbox.engine.reading import Reading  # and with it threads: few runs are watched
 
                 reading = Reading(self._state, kept.since_ns if kept else 0)
                 stack.callback(reading.end)
                 launch = replace(launch, on_ready=reading.begin)
-            guest = self._runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
-            stack.callback(guest.close)
-            if work.on_start is not None:
-                work.on_start(guest)
-            completed = guest.wait()
-            said = self._after(self._state, kept, guest) if self._state is not None and kept is not None else ()
-            changes, unlisted = self._changes(guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
-            return Outcome(
-                exit=completed.exit,
-                stdout=completed.stdout,
-                stderr=completed.stderr,
-                changes=changes,
-                route=Route(self._runtime.name, _WHY[self._runtime.name]),
-                verdict=allow,
-                seconds=time.monotonic() - began,
-                refused=guest.refused,
-                notes=(*plan.notes, *guest.notes, *said, *unlisted),
-            )
+            try:
+                return choice, plan, choice.runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
+            except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
+                if spent is not _NOTHING_SPENT:  # a second try goes nowhere else
+                    raise
+                failed[choice.runtime.name] = error.message
+                choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
+
+    def _question(self, work: Work) -> Question:
+        return question_of(work, self.policy, stored=self._state is not None)
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
+        from agent_sandbox.engine.stored import Stored
+
         self._hold(state, work, stack)
         stored = Stored(state)
         said = _recovered(stored, self._gate)
@@ -225,8 +271,10 @@ class Session:
             self._beside(lambda: stored.remember_names(masks))
         return replace(ready, notes=(*said, *ready.notes)) if said else ready
 
-    def _after(self, state: SandboxState, kept: ForRun, guest: ProcessGuest) -> tuple[str, ...]:
+    def _after(self, state: SandboxState, kept: ForRun, guest: Guest) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
+        from agent_sandbox.engine.stored import Stored
+
         refused = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
         if guest.layers is not None:
             try:
@@ -237,21 +285,21 @@ class Session:
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
         try:
-            stack.enter_context(state.lock(command=_title(work)))
+            stack.enter_context(state.lock(command=title(work)))
         except Busy as busy:
             if self._on_busy is None:
                 raise
             self._on_busy(busy)
-            stack.enter_context(state.lock(wait=True, command=_title(work)))
+            stack.enter_context(state.lock(wait=True, command=title(work)))
 
-    def _launch(self, work: Work, program: Argv | PythonCode | Script, executables: tuple[str, ...], plan: MountPlan) -> Launch:
+    def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage) -> Launch:
         policy = self.policy
         return Launch(
             program=program,
             root=plan,
             cwd=work.cwd or SCRATCH,
             env=work.env,
-            limits=policy.limits,
+            limits=policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent),
             requires=policy.requires,
             stdin=work.stdin,
             processes=policy.processes,
@@ -262,10 +310,15 @@ class Session:
             preload=work.preload,
             on_output=work.on_output,
             collect=work.collect,
+            talk=work.talk if isinstance(program, PythonCode) else None,
+            deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
+            watch_inputs=work.watch_inputs,
         )
 
-    def _changes(self, guest: ProcessGuest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
+    def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
+        from agent_sandbox.engine.stored import changes_of, stack_in
+
         assert guest.layers is not None
         try:
             with stack_in(guest.layers) as stack:
@@ -277,42 +330,11 @@ class Session:
             return ChangeSet(), (f"what it changed cannot be listed: {error.message}",)
 
 
-def action_of(work: Work) -> Action:
-    """What is judged and recorded of a piece of work. Raises PolicyError for what cannot be run in any sandbox."""
-    for name, value in work.env.items():
-        if "\0" in value:
-            raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
-    if work.cwd is not None:
-        normalise(work.cwd)
-    if isinstance(work.what, Code):
-        if "\0" in work.what.source:
-            raise PolicyError("the code holds a NUL character", hint="remove it, or spell it as an escape")
-        try:
-            source = work.what.source.encode()
-        except UnicodeEncodeError as error:
-            raise PolicyError("the code holds a lone surrogate, which is not text", hint="spell it as an escape") from error
-        return RunCode.of(work.what.language, source, cwd=work.cwd, environment=work.env)
-    return RunCommand.of(work.what.argv, cwd=work.cwd, environment=work.env)
-
-
 def _recovered(stored: Stored, gate: Gate) -> tuple[str, ...]:
     """Bring to an end what was cut off in the tree before a guest looks at it. What cannot be is said, and is no reason not to run."""
+    from agent_sandbox.engine.recovering import recovered
+
     try:
         return recovered(stored, gate, held=True)
     except (SandboxError, OSError) as error:
         return (f"a promotion was cut off and could not be brought to its end: {error}",)
-
-
-def _title(work: Work) -> str:
-    return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
-
-
-def _facts(outcome: Outcome) -> dict[str, str | int | float]:
-    """What the ledger keeps of an outcome: no output, which may hold anything."""
-    return {
-        "exit_code": outcome.exit.code,
-        "reason": outcome.exit.reason.value,
-        "limits_hit": ",".join(outcome.exit.limits_hit),
-        "seconds": round(outcome.seconds, 6),
-        "changes": len(outcome.changes),
-    }

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from agent_sandbox.kernel import accounting, channel
-from agent_sandbox.kernel.protocol import GO, ORDER, SIGNAL
+from agent_sandbox.kernel.protocol import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,9 +31,12 @@ FORGOTTEN = 900.0  # a guest that is never told to go ends itself
 class Watch:
     """The guest's main program, and the limits that no kernel object enforces here: those are looked at every tick."""
 
-    def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str]) -> None:
-        """`private` are the directories of the view that are filesystems in memory of its own."""
+    def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str], farewell: int | None) -> None:
+        """`private` are the directories of the view that are filesystems in memory of its own, `farewell` where a guest says its end."""
         self.guest = guest
+        self.farewell = farewell
+        self.read_afterwards = request["readable"]
+        self._said: list[Any] = [0.0, 0, NOT_COUNTED]
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
@@ -50,6 +53,17 @@ class Watch:
         """The guest has its program: look from now on, if there is anything to look at."""
         watched = self.cpu is not None or self.memory is not None or self.processes is not None
         self.interval = TICK if watched else SLOW_TICK
+
+    def take_farewell(self) -> int | None:
+        """The status of a program whose guest has said that it is over; None from one that went without a word."""
+        assert self.farewell is not None
+        words = os.read(self.farewell, FAREWELL.size)
+        if len(words) < FAREWELL.size:
+            os.close(self.farewell)
+            self.farewell = None
+            return None
+        status, *self._said = FAREWELL.unpack(words)
+        return int(status)
 
     def look(self) -> tuple[str, str]:
         """The reason to end the run and the limit that was reached, or two empty words."""
@@ -75,14 +89,16 @@ class Watch:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             reason, hit = "cpu-limit", "cpu"
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, memory, fuel = self._said
         return {
             "kind": "exit",
             "status": status,
             "reason": reason,
             "hit": [name for name in (hit, *self._met()) if name and name != "supervisor"],
             "wall": wall,
-            "cpu": used.ru_utime + used.ru_stime,
-            "memory": used.ru_maxrss * 1024,
+            "cpu": max(cpu, used.ru_utime + used.ru_stime),
+            "memory": max(memory, used.ru_maxrss * 1024),
+            "fuel": None if fuel == NOT_COUNTED else fuel,
         }
 
     def _met(self) -> list[str]:
@@ -119,7 +135,8 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     poller = select.poll()
-    for fd in (woken, control.fileno(), keeper, supervisor):
+    said = watch.farewell
+    for fd in (woken, control.fileno(), keeper, supervisor, *([] if said is None else [said])):
         poller.register(fd, select.POLLIN)
     # A rehearsal: what has been done once, before anybody waits for it, is done faster the second time, its memory being our own by then.
     poller.poll(0)
@@ -145,7 +162,10 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 reason, hit = "killed", "supervisor"
         if woken in ready:
             os.read(woken, 4096)
-        status = _reap(guest)
+        if said in ready:
+            status = watch.take_farewell()
+            poller.unregister(said)
+        status = _reap(guest) if status is None else status
         if status is None and not hit:
             if time.monotonic() >= deadline:
                 reason, hit = "timed-out", "wall"
@@ -154,8 +174,11 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     wall = time.monotonic() - began
     watch.count_processes(ended=status is not None)
     # What it left in the background ends with it, and before anybody is told that the run is over.
-    last = _end_everything(guest)
-    return watch.report(last if status is None else status, reason, hit, wall)
+    last = _end_everything(guest, wait=status is None or watch.farewell is None or watch.read_afterwards)
+    status = last if status is None else status
+    if reason == "killed" and status != signal.SIGKILL:
+        reason, hit = "exited", ""  # it had ended by itself when the order came
+    return watch.report(status, reason, hit, wall)
 
 
 def _is_full(place: str | int) -> bool:
@@ -180,9 +203,17 @@ def _reap(guest: int) -> int | None:
             found = status
 
 
-def _end_everything(guest: int) -> int:
-    """Kill every process of the namespace but ourselves and wait until they are gone: all descend from us, so no child means none."""
+def _end_everything(guest: int, *, wait: bool) -> int:
+    """Kill every process of the namespace but ourselves and wait until they are gone: all descend from us, so no child means none.
+
+    What is killed runs no further; that it is gone matters to who looks at what it wrote. A guest of ours that has said its farewell is not
+    waited for: taking its memory apart takes the kernel longer than most programs take.
+    """
     status = int(signal.SIGKILL)
+    if not wait:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        return status
     while True:
         try:
             pid, ended = os.waitpid(-1, os.WNOHANG)

@@ -15,6 +15,20 @@ HERE = b"h"  # init's first byte, and again when it wants its ids
 MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
 READY = b"R"  # the guest's one byte: everything is in force
 
+# From a guest that is our own code to its end, to init: the program in it has ended. Its status, as `wait` would tell, processor time, peak
+# of memory in bytes, and the fuel it used, or NOT_COUNTED.
+FAREWELL = struct.Struct("!HdQq")
+NOT_COUNTED = -1
+FAREWELL_FD = 4  # in the guest: after its three streams and the payload
+# From a guest that is watched, on the socket where it got its program, before it ends: this, and a line for each.
+INPUTS = b"inputs\n"
+REPORT_BYTES = 2 << 20  # of such a report that are kept
+
 # Where code lies in a view while it runs.
 SCRIPTS = "/run/sandbox"
-SCRIPT = f"{SCRIPTS}/main.py"
+PYTHON, JAVASCRIPT = "main.py", "main.js"
+SCRIPT = f"{SCRIPTS}/{PYTHON}"
+
+# Between the supervisor and a program it talks with while that runs: the length of what follows, and the number of the question.
+TALK = struct.Struct("!IQ")
+HELLO = TALK.pack(0, 0)  # the guest's first, when it has what it needs and the program is about to start

@@ -88,11 +88,12 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
+        heard, said = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
         guest = os.fork()
         if guest == 0:
-            _become_guest(seat, program, request, stdio, rules)
-        channel.close_all((*stdio, seat.payload.detach()))
-        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)])
+            _become_guest(seat, program, request, stdio, said, rules)
+        channel.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
+        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)], heard)
         handed = [*([layers] if request["readable"] else []), *([master] if master is not None else [])]
         channel.send(seat.control, {"kind": "ready", "notes": notes}, handed)
         if master is not None:
@@ -160,14 +161,16 @@ def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
     return master, (slave, os.dup(slave), os.dup(slave))
 
 
-def _become_guest(seat: Seat, program: Program, request: dict[str, Any], stdio: tuple[int, ...], rules: landlock.Ruleset) -> NoReturn:
+def _become_guest(
+    seat: Seat, program: Program, request: dict[str, Any], stdio: tuple[int, ...], farewell: int | None, rules: landlock.Ruleset
+) -> NoReturn:
     try:
         os.setsid()
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (*stdio, seat.payload.fileno())]
-        for number, fd in enumerate(high[:3]):
-            os.dup2(fd, number)
-        os.dup2(high[3], 3, inheritable=False)
-        sc.close_range(4, 0xFFFFFFFF)
+        ours = [seat.payload.fileno(), *([] if farewell is None else [farewell])]
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (*stdio, *ours)]
+        for number, fd in enumerate(high):
+            os.dup2(fd, number, inheritable=number < 3)
+        sc.close_range(len(high), 0xFFFFFFFF)
         if request["terminal"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         payload = socket.socket(fileno=3)

@@ -19,6 +19,7 @@ _ACTIONS = {
     "RunCommand": ("process", "run_command"),
     "Promote": ("promotion", "promote"),
     "Undo": ("promotion", "undo"),
+    "CallTool": ("tool", "call_tool"),
 }
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
@@ -84,7 +85,7 @@ def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
         case "RunCode":
             return category, action, f"{_text(facts.get('language', ''))} {_text(facts.get('source_sha256', ''))[:12]}"
         case _:
-            return category, action, _text(facts.get("root", facts.get("target", "")))
+            return category, action, _text(facts.get("root", facts.get("tool", "")))
 
 
 def _words(argv: object) -> str:

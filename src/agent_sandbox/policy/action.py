@@ -103,7 +103,25 @@ class Undo:
         return canonical.digest(self)
 
 
-Action = RunCode | RunCommand | Promote | Undo
+@dataclass(frozen=True)
+class CallTool:
+    """Call a function that the caller has handed to a program. What the program said is named by its digest: it may hold anything."""
+
+    tool: str
+    words_sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, tool: str, words: bytes) -> CallTool:
+        """From what the program has said, all of it."""
+        return cls(tool, sha256(words).hexdigest(), len(words))
+
+    def digest(self) -> str:
+        """Names this very request."""
+        return canonical.digest(self)
+
+
+Action = RunCode | RunCommand | Promote | Undo | CallTool
 
 
 def _directory(cwd: str | bytes | None) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.spelling import Seal, as_json, same, sha256
 from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass
 
@@ -166,6 +166,8 @@ def words_of(action: Action) -> Pattern:
             return ("promote", action.root, action.changes_sha256)
         case Undo():
             return ("undo", action.root, action.promotion)
+        case CallTool():
+            return ("call", action.tool, action.words_sha256)
         case _:
             assert_never(action)
 

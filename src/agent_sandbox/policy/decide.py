@@ -6,7 +6,7 @@ change between looking and deciding. Effects live in `engine.gate`. A verdict ex
 
 from __future__ import annotations
 
-from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.values import assert_never, dataclass
 
@@ -59,8 +59,17 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
             return _promotion(policy, action)
         case Undo():
             return _writing(policy, action) or Allow(Reason("undo", f"the policy {policy.name!r} lets a promotion be taken back"))
+        case CallTool():
+            return _tool(policy, action)
         case _:
             assert_never(action)
+
+
+def _tool(policy: Policy, action: CallTool) -> Verdict:
+    if action.tool not in policy.tools:
+        why = f"the policy {policy.name!r} does not let the tool {action.tool!r} be called"
+        return Deny(Reason("tool", why, "hand it over in tools, and do not deny it"))
+    return Allow(Reason("tool", f"the policy {policy.name!r} lets the tool {action.tool!r} be called"))
 
 
 def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:

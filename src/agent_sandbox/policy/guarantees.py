@@ -19,7 +19,8 @@ class Guarantee(Enum):
     MEMORY_WATCHED = "memory-watched"  # rlimit and a watcher: may overshoot for an instant
     MEMORY_HARD = "memory-hard"  # cgroup: cannot overshoot
     CPU_LIMITED = "cpu-limited"
+    FUEL_LIMITED = "fuel-limited"  # what it executes is counted, and ends at a number
     DISK_LIMITED = "disk-limited"
     NOT_HOST_ROOT = "not-host-root"  # never host uid 0, whoever started it
     SEPARATE_KERNEL = "separate-kernel"
-    DETERMINISTIC = "deterministic"
+    DETERMINISTIC = "deterministic"  # the same output, changes and fuel whenever the input is the same

@@ -28,6 +28,7 @@ class Limits:
     open_files: int | None = 1024
     output_bytes: int | None = 100_000  # for each of stdout and stderr; what follows is dropped and the run is told
     disk_bytes: int | None = 256 * MIB
+    fuel: int | None = None  # instructions of WebAssembly, more or less: the same work always takes the same
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -15,7 +15,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.values import dataclass
+from agent_sandbox.values import dataclass, replace
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
@@ -76,6 +76,7 @@ class Policy:
     requires: frozenset[Guarantee]
     network: bool = False
     system: bool = False  # namespaced capabilities for package managers
+    tools: tuple[str, ...] = ()  # functions of the caller's that a program may call, sorted
 
     def __post_init__(self) -> None:
         if self.network:
@@ -97,6 +98,7 @@ def implied(processes: bool, limits: Limits) -> frozenset[Guarantee]:
         Guarantee.NO_NEW_PROCESSES: not processes,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
         Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
+        Guarantee.FUEL_LIMITED: limits.fuel is not None,
         Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
     }
     return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
@@ -118,11 +120,12 @@ def locked(
     processes: bool = False,
     network: bool = False,
     limits: Limits | None = None,
+    tools: Iterable[str] = (),
 ) -> Policy:
     """The SDK's preset: everything is off until it is named. `allowed=EVERYWHERE` is the whole machine, less masks and `denied`."""
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
-    return Policy("locked", files, processes, limits, required(processes, limits), network)
+    return Policy("locked", files, processes, limits, required(processes, limits), network, tools=tuple(sorted(tools)))
 
 
 def cloned(
@@ -132,6 +135,11 @@ def cloned(
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
     return Policy("cloned", files, True, limits, required(True, limits), network, system)
+
+
+def repeatable(policy: Policy) -> Policy:
+    """The same policy for runs that are the same every time."""
+    return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 
 def _hidden(path: str, pattern: PathPattern) -> bool:

@@ -14,7 +14,7 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
@@ -27,18 +27,25 @@ class Reason(Enum):
     TIMED_OUT = "timed-out"
     CPU_LIMIT = "cpu-limit"
     OUT_OF_MEMORY = "out-of-memory"
+    FUEL_LIMIT = "fuel-limit"
     OUTPUT_LIMIT = "output-limit"
     DISK_LIMIT = "disk-limit"
+    GARBLED = "garbled"  # what it said to its host was nothing that can be said
     KILLED = "killed"  # by us: cancelled, or its supervisor went away
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's."""
+    """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's.
+
+    `fuel` is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the
+    engine can make it say anything.
+    """
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    fuel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Exit:
     code: int
     reason: Reason = Reason.EXITED
     signal: int | None = None
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel"
     usage: Usage = field(default_factory=Usage)
 
 
@@ -69,6 +76,17 @@ class PythonCode:
 
     source: str
     argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JavaScriptCode:
+    """JavaScript source, for a runtime that brings an interpreter of it; elsewhere it is a `Script` of a native one."""
+
+    source: str
+    argv: tuple[str, ...] = ()
+
+
+Hosted = PythonCode | JavaScriptCode  # what an interpreter runs that is in the guest already: no file is executed
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,23 @@ class Terminal:
 
 
 @dataclass(frozen=True)
+class Talk:
+    """A conversation with Python code while it runs.
+
+    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer. It raises `Nonsense` for what
+    cannot be asked, which ends the run; what else it raises ends it, too. `offer` is what the program is told of it: "tools", described,
+    and whether it is given its program in "turns"; then what it says when it asks for the next is what `ProcessGuest.turn` returns.
+    """
+
+    hear: Callable[[bytes], bytes]
+    offer: Mapping[str, Any]
+
+
+class Nonsense(Exception):
+    """A guest has said what cannot be said. The message is for the caller."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """Everything a runtime needs to run something once.
 
@@ -99,7 +134,7 @@ class Launch:
     called with the pid of the guest's init when the guest is confined and waits for its program; what it raises ends the launch.
     """
 
-    program: Argv | PythonCode | Script
+    program: Argv | Hosted | Script
     root: MountPlan
     cwd: str
     env: Mapping[str, str]
@@ -112,20 +147,28 @@ class Launch:
     terminal: Terminal | None = None
     executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
     beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
+    farewell: bool = False  # the guest's process is ours to its end, and says when the program in it has ended
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
+    deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
+    watch_inputs: bool = False  # of a deterministic run: have it told which files it looked into (`Completed.inputs`)
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True
     on_tick: Callable[[int], None] | None = None
     on_ready: Callable[[int], None] | None = None
+    talk: Talk | None = None  # for PythonCode
 
 
 @dataclass(frozen=True)
 class Completed:
-    """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so."""
+    """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so.
+
+    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output.
+    """
 
     exit: Exit
     stdout: bytes
     stderr: bytes
+    inputs: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -159,6 +202,19 @@ class Process(Protocol):
 
     def close(self) -> None:
         """Kill it if it runs, and free what it holds. Idempotent."""
+        ...
+
+
+class Guest(Process, Protocol):
+    """A running guest as the engine holds it."""
+
+    layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
+    notes: tuple[str, ...]  # what was weaker or different than might be expected
+    refused: str  # why the program could not be started inside, or nothing
+    irrevocable: bool  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
+
+    def wake_on(self, fd: int) -> None:
+        """Have `wait` also watch a descriptor that tells of signals."""
         ...
 
 

@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.protocol import SCRIPT, SCRIPTS
-from agent_sandbox.runtime import script
+from agent_sandbox.runtime import crossing, script, talking
+from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
     """Say that we are ready, receive what to run, and run it.
 
-    The socket closes as the program starts; before that, bytes on it say why it could not.
+    The socket closes as the program starts, or says so where a conversation goes on over it; before that, bytes on it say why it could not.
     """
+    speaker, names = None, {}
     try:
         if python:
             _prepare_interpreter()
@@ -37,11 +39,19 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
         if "argv" in message:
             _execute(message["argv"], message["env"])
         script.give(SCRIPT, message["env"], message["arguments"], message["cwd"])
-        payload.close()
+        if "talk" in message:
+            speaker = Speaker(payload)
+            names = talking.offered(message["talk"]["tools"], speaker.ask, crossing.spell)
+            speaker.begin()
+        else:
+            payload.close()
     except BaseException as error:
         refuse(payload, error)
     _forget_ourselves()
-    script.run(SCRIPT, message["source"])
+    if speaker is not None and message["talk"]["turns"]:
+        turns = talking.Turns(names, speaker.ask, crossing.spell, script.ended)
+        script.end(turns.main, turns.take())
+    script.run(SCRIPT, message["source"], names)
 
 
 def enter(directory: str) -> None:

@@ -1,8 +1,9 @@
 """Guests made beforehand: confined, and waiting for their program. Each is used once; when there is none, a run is simply slower.
 
 A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
-(program, environment, input, working directory, wall time) reaches a guest only when it is used. A thread refills the shelves that are in
-use, keeps more where runs came too fast for one, and clears away what nobody has asked for lately; with nothing left to tend it ends.
+(program, environment, input, working directory, wall time, conversation) reaches a guest only when it is used. A thread refills the shelves
+that are in use, keeps more where runs came too fast for one, and clears away what nobody has asked for lately; with nothing left to tend it
+ends.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Callable
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mounts import Copies, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Argv, Launch, PythonCode
-from agent_sandbox.runtime.running import ProcessGuest, request_for
+from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
+from agent_sandbox.runtime.request import request_for
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.values import dataclass, field, replace
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
@@ -182,6 +184,6 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
 
 
 def _without_secrets(launch: Launch) -> Launch:
-    program = PythonCode("") if isinstance(launch.program, PythonCode) else Argv(())
+    program = PythonCode("") if isinstance(launch.program, Hosted) else Argv(())
     stdin = DEVNULL if launch.stdin == DEVNULL else b""
-    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=None)
+    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=None, talk=None)

@@ -88,6 +88,6 @@ def _support(name: str, seen: dict[str, str]) -> Support:
         given.add(Guarantee.MEMORY_HARD)
     else:
         missing[Guarantee.MEMORY_HARD.value] = reasons.get("memory", "there is no control group for it")
-    for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC):
+    for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED):
         missing[guarantee.value] = "no process on a shared kernel can have it"
     return Support(name, frozenset(given), missing)

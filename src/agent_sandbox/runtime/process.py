@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Launch, PythonCode, Support
+from agent_sandbox.runtime.base import JavaScriptCode, Launch, PythonCode, Support
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.zygote import Zygote
 from agent_sandbox.values import TYPE_CHECKING
@@ -43,6 +43,8 @@ class ProcessRuntime:
 
     name = "process"
     brings: frozenset[str] = frozenset()  # languages that need nothing of the machine
+    guarantees = GUARANTEES
+    views = True  # its guests see what a mount plan shows
 
     def __init__(
         self,
@@ -101,6 +103,9 @@ class ProcessRuntime:
             raise RuntimeUnavailable(
                 "the system profile needs root", missing=("system-profile",), hint="run it as root, or without --system"
             )
+        if isinstance(launch.program, JavaScriptCode) and "javascript" not in self.brings:
+            why = f"the {self.name} runtime has no interpreter of JavaScript in its guests"
+            raise RuntimeUnavailable(why, missing=("javascript",), hint="launch a Script for Node.js instead")
         guest = self._pool.take(launch) if self._pool is not None else None
         if guest is None:
             guest = self._make(launch)

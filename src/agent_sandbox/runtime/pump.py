@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import select
+import stat
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
-from agent_sandbox.runtime.base import Launch
+from agent_sandbox.kernel import ids
+from agent_sandbox.runtime.base import DEVNULL, Launch
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +22,24 @@ if TYPE_CHECKING:
 
 CHUNK = 65536
 PATIENCE_BYTES = 64 << 20  # dropped output after which a run is ended
+
+
+def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> None:
+    """Make the guest's three streams. Each end is noted as soon as it is there, to be closed even if we run out of descriptors."""
+    if stdin == DEVNULL:
+        theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    else:
+        reading, ours["stdin"] = os.pipe2(os.O_CLOEXEC)
+        theirs.append(reading)
+    for name in ("stdout", "stderr"):
+        ours[name], writing = os.pipe2(os.O_CLOEXEC)
+        theirs.append(writing)
+    if os.geteuid() == 0:
+        for fd in theirs:
+            # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
+                    os.fchown(fd, ids.FIRST_ID, ids.FIRST_ID)
 
 
 class Sink:
@@ -68,6 +90,18 @@ class Sink:
             before = self._taken
             if not self.take():
                 return
+
+    def take_what_is_there(self) -> None:
+        """Take what was written by now, however fast somebody goes on writing."""
+        import fcntl  # only sessions need them
+        import termios
+
+        left = int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        while left > 0:
+            before = self._taken
+            if not self.take() or self._taken == before:  # a guest may have opened its own pipe, and read it
+                return
+            left -= self._taken - before
 
     def kept(self) -> bytes:
         """What was collected."""

@@ -10,28 +10,30 @@ import math
 import os
 import select
 import socket
-import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import cgroups, channel, ids, mounts
-from agent_sandbox.kernel.protocol import GO, HERE, MAPPED, ORDER, READY, SCRIPT, SCRIPTS, SIGNAL
+from agent_sandbox.kernel import cgroups, channel, ids
+from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Exit, Launch, PythonCode, Reason, Script, Usage
-from agent_sandbox.runtime.pump import Poller, Sink, Source
+from agent_sandbox.runtime.answer import Answer, Said, parsed
+from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.conversation import Conversation
+from agent_sandbox.runtime.ending import exit_of
+from agent_sandbox.runtime.pump import Poller, Sink, Source, make_pipes
+from agent_sandbox.runtime.request import counted, request_for, watched
 from agent_sandbox.runtime.zygote import Line, Zygote
-from agent_sandbox.values import TYPE_CHECKING, assert_never
+from agent_sandbox.values import TYPE_CHECKING, assert_never, replace
 
 if TYPE_CHECKING:
     from typing import Any
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
+MOMENT = 0.005  # seconds that a turn may take before init is told to watch its time
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
-SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
-DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the program's root is not
 
 
 class ProcessGuest:
@@ -46,12 +48,16 @@ class ProcessGuest:
         self.layers: int | None = None
         self._init = 0  # its pid; not another's before we are done with the run
         self._cgroup = cgroups.Cgroup()
+        self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
         self._waker: int | None = None
+        self._talk: Conversation | None = None
+        self._clocked = True  # whether init is watching the time
+        self._used_before: float | None = None  # seconds of processor time that its cgroup had used when it began
         self._full: int | None = None  # where the keeper says that the layers have outgrown their limit
         self._stdin: int | None = None
         self._outputs: dict[str, int] = {}
@@ -60,12 +66,14 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
+        self._answer, self._said = Answer(self._payload), Said()
 
     def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []
         try:
             if not self.launch.terminal:
-                self._make_pipes(theirs)
+                make_pipes(self.launch.stdin, self._outputs, theirs)
+                self._stdin = self._outputs.pop("stdin", None)
             return keeper.start(theirs)
         except BaseException as error:
             channel.close_all([*self._outputs.values(), *([] if self._stdin is None else [self._stdin])])
@@ -80,8 +88,8 @@ class ProcessGuest:
         """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
         try:
             self._make_cgroup()
-            if watched := _watched(self.launch):
-                self._full = self._keeper.watch(self._line.number, *watched)
+            if layers := watched(self.launch):
+                self._full = self._keeper.watch(self._line.number, *layers)
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
             channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
@@ -107,7 +115,7 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is still there: nothing is said on the control socket before it has a program, so anything to read means its end."""
+        """Whether it is still there, when it has no program yet or no turn: nothing is said on the control socket then but of its end."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
@@ -122,26 +130,20 @@ class ProcessGuest:
             # guest that waits for its program, or runs without its clock.
             with suppress(ConnectionError):
                 self._hand_over()
-                self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
+                self._allow(wall)
         except OSError as error:
             raise LaunchFailed(f"the program could not be handed over: {error.strerror or error}", hint="try again") from error
 
-    def _make_pipes(self, theirs: list[int]) -> None:
-        """Make the guest's three streams. Its ends go into `theirs` one by one, to be closed even if we run out of descriptors."""
-        if self.launch.stdin == DEVNULL:
-            theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-        else:
-            reading, self._stdin = os.pipe2(os.O_CLOEXEC)
-            theirs.append(reading)
-        for name in ("stdout", "stderr"):
-            self._outputs[name], writing = os.pipe2(os.O_CLOEXEC)
-            theirs.append(writing)
-        if os.geteuid() == 0:
-            for fd in theirs:
-                # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
-                if stat.S_ISFIFO(os.fstat(fd).st_mode):
-                    with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
-                        os.fchown(fd, ids.FIRST_ID, ids.FIRST_ID)
+    def _start_clock(self) -> None:
+        """Have init end it when its time is over, whatever becomes of us. A turn that is over in a moment need not trouble init."""
+        if not self._clocked:
+            self._clocked, wall = True, self.launch.limits.wall_seconds
+            with suppress(OSError):  # it has ended, as we are about to hear
+                self._allow(None if wall is None else max(self._began + wall - time.monotonic(), 0.001))
+
+    def _allow(self, wall: float | None) -> None:
+        """So many seconds from now."""
+        self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
 
     def _await_readiness(self) -> None:
         if self._init_is_there():
@@ -180,19 +182,15 @@ class ProcessGuest:
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
             case PythonCode(source=source, argv=arguments):
-                message.update(file=os.path.basename(SCRIPT), source=source, arguments=list(arguments))
+                message.update(file=PYTHON, source=source, arguments=list(arguments), **counted(self.launch))
+            case JavaScriptCode(source=source, argv=arguments):
+                message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **counted(self.launch))
             case _:
                 assert_never(program)
+        if (talk := self.launch.talk) is not None:
+            message["talk"] = dict(talk.offer)
         channel.send(self._payload, message)
-
-    def _take_answer(self) -> None:
-        with suppress(OSError):  # nothing has come: it was ended before it could answer
-            self._payload.settimeout(0)
-            answer = self._payload.recv(4096)
-            if answer:
-                code, _, why = answer.decode(errors="replace").partition(" ")
-                self._refused = int(code) if code.isdigit() else 126
-                self.refused = why or "it could not be started"
+        self._talk = None if talk is None else Conversation(self._payload, talk, self._start_clock)
 
     @property
     def init(self) -> int:
@@ -253,16 +251,44 @@ class ProcessGuest:
                 source.close()
             for sink in sinks.values():
                 sink.close()
-        stdout = sinks["stdout"]
-        stderr = sinks.get("stderr")
-        return Completed(self._exit(sinks), stdout.kept(), stderr.kept() if stderr else b"")
+        return replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs)
 
-    def _pump(self, sinks: dict[str, Sink], poller: Poller) -> None:
+    def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
+        """Answer the guest's question for its next turn, with the limits and callbacks of `launch`, and pump until it asks again.
+
+        What it asks with is returned beside what it put out meanwhile; None, and how it ended, when it ended instead. Between turns nothing
+        of it is listened to, and it has `idle` seconds. One at a time.
+        """
+        assert self._talk is not None
+        self.launch, self._began = launch, time.monotonic()
+        channel.close_all([] if self._stdin is None else [self._stdin])
+        self._stdin = None
+        sinks = {name: Sink(name, fd, launch.limits.output_bytes, launch) for name, fd in self._outputs.items()}
+        self._talk.give(work)
+        if self._clocked:  # since it was launched, and not for this turn
+            self._clocked = False
+            self._start_clock()
+        said = self._pump(sinks, Poller())
+        if said is None:
+            return _completed(self._exit(sinks), sinks), None
+        if self._clocked:
+            self._clocked = False
+            with suppress(OSError):
+                self._allow(idle)
+        for sink in sinks.values():
+            sink.take_what_is_there()
+        hit = ("output",) if any(sink.cut for sink in sinks.values()) else ()
+        return _completed(Exit(0, limits_hit=hit, usage=Usage(wall_seconds=time.monotonic() - self._began)), sinks), said
+
+    def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
+        """Until nothing of the guest lives; or until it asks for its next turn, and then with what."""
         wall = self.launch.limits.wall_seconds
         deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
+        talk = self._talk
         # Init watches what it can see; a cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0.
         cpu = self.launch.limits.cpu_seconds
-        used_before = self._cgroup.cpu_seconds() if cpu is not None else 0.0
+        if cpu is not None and self._used_before is None:
+            self._used_before = self._cgroup.cpu_seconds()
         look_at = 0.0
         control = self._control.fileno()
         poller.add(control, self._take_message)
@@ -270,16 +296,28 @@ class ProcessGuest:
             poller.add(sink.fd, sink.take)
         if self._waker is not None:
             poller.add(self._waker, self._woken)
+        if self.launch.watch_inputs:  # more than a socket holds by itself
+            poller.add(self._payload.fileno(), self._answer.take)
         look = self.launch.on_tick if self.layers is not None else None
+        if talk is not None:
+            talk.join(poller)
         while control in poller and "exit" not in self._messages:
+            if talk is not None and talk.said is not None:
+                return talk.said
+            if talk is not None and talk.lost:
+                self._end("garbled")
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if cpu is not None or look is not None:
+            if cpu is not None or look is not None or (talk is not None and talk.hung_up):
                 timeout = TICK if timeout is None else min(timeout, TICK)
             if look is not None and self.layers is not None and time.monotonic() >= look_at:
                 look(self.layers)
                 look_at = time.monotonic() + TICK
+            if not self._clocked:
+                timeout = MOMENT if timeout is None else min(timeout, MOMENT)
             anything = poller.wait(timeout)
-            if cpu is not None and self._cgroup.cpu_seconds() - used_before > cpu:
+            if not self._clocked and time.monotonic() - self._began >= MOMENT:
+                self._start_clock()
+            if cpu is not None and self._cgroup.cpu_seconds() - (self._used_before or 0.0) > cpu:
                 self._end("cpu-limit")
             if not anything and deadline is not None and time.monotonic() >= deadline:
                 self._end("timed-out")
@@ -288,9 +326,12 @@ class ProcessGuest:
                 self._end("output-limit")
         if "exit" not in self._messages:
             self._await_the_end_of_init()
-        self._take_answer()
+        self._said = self._answer.said() if talk is None else parsed(talk.last_words())
+        self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
+        self.irrevocable = talk is not None and talk.answered
+        return None
 
     def _await_the_end_of_init(self) -> None:
         """It was killed, and could not say that nothing of the guest lives; when it has gone, that is so. The kernel sees to it."""
@@ -317,40 +358,20 @@ class ProcessGuest:
         return True
 
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
-        ended = self._messages.get("exit")  # from init, unless it was killed itself
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
-        used = self._cgroup.usage()
-        full = self._outgrown()
-        hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
-        hit += sorted(used.hit.difference(hit))
-        if any(sink.cut for sink in sinks.values()):
-            hit.append("output")
-        status = ended["status"] if ended else 9
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = 128 + number if number is not None else os.WEXITSTATUS(status)
-        reason = Reason(ended["reason"]) if ended else Reason.KILLED
-        if reason is Reason.EXITED and number is not None:
-            reason = Reason.SIGNALLED
-        if used.oom_kills and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
-            reason = Reason.OUT_OF_MEMORY
-        if full:
-            reason = Reason.DISK_LIMIT
-        if reason is Reason.KILLED and self._killed and self._killed != "killed":
-            reason = Reason(self._killed)
-        if reason is Reason.CPU_LIMIT and "cpu" not in hit:
-            hit.append("cpu")
-        if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
-            hit.append("memory")
-        usage = Usage(
-            # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
-            wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else time.monotonic() - self._began,
-            cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
-            peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
+        end = exit_of(
+            self._messages.get("exit"),
+            self._cgroup.usage(),
+            full=self._outgrown(),
+            cut=any(sink.cut for sink in sinks.values()),
+            killed=self._killed,
+            fuel=self.launch.limits.fuel,
+            wall=time.monotonic() - self._began,
         )
-        if self._refused is not None and reason is Reason.EXITED:
-            code = self._refused
-        return Exit(code, reason, number, tuple(hit), usage)
+        if end.reason is Reason.GARBLED:
+            self.refused = self._talk.lost if self._talk is not None else ""
+        return replace(end, code=self._refused) if self._refused is not None and end.reason is Reason.EXITED else end
 
     def _outgrown(self) -> bool:
         """Whether the keeper has ended the run because its layers hold more than they may."""
@@ -361,18 +382,28 @@ class ProcessGuest:
         except OSError:  # nothing was said
             return False
 
+    def settle(self) -> None:
+        """Kill it if it runs, and wait until nothing of it writes any more. Its layers can still be read."""
+        if "exit" in self._messages or self._control.fileno() < 0:
+            return
+        self._end("killed")
+        self._control.settimeout(GRACE_SECONDS)
+        with suppress(TimeoutError):
+            while "exit" not in self._messages and self._take_message():
+                continue
+        if "exit" not in self._messages:
+            self._await_the_end_of_init()
+
+    def ended(self) -> Exit:
+        """How it ended, when that was between two turns."""
+        self.settle()
+        return self._exit({})
+
     def close(self) -> None:
         """Kill it if it runs, wait until it is gone, and free what it holds. Idempotent."""
         if self._control.fileno() < 0:
             return
-        if "exit" not in self._messages:
-            self._end("killed")
-            self._control.settimeout(GRACE_SECONDS)
-            with suppress(TimeoutError):
-                while "exit" not in self._messages and self._take_message():
-                    continue
-            if "exit" not in self._messages:
-                self._await_the_end_of_init()
+        self.settle()
         self._line.close()
         left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
         self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}
@@ -392,33 +423,5 @@ def _nothing() -> None:
     pass
 
 
-def request_for(launch: Launch) -> dict[str, Any]:
-    """What init is told: paths, limits and permissions, never code, environment or input."""
-    limits = launch.limits
-    native = not isinstance(launch.program, PythonCode)
-    return {
-        "plan": mounts.encode(launch.root),
-        "cpu_seconds": limits.cpu_seconds,
-        "memory_bytes": limits.memory_bytes,
-        "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
-        "open_files": limits.open_files,
-        "sized": not isinstance(launch.root.layers, mounts.OnDisk),
-        "in_memory": isinstance(launch.root.layers, mounts.ThrowAway),
-        "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
-        "may_fork": launch.processes,
-        "may_exec": launch.processes or native,
-        "system": launch.system,
-        "python": not native,
-        "readable": launch.writable,  # whether anybody will ask what was written
-        "scratch": None if launch.writable else [*(launch.beneath + path for path in SCRATCH), *DEVICES],
-        "tmp": f"{launch.beneath}/tmp",
-        "executables": None if launch.processes or not native else list(launch.executables),
-        "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
-    }
-
-
-def _watched(launch: Launch) -> tuple[str, int] | None:
-    """Layers that the keeper has to measure, and what they may hold: those on disk have no size of their own."""
-    if isinstance(launch.root.layers, mounts.OnDisk) and launch.limits.disk_bytes is not None:
-        return launch.root.layers.path, launch.limits.disk_bytes
-    return None
+def _completed(end: Exit, sinks: dict[str, Sink]) -> Completed:
+    return Completed(end, sinks["stdout"].kept(), sinks["stderr"].kept() if "stderr" in sinks else b"")

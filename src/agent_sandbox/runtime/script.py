@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,9 +42,38 @@ def prepare(path: str) -> None:
 def rehearse(path: str) -> None:
     """Touch what every script will touch, so that this memory is the guest's own by then, and not copied while it runs."""
     before = sys.modules["__main__"]
-    _execute(path, _REHEARSAL)
+    _execute(path, _REHEARSAL, {})
     sys.modules["__main__"] = before
     os.write(1, b"")
+
+
+def rehearse_within(path: str, directory: str) -> None:
+    """The same where this interpreter has no process of its own to be prepared in: all that `go` and `give` touch, too."""
+    with suppress(OSError):  # a view may have no such place
+        go(directory)
+    give(path, {"_": ""}, (), directory)
+    del os.environ["_"], sys.path[0]
+    rehearse(path)
+
+
+def go(directory: str) -> None:
+    """Make it the working directory, which costs nothing where it is."""
+    if os.getcwd() != directory:
+        os.chdir(directory)
+
+
+def begin(path: str, environment: Mapping[str, str], arguments: Sequence[str], directory: str, *, seeded: bool) -> None:
+    """What comes before the script, in an interpreter that is told what to do in Python."""
+    if not seeded:
+        reseed()
+    go(directory)
+    give(path, environment, arguments, directory)
+
+
+def start(path: str, source: str, environment: Mapping[str, str], arguments: Sequence[str], directory: str, *, seeded: bool) -> NoReturn:
+    """All of it in one call."""
+    begin(path, environment, arguments, directory, seeded=seeded)
+    run(path, source)
 
 
 def reseed() -> None:
@@ -62,23 +92,30 @@ def give(path: str, environment: Mapping[str, str], arguments: Sequence[str], di
     sys.path.insert(0, directory)
 
 
-def run(path: str, source: str) -> NoReturn:
-    """Run it as the main program, and end the process with its exit code."""
-    os._exit(_finish(*_execute(path, source)))
+def run(path: str, source: str, names: Mapping[str, object] | None = None) -> NoReturn:
+    """Run it as the main program, which has these names, and end the process with its exit code."""
+    end(*_execute(path, source, names or {}))
 
 
-def _execute(path: str, source: str) -> tuple[ModuleType, int]:
+def _execute(path: str, source: str, names: Mapping[str, object]) -> tuple[ModuleType, int]:
     main = type(sys)("__main__")
-    main.__dict__.update(__file__=path, __cached__=None, __builtins__=__builtins__)
+    main.__dict__.update(names, __file__=path, __cached__=None, __builtins__=__builtins__)
     sys.modules["__main__"] = main
     code = 0
     try:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-    except SystemExit as leaving:
-        code = _exit_code(leaving)
     except BaseException as error:
-        code = _show(error)
+        code = ended(error)
     return main, code
+
+
+def ended(error: BaseException) -> int:
+    """The exit code of a program that raised this, which is shown as an interpreter would. Called where the program was."""
+    try:
+        return _exit_code(error) if isinstance(error, SystemExit) else _show(error)
+    except BaseException:  # a hook of its own that failed, or an output it has closed
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return 1
 
 
 def _open_streams() -> None:
@@ -108,6 +145,11 @@ def _show(error: BaseException) -> int:
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def end(main: ModuleType, code: int) -> NoReturn:
+    """End the process, as an interpreter ends that has run this as its main program."""
+    os._exit(_finish(main, code))
 
 
 def _finish(main: ModuleType, code: int) -> int:

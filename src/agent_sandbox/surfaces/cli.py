@@ -66,11 +66,17 @@ def _verb(request: Request) -> int:
         from agent_sandbox.surfaces.help import show_help
 
         return show_help(None if request.verb == "help" else request.verb)
+    if sys.platform != "linux":
+        from agent_sandbox.surfaces.elsewhere import verb_elsewhere
+
+        return verb_elsewhere(request)
     match request.verb:
         case "run":
             from agent_sandbox.surfaces.run import run as do
         case "code":
             from agent_sandbox.surfaces.code import code as do
+        case "replay":
+            from agent_sandbox.surfaces.replay import replay as do
         case "diff":
             from agent_sandbox.surfaces.diff import diff as do
         case "status":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from agent_sandbox.engine.session import Code
+from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.decide import LARGEST_SOURCE

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.routing import Runtimes
 from agent_sandbox.engine.session import Session
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, repeatable
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.secrets import reveal
-from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.surfaces import quantities
-from agent_sandbox.surfaces.arguments import Request, UsageError
+from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
@@ -43,11 +43,12 @@ def working_directory() -> str:
         raise PolicyError(f"the current directory cannot be found: {error.strerror}", hint="change into a directory that exists") from error
 
 
-def project_of(request: Request) -> Project:
-    """The project that the request names, or that the current directory belongs to."""
+def project_of(request: Request, directory: str | None = None) -> Project:
+    """The project that the request names, or that a directory belongs to: the current one, if no other is given."""
     named = request.value("--project")
     mounts = mountinfo.visible(mountinfo.read())
-    return find_project(named if named is not None else working_directory(), home=places.home(), explicit=named is not None, mounts=mounts)
+    place = named if named is not None else directory or working_directory()
+    return find_project(place, home=places.home(), explicit=named is not None, mounts=mounts)
 
 
 def current(request: Request) -> Current:
@@ -62,9 +63,10 @@ def policy_of(request: Request, project: Project) -> Policy:
     masks = places.masks_for(project.path)
     for path in request.values("--reveal"):
         masks = reveal(masks, os.path.abspath(path))
-    return cloned(
+    policy = cloned(
         masks=masks, denied=[_pattern(path) for path in request.values("--deny")], limits=_limits(request), system=request.has("--system")
     )
+    return repeatable(policy) if request.has("--deterministic") else policy
 
 
 def _pattern(text: str) -> PathPattern:
@@ -83,19 +85,19 @@ def _limits(request: Request) -> Limits:
         limits = replace(limits, disk_bytes=quantities.size("--disk", text))
     if (text := request.value("--processes")) is not None:
         limits = replace(limits, processes=quantities.count("--processes", text))
+    if (text := request.value("--fuel")) is not None:
+        limits = replace(limits, fuel=quantities.count("--fuel", text))
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 
-def session_for(request: Request, runtime: ProcessRuntime, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
+def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
     """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
-    if request.value("--runtime") not in (None, "process"):
-        raise UsageError(f"--runtime {request.value('--runtime')} is not there yet; there is: process", hint="run without --runtime")
     found = None if request.has("--throw-away") or request.has("--diff") else current(request)
     project = found.project if found else project_of(request)
     gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
     session = Session(
         gate,
-        runtime,
+        runtimes,
         project=project.path,
         state=found.state if found else None,
         on_busy=None if request.has("--no-wait") else on_busy,

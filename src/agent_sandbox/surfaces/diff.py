@@ -6,8 +6,9 @@ import os
 import tempfile
 from collections.abc import Callable
 
-from agent_sandbox.engine.session import Command, Outcome, Session, Work
+from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Stored
+from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import policy_of

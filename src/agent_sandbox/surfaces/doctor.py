@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.action import LANGUAGES
 from agent_sandbox.surfaces import trials
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.remedies import Situation, idmapping_remedy, remedy
-from agent_sandbox.surfaces.style import Style
-from agent_sandbox.values import dataclass
+from agent_sandbox.surfaces.rows import Row, document, report
 
-Status = Literal["ok", "weaker", "missing"]
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
-
-
-@dataclass(frozen=True)
-class Row:
-    """One capability. `gives` is what it is for, `found` what the try showed, `remedy` what to do unless it is ok."""
-
-    name: str
-    status: Status
-    gives: str
-    found: str
-    remedy: str = ""
-    required: bool = True
-
-    @property
-    def fatal(self) -> bool:
-        """Whether nothing can run without it."""
-        return self.required and self.status == "missing"
 
 
 def doctor(request: Request) -> int:
@@ -42,27 +21,10 @@ def doctor(request: Request) -> int:
     rows = examine(here)
     broken = any(row.fatal for row in rows)
     if request.has("--json"):
-        from agent_sandbox.surfaces.documents import print_document
-
-        print_document("doctor", {"host": here.name, "usable": not broken, "rows": [vars(row) for row in rows]})
+        document(rows, here.name)
     else:
-        report(rows, here)
+        report(rows, here.name)
     return 1 if broken else 0
-
-
-def report(rows: list[Row], here: Situation) -> None:
-    """Print the rows for people."""
-    style = Style.of_stdout()
-    width = max(len(row.name) for row in rows)
-    print(shown(here.name))
-    for row in rows:
-        optional = "" if row.required or row.status != "missing" else " (optional)"
-        print(f"{style.status(row.status, 8)}{row.name:<{width}}  {row.gives}: {shown(row.found)}{optional}")
-        if row.remedy and row.status != "ok":
-            print(f"{'':8}{'':{width}}  -> {shown(row.remedy)}")
-    missing = [row.name for row in rows if row.fatal]
-    verdict = f"Nothing can run here: {', '.join(missing)}." if missing else "Sandboxes work on this machine."
-    print(style.heading(verdict))
 
 
 def examine(here: Situation) -> list[Row]:
@@ -135,4 +97,4 @@ def _interpreter(language: str) -> Row:
 
 def _wasm() -> Row:
     trial, what_to_do = trials.wasm()
-    return Row("wasm", "ok" if trial.worked else "missing", "Python code inside WebAssembly", trial.said, what_to_do, False)
+    return Row("wasm", "ok" if trial.worked else "missing", "Python and JavaScript inside WebAssembly", trial.said, what_to_do, False)

@@ -13,8 +13,10 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from agent_sandbox.engine.session import Outcome, Session, Work
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import SandboxError
+from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.pending import Pending, stored
@@ -68,9 +70,20 @@ def _run(work: Work, outcome: Outcome, code: int) -> dict[str, Any]:
             "wall_seconds": round(usage.wall_seconds, 6),
             "cpu_seconds": round(usage.cpu_seconds, 6),
             "peak_memory_bytes": usage.peak_memory_bytes,
+            "fuel": usage.fuel,
         },
         "runtime": outcome.route.runtime,
+        "route": _route(outcome.route),
         "notes": [_text(note) for note in outcome.notes],
+    }
+
+
+def _route(route: Route) -> dict[str, Any]:
+    return {
+        "why": _text(route.why),
+        "passed_over": [{"runtime": name, "why": _text(why)} for name, why in route.passed_over],
+        "notes": [_text(note) for note in route.notes],
+        "fell_forward": _text(route.fell_forward) or None,
     }
 
 

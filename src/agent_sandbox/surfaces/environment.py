@@ -26,12 +26,14 @@ PASSED = frozenset(
 _FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
-def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: str) -> dict[str, str]:
+def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: str, bare: bool = False) -> dict[str, str]:
     """The complete environment of a guest. `asked` are the values of `--env`: NAME=VALUE, or NAME for the caller's own value.
+
+    With `bare` nothing is passed that was not asked for: a run that is to be the same every time must not see how wide a terminal is.
 
     Raises `PolicyError` for a name that cannot be one, and for a variable that the caller does not have.
     """
-    passed = {name: value for name, value in ours.items() if name in PASSED or name.startswith("LC_")}
+    passed = {name: value for name, value in ours.items() if not bare and (name in PASSED or name.startswith("LC_"))}
     environment = {**_FALLBACK, "HOME": home, **passed}
     for text in asked:
         name, equals, value = text.partition("=")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent_sandbox.engine.session import Outcome
 from agent_sandbox.engine.stored import Stored
+from agent_sandbox.engine.work import Outcome
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces.current import Current

@@ -8,32 +8,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent_sandbox import places
-from agent_sandbox.engine.session import Code, Command, Outcome, Session, Work
+from agent_sandbox.engine.routing import WISHES, Runtimes
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.zygote import Zygote
 from agent_sandbox.surfaces import streams
-from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, session_for, working_directory
 from agent_sandbox.surfaces.environment import guest_environment
 from agent_sandbox.surfaces.messages import remark, shown
-from agent_sandbox.values import replace
+from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view import PRIVATE
+
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
 
 
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
-    with _runtime(forked) as runtime:
-        session, found, project = session_for(request, runtime, _say_who_has_it)
+    same = _same_every_time(request)
+    with _runtimes(request, forked) as runtimes:
+        session, found, project = session_for(request, runtimes, _say_who_has_it)
         _warn_about(project, found)
-        env = guest_environment(os.environ, request.values("--env"), home=places.home())
+        env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), _directory(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if same:
+            from agent_sandbox.surfaces.repeating import repeated
+
+            work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
         if request.has("--diff"):
@@ -47,11 +57,21 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         return _streamed(request, session, work, found)
 
 
+def _same_every_time(request: Request) -> bool:
+    """Whether it is to be deterministic. Raises `UsageError` for options that go with that alone."""
+    if any(request.has(option) for option in ("--deterministic", "--seed", "--record")):
+        from agent_sandbox.surfaces.repeating import check  # few runs are
+
+        check(request)
+    return request.has("--deterministic")
+
+
 def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
+    inside = any(request.has(option) for option in ("--deterministic", "--fuel")) or request.value("--runtime") == "wasm"
     with streams.forwarding() as forward:
         outcome = (
             _interactive(session, work, forward)
-            if streams.interactive() and isinstance(work.stdin, int)
+            if streams.interactive() and isinstance(work.stdin, int) and not inside  # where no program has a terminal
             else _piped(session, work, forward)
         )
     say_how_it_ended(work, outcome)
@@ -65,7 +85,15 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
 
 
 def _piped(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
-    return session.run(replace(work, on_start=forward.begin))
+    work = replace(work, on_start=forward.begin)
+    if not (os.isatty(1) or os.isatty(2)) or session.route(work).runtime != "wasm":
+        return session.run(work)
+    from agent_sandbox.surfaces.escaping import Escaped  # only where somebody watches
+
+    escaped = Escaped()
+    outcome = session.run(replace(work, on_output=escaped.pass_on))
+    escaped.finish()
+    return outcome
 
 
 def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
@@ -81,12 +109,27 @@ def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> O
 
 
 @contextmanager
-def _runtime(forked: Zygote | None) -> Iterator[ProcessRuntime]:
-    runtime = ProcessRuntime(single_threaded=True, forked=forked)  # the command line has one thread, so it may fork itself
+def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
+    """Those that a command may use, until its end; by default the one that runs everything."""
+    process = ProcessRuntime(single_threaded=True, forked=forked)  # the command line has one thread, so it may fork itself
+    wish = request.value("--runtime") or ("auto" if request.has("--deterministic") or request.has("--fuel") else "process")
+    made: list[WasmRuntime] = []
+
+    def wasm() -> WasmRuntime:
+        if not made:
+            from agent_sandbox import shared  # nobody else pays for it
+
+            made.append(shared.wasm(warm=0))
+        return made[0]
+
     try:
-        yield runtime
+        if wish not in WISHES:
+            raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(WISHES)}")
+        yield Runtimes(wish, lambda: process, wasm, background=places.may_work_in_the_background())
     finally:
-        runtime.close(leaving=True)
+        process.close(leaving=True)
+        for runtime in made:
+            runtime.close(leaving=True)
 
 
 def _directory(request: Request, project: Project) -> str:
@@ -105,8 +148,10 @@ def _directory(request: Request, project: Project) -> str:
 
 
 def _explain(session: Session, work: Work) -> int:
-    plan = session.explain(work)
-    for line in (*plan.describe(), *(f"note: {note}" for note in plan.notes)):
+    from agent_sandbox.runtime.routing.route import explain
+
+    route, plan = session.route(work), session.explain(work)
+    for line in (*explain(route), *plan.describe(), *(f"note: {note}" for note in plan.notes)):
         print(shown(line))
     return 0
 
@@ -146,6 +191,7 @@ def ended_by(exit: Exit) -> str:
         Reason.TIMED_OUT: "it was ended because its time was up (--timeout TIME)",
         Reason.OUT_OF_MEMORY: "it was ended because it used more memory than it may (--memory SIZE)",
         Reason.CPU_LIMIT: "it was ended because it used more processor time than it may",
+        Reason.FUEL_LIMIT: "it was ended because it executed more than it may (--fuel N)",
         Reason.DISK_LIMIT: "it was ended because it wrote more than it may (--disk SIZE)",
         Reason.OUTPUT_LIMIT: "it was ended because its output had no end",
     }.get(exit.reason, "")

@@ -13,7 +13,7 @@ from agent_sandbox.surfaces.arguments import Request
 def run(request: Request) -> int:
     """The verb `run`."""
     forked = None if request.has("--explain") else Zygote(None)
-    from agent_sandbox.engine.session import Command
+    from agent_sandbox.engine.work import Command
     from agent_sandbox.surfaces.performing import perform
 
     words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])

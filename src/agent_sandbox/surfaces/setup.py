@@ -5,8 +5,9 @@ from __future__ import annotations
 from agent_sandbox import places
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.compiling import compile_wasm
-from agent_sandbox.surfaces.doctor import examine, report
+from agent_sandbox.surfaces.doctor import examine
 from agent_sandbox.surfaces.remedies import Situation
+from agent_sandbox.surfaces.rows import report
 from agent_sandbox.workspace.store import Store
 
 _NEXT = """
@@ -33,7 +34,7 @@ def setup(request: Request) -> int:
         problems = [{"name": row.name, "found": row.found, "remedy": row.remedy} for row in rows if row.fatal]
         print_document("setup", {**path_fields("state_dir", store.path), "usable": not broken, "problems": problems, "wasm": wasm})
         return 1 if broken else 0
-    report(rows, here)
+    report(rows, here.name)
     print(f"State is kept in {store.path}.")
     if not broken:
         print(said)

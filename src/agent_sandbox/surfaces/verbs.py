@@ -53,10 +53,10 @@ _OPTIONS = (
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
     Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
     Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
-    Option("--explain", help="print what the program would see, one line for each step, and stop"),
+    Option("--explain", help="print where the program would run and what it would see there, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
-    Option("--runtime", "NAME", "the kind of isolation: process"),
+    Option("--runtime", "NAME", "the kind of isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that does)"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
     Option("--all", help="caches and what changed elsewhere on the machine in full, too"),
     Option("--stat", help="only how many lines of each file"),
@@ -94,14 +94,17 @@ _OPTIONS = (
     Option("--allow", "TOOLS", later="the gating of tools"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
-    Option("--deterministic", later="recorded runs"),
+    Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
+    Option("--seed", "N", "what the randomness of a deterministic run begins with; 0 without it"),
+    Option("--fuel", "N", "how many instructions code inside WebAssembly may execute"),
+    Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
 )
 OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
 COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads"),
+    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--deterministic", "--seed", "--fuel", "--record"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
@@ -133,7 +136,21 @@ It exits as the command does; 124 timed out, 125 the sandbox could not start, 12
 standard input.
 
   agent-sandbox code analyse.py -- --fast data.csv
+  agent-sandbox code --runtime auto --throw-away analyse.py
   echo 'print(6 * 7)' | agent-sandbox code - --language python""",
+    ),
+    "replay": Verb(
+        "replay RECORD [--env NAME[=VALUE]] [--timeout TIME]",
+        "run a recorded run again, and say where it departs from its record",
+        ("--env", "--timeout", "--cwd"),
+        (1, 1),
+        details="""It exits with 0 when both runs were the same: output, changes, exit and fuel; with 1 when they were not, having said
+where; with 125 when it cannot be run again here: another engine, other rules about files, a variable that is missing.
+What it prints is not shown. A record holds code from whoever made it: it runs in a throw-away sandbox, and is granted
+nothing by its record.
+
+  agent-sandbox code --deterministic --throw-away --record /var/tmp/run.json analyse.py
+  agent-sandbox replay /var/tmp/run.json""",
     ),
     "diff": Verb(
         'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',

@@ -17,6 +17,7 @@ TRACEBACK = b'Traceback (most recent call last):\n  File "<string>", line 1, in 
         "AttributeError: module 'os' has no attribute 'fork'",
         "RuntimeError: can't start new thread",
         "OSError: [Errno 58] wasi does not support processes.",
+        "OSError: ctypes is unavailable on wasm32-wasi",
         "ReferenceError: require is not defined",
     ],
 )
@@ -48,3 +49,10 @@ def test_what_a_program_writes_is_shortened_and_made_printable() -> None:
     assert said is not None
     assert said.isprintable()
     assert len(said) == 200
+
+
+def test_the_warnings_that_follow_a_broken_event_loop_are_no_hindrance() -> None:
+    said = (
+        b"OSError: [Errno 58] Not supported\nsys:1: RuntimeWarning: coroutine 'f' was never awaited\nRuntimeWarning: Enable tracemalloc\n"
+    )
+    assert lack_in(1, TRACEBACK + said) == "OSError: [Errno 58] Not supported"

@@ -42,7 +42,7 @@ def fit(host: Host, work: Work, requires: frozenset[Guarantee], reading: Reading
         return Fit(host)
     if reading.unreadable:
         return Fit(host, lacks=(f"the code could not be read: {reading.unreadable}",))
-    return Fit(host, "", tuple(_lacks(host, work, reading)), (*reading.unseen, *_unread_modules(work, reading)))
+    return Fit(host, "", tuple(_lacks(host, work, reading)), (*reading.unseen, *_unread(work, reading)))
 
 
 def _barred(host: Host, work: Work, requires: frozenset[Guarantee]) -> str:
@@ -63,11 +63,11 @@ def _lacks(host: Host, work: Work, reading: Reading) -> Iterator[str]:
         if not _has(host, work, name):
             yield f"it has no {name[:80]} (line {line})"
     for name, line in reading.names.items():
-        if name in host.absent and name.partition(".")[0] not in work.local:
+        if name in host.absent and not _lies_beside(work, name):
             yield f"it has no {name[:80]} (line {line})"
     for name in sorted(host.absent) if reading.loose else ():
         module, _, attribute = name.rpartition(".")
-        if module in reading.loose and attribute in reading.words and module not in work.local:
+        if module in reading.loose and attribute in reading.words and not _lies_beside(work, module):
             yield f"it has no {name} (line {reading.loose[module]})"
     for alternatives in reading.choices:
         if not any(all(_has(host, work, name) for name in names) for names in alternatives):
@@ -76,11 +76,21 @@ def _lacks(host: Host, work: Work, reading: Reading) -> Iterator[str]:
 
 def _has(host: Host, work: Work, module: str) -> bool:
     top = module.partition(".")[0]
-    return top in work.local or host.modules is None or (top in host.modules and module not in host.absent)
+    if top in work.given or _lies_beside(work, module) or host.modules is None:
+        return True
+    return top in host.modules and module not in host.absent
 
 
-def _unread_modules(work: Work, reading: Reading) -> Iterator[str]:
+def _lies_beside(work: Work, name: str) -> bool:
+    return work.local is not None and name.partition(".")[0] in work.local
+
+
+def _unread(work: Work, reading: Reading) -> Iterator[str]:
+    if work.goes_on:
+        yield "what later turns need is not known"
     chosen = {name for alternatives in reading.choices for names in alternatives for name in names}
-    for name in sorted({*reading.modules, *chosen}):
-        if name.partition(".")[0] in work.local:
+    for name in sorted({*reading.modules, *chosen} - work.given):
+        if work.local is None:
+            yield f"a module {name[:80]} may lie beside the code"
+        elif _lies_beside(work, name):
             yield f"the module {name[:80]} lies beside the code and was not read"

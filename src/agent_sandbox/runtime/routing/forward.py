@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from agent_sandbox.runtime.routing.measure import shown
 
+_REJECTED = "Possibly unhandled promise rejection: "  # QuickJS, before the error that a promise was rejected with
 _TAIL = 4096  # bytes of stderr that are looked at: a traceback ends with what matters
 _MISSING = ("ModuleNotFoundError: ", "ImportError: ")
 _UNSUPPORTED = (
@@ -15,6 +16,8 @@ _UNSUPPORTED = (
     "OSError: [Errno 52] ",  # ENOSYS
     "ReferenceError: ",  # of JavaScript: a name that only Node.js has
 )
+_UNAVAILABLE = " is unavailable on wasm32-wasi"  # what `ctypes` and `mmap` say there, after the name
+_AFTERTHOUGHT = "RuntimeWarning: "  # follows the error that ended an event loop
 
 
 def lack_in(code: int, stderr: bytes) -> str | None:
@@ -22,7 +25,11 @@ def lack_in(code: int, stderr: bytes) -> str | None:
     if code == 0:
         return None
     lines = stderr[-_TAIL:].decode("utf-8", "replace").splitlines()
-    last = next((line for line in reversed(lines) if line and not line[0].isspace()), "")  # JavaScript's stack follows, set in
-    if last.startswith((*_MISSING, *_UNSUPPORTED)) or (last.startswith("AttributeError: module '") and " has no attribute " in last):
+    # JavaScript's stack follows, set in.
+    last = next((line for line in reversed(lines) if line and not line[0].isspace() and _AFTERTHOUGHT not in line), "")
+    last = last.removeprefix(_REJECTED)
+    if last.startswith((*_MISSING, *_UNSUPPORTED)) or (last.startswith("OSError: ") and last.endswith(_UNAVAILABLE)):
+        return shown(last, 200)
+    if last.startswith("AttributeError: module '") and " has no attribute " in last:
         return shown(last, 200)
     return None

@@ -11,9 +11,14 @@ WASM_COST = 10
 PROCESS_COST = 20
 
 
-def wasm_host(guarantees: frozenset[Guarantee], *, features: frozenset[Feature] = frozenset(), unavailable: str = "") -> Host:
+def wasm_host(
+    guarantees: frozenset[Guarantee],
+    *,
+    languages: frozenset[str] = frozenset({"python", "javascript"}),
+    features: frozenset[Feature] = frozenset(),
+    unavailable: str = "",
+) -> Host:
     """CPython and QuickJS in WebAssembly. `features` are those that the runtime gives its guests beyond what WASI has."""
-    languages = frozenset({"python", "javascript"})
     return Host("wasm", WASM_COST, languages, guarantees, features, wasm_table.MODULES, wasm_table.ABSENT, unavailable)
 
 

@@ -28,11 +28,10 @@ _TEMPLATE = re.compile(r"(?:[^`\\$]|\\.|\$(?!\{))*(`|\$\{)?", re.DOTALL)
 _WORD = re.compile(r"[^\W\d][\w$]*")
 
 _NODE_NAMES = """
-    require module exports process Buffer global __dirname __filename setTimeout setInterval setImmediate clearTimeout clearInterval
-    clearImmediate queueMicrotask fetch URL URLSearchParams TextEncoder TextDecoder AbortController AbortSignal Event EventTarget
-    performance crypto structuredClone WebAssembly Worker MessageChannel BroadcastChannel Blob File FormData Headers Request Response
-    WebSocket EventSource ReadableStream WritableStream TransformStream atob btoa Intl SharedArrayBuffer Atomics navigator document
-    window localStorage XMLHttpRequest Deno Bun
+    require module exports process Buffer global __dirname __filename setImmediate clearImmediate fetch URL URLSearchParams TextEncoder
+    TextDecoder AbortController AbortSignal Event EventTarget performance crypto structuredClone WebAssembly Worker MessageChannel
+    BroadcastChannel Blob File FormData Headers Request Response WebSocket EventSource ReadableStream WritableStream TransformStream
+    Intl SharedArrayBuffer Atomics navigator document window localStorage XMLHttpRequest Deno Bun
 """
 _NODE = frozenset(_NODE_NAMES.split())
 _NODE_METHODS = frozenset({"toLocaleString", "toLocaleDateString", "toLocaleTimeString", "localeCompare"})  # they need Intl to be right

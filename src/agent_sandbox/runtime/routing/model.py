@@ -39,13 +39,16 @@ class Work:
 
     `repeatable` says whether a run that turns out to lack something can start again as if nothing had been: not after input was taken from
     a descriptor, output was passed on, or a tool of the caller was called. `local` names the modules that lie where the code would look
-    first, in its own directory: they may shadow any other, and nobody has read them.
+    first, in its own directory: they may shadow any other, and nobody has read them. None where that is not known. `given` are modules that
+    every runtime has for it. With `goes_on` there is more to come, in turns that nobody has read either.
     """
 
     language: str
     source: str = ""
     repeatable: bool = True
-    local: frozenset[str] = frozenset()
+    local: frozenset[str] | None = frozenset()
+    given: frozenset[str] = frozenset()
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ class Reading:
 class Route:
     """Which runtime, and why; every other one, and why not; where to start again, once, if something is missing after all.
 
-    `runtime` is None when nothing here gives the guarantees and takes the language: then nothing may run.
+    `runtime` is None when nothing here gives the guarantees and takes the language: then nothing may run. `fell_forward` is what a first
+    try elsewhere lacked, in the program's own words, when this is the second; nothing of the first was kept.
     """
 
     runtime: str | None
@@ -116,3 +120,4 @@ class Route:
     passed_over: tuple[tuple[str, str], ...] = ()
     fall_forward: str | None = None
     notes: tuple[str, ...] = ()
+    fell_forward: str = ""

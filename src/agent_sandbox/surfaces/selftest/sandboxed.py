@@ -11,7 +11,9 @@ from typing import Any, Self
 
 from agent_sandbox import places, shared
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.session import Command, Session, Work
+from agent_sandbox.engine.routing import only
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy, implied
 from agent_sandbox.policy.paths import Tree, ancestors
@@ -105,7 +107,7 @@ class Cloned:
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
         policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
         state = None if attempt.throw_away else self._state
-        return Session(Gate(policy, places.ledger(), clock=time.time), self._runtime, project=self._bench.project, state=state)
+        return Session(Gate(policy, places.ledger(), clock=time.time), only(self._runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
         """The command line itself."""

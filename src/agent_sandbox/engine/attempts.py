@@ -1,0 +1,59 @@
+"""What a first try and a second one have to do with each other: whether a run can start again, why it would, and what it may still use.
+
+A run starts again only as if nothing had been: on other layers, with the same input, when nobody has seen anything of the first.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox.engine.routing import Choice, Question, modules_in
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.runtime.base import DEVNULL, Completed, Reason, Usage
+from agent_sandbox.runtime.routing.model import COMMAND, Work
+from agent_sandbox.values import TYPE_CHECKING, replace
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine import work as submitted
+    from agent_sandbox.engine.holding import Held
+    from agent_sandbox.runtime.base import Guest
+
+_A_MOMENT = 0.001  # seconds: no limit can be nothing
+
+
+def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Question:
+    """What the router has to know of a piece of work. What a `stored` sandbox keeps of a first try could not be taken back."""
+    language: str = getattr(work.what, "language", COMMAND)
+    repeatable = not stored and work.on_output is None and not takes_input(work)
+    local: frozenset[str] | None = frozenset()
+    if work.cwd is not None and language != COMMAND and policy.files.read and policy.files.reaches(work.cwd):
+        local = None if stored else modules_in(work.cwd)  # its layers are not looked through
+    asked = Work(language, getattr(work.what, "source", ""), repeatable, local)
+    return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
+
+
+def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:
+    """What its runtime lacked, if that is how it ended and it could start again as if nothing had been."""
+    end = completed.exit
+    shown = held.passed if held is not None else work.on_output is not None or not work.collect
+    if not choice.may_lack or end.reason is not Reason.EXITED or stored or takes_input(work) or shown:
+        return None
+    if guest.refused or guest.irrevocable:
+        return None
+    from agent_sandbox.runtime.routing.forward import lack_in
+
+    return lack_in(end.code, completed.stderr if held is None else held.stderr)
+
+
+def takes_input(work: submitted.Work) -> bool:
+    """Whether it reads from a descriptor, where what was read is gone."""
+    return isinstance(work.stdin, int) and work.stdin != DEVNULL
+
+
+def rest(limits: Limits, spent: Usage) -> Limits:
+    """What a second run may use so that both together stay within the limits. The rest of them hold for each."""
+    left = {
+        name: max(limit - used, _A_MOMENT)
+        for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
+        if (limit := getattr(limits, name)) is not None
+    }
+    return replace(limits, **left)

@@ -1,0 +1,208 @@
+"""The record of a deterministic run, and its file: one JSON document, written whole and for its owner alone.
+
+Whoever hands somebody a record hands them code to run: what is read is checked as to form and size here, and as to permission by who
+replays it. Of environment variables it holds salted digests, which hide no value that can be guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+from agent_sandbox.engine.records.tape import KEPT, MOST_PIECES, Tape
+from agent_sandbox.errors import RecordError
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.values import dataclass, fields
+from agent_sandbox.workspace.durable import write_atomically
+
+SCHEMA = "agent-sandbox/record/1"
+LARGEST = 64 << 20  # bytes of a file that is read
+_DIGEST, _PIECE = 64, 32  # hexadecimal digits
+_HINT = "it must be one that this version wrote, unchanged"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run was given, and what came of it. `code` and `stdin` are None where they were kept out, and only their digests are there."""
+
+    identity: Mapping[str, str]  # of the engine, the interpreter and the machine
+    seed: int
+    language: str
+    code: str | None
+    code_digest: str
+    arguments: tuple[str, ...]
+    stdin: bytes | None
+    stdin_digest: str
+    cwd: str
+    salt: str
+    environment: Mapping[str, str]  # by name, a digest of the value
+    rules: str  # a digest of what files it was shown
+    limits: Mapping[str, float | None]
+    inputs: Mapping[str, str]  # what it looked into: "file /path" or "directory /path", with a digest
+    stdout: Tape
+    stderr: Tape
+    changes: Mapping[str, str]  # by path
+    code_out: int
+    reason: str
+    limits_hit: tuple[str, ...]
+    fuel: int | None
+
+
+def digest(data: bytes) -> str:
+    """Names content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def salted(salt: str, value: str) -> str:
+    """Names a value that may be a secret."""
+    return hmac.new(bytes.fromhex(salt), value.encode("utf-8", "surrogateescape"), "sha256").hexdigest()
+
+
+def write(record: Record, path: str) -> None:
+    """Write it, whole or not at all. Raises `RecordError`."""
+    content = {"schema": SCHEMA, **{field.name: _plain(getattr(record, field.name)) for field in fields(record)}}
+    try:
+        write_atomically(os.path.abspath(path), json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise RecordError(f"the record {path!r} cannot be written: {error.strerror}", hint="name a file in a directory of yours") from error
+
+
+def check_place(path: str) -> None:
+    """Raise `RecordError` where a record could not be written, before there is one."""
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.access(directory, os.W_OK | os.X_OK) or os.path.isdir(path):
+        raise RecordError(f"no record can be written to {path!r}", hint="name a file in a directory of yours")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, Tape):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def read(path: str) -> Record:
+    """Read one, believing nothing. Raises `RecordError`."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RecordError(f"{path!r} is no file", hint=_HINT)
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise RecordError(f"the record {path!r} cannot be read: {error.strerror}", hint="name a file that --record wrote") from error
+    if len(content) > LARGEST:
+        raise RecordError(f"{path!r} is larger than any record", hint=_HINT)
+    try:
+        document = json.loads(content)
+        if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
+            raise RecordError(f"{path!r} is no record of this version: its schema is not {SCHEMA}", hint=_HINT)
+        return _checked(document)
+    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+        raise RecordError(f"{path!r} is not what a record looks like: {error}"[:500], hint=_HINT) from error
+
+
+def _checked(document: dict[str, Any]) -> Record:
+    take = _Taking(document)
+    made = Record(
+        identity=take.names("identity", str),
+        seed=take.number("seed", 0, (1 << 64) - 1),
+        language=take.text("language"),
+        code=None if document["code"] is None else take.text("code"),
+        code_digest=take.digest("code_digest"),
+        arguments=take.texts("arguments"),
+        stdin=None if document["stdin"] is None else take.bytes("stdin"),
+        stdin_digest=take.digest("stdin_digest"),
+        cwd=take.text("cwd"),
+        salt=take.hexadecimal("salt", 32),
+        environment=take.names("environment", str),
+        rules=take.digest("rules"),
+        limits=take.limits("limits"),
+        inputs=take.names("inputs", str),
+        stdout=_tape(take.document["stdout"]),
+        stderr=_tape(take.document["stderr"]),
+        changes=take.names("changes", str),
+        code_out=take.number("code_out", 0, 255),
+        reason=take.text("reason"),
+        limits_hit=take.texts("limits_hit"),
+        fuel=None if document["fuel"] is None else take.number("fuel", 0, (1 << 64) - 1),
+    )
+    if strange := set(document) - {field.name for field in fields(made)}:
+        raise ValueError(f"unknown fields: {', '.join(sorted(strange))[:100]}")
+    for content, named, what in ((made.code, made.code_digest, "code"), (made.stdin, made.stdin_digest, "stdin")):
+        if content is not None and digest(content.encode() if isinstance(content, str) else content) != named:
+            raise ValueError(f"its {what} is not what its digest says")
+    return made
+
+
+def _tape(document: Any) -> Tape:
+    if not isinstance(document, dict) or set(document) != {field.name for field in fields(Tape)}:
+        raise ValueError("an output stream is not described as one")
+    take = _Taking(document)
+    beginning, pieces = take.bytes("beginning"), take.texts("pieces")
+    if len(beginning) > KEPT or len(pieces) > MOST_PIECES or any(len(piece) != _PIECE for piece in pieces):
+        raise ValueError("an output stream is longer than what is kept of one")
+    return Tape(take.number("size", 0, 1 << 60), take.digest("digest"), beginning, pieces)
+
+
+class _Taking:
+    """Fields of a document, each of its type or a ValueError."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+
+    def text(self, name: str) -> str:
+        value = self.document[name]
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"{name} is no text")
+        return value
+
+    def number(self, name: str, least: int, most: int) -> int:
+        value = self.document[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{name} is no number that it can be")
+        return value
+
+    def hexadecimal(self, name: str, length: int) -> str:
+        value = self.text(name)
+        if len(value) != length or value.strip("0123456789abcdef"):
+            raise ValueError(f"{name} is no digest")
+        return value
+
+    def digest(self, name: str) -> str:
+        return self.hexadecimal(name, _DIGEST)
+
+    def bytes(self, name: str) -> bytes:
+        value = self.document[name]
+        if not isinstance(value, dict) or set(value) != {"base64"} or not isinstance(value["base64"], str):
+            raise ValueError(f"{name} is not in base64")
+        return base64.b64decode(value["base64"], validate=True)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.document[name]
+        if not isinstance(value, list) or not all(isinstance(each, str) and "\0" not in each for each in value):
+            raise ValueError(f"{name} is no list of texts")
+        return tuple(value)
+
+    def names(self, name: str, kind: type) -> dict[str, Any]:
+        value = self.document[name]
+        if not isinstance(value, dict) or not all(isinstance(each, kind) for each in value.values()):
+            raise ValueError(f"{name} is no table")
+        return value
+
+    def limits(self, name: str) -> dict[str, Any]:
+        value = self.document[name]
+        known = {field.name for field in fields(Limits)}
+        if not isinstance(value, dict) or set(value) != known:
+            raise ValueError(f"{name} are not the limits that there are")
+        for each in value.values():
+            if each is not None and (isinstance(each, bool) or not isinstance(each, int | float)):
+                raise ValueError(f"{name} are no numbers")
+        return value

@@ -1,0 +1,118 @@
+"""Make the record of a run while it goes on: its output as it comes, its changes while they can be read, the rest at its end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+
+from agent_sandbox.engine.records.record import Record, check_place, digest, salted, write
+from agent_sandbox.engine.records.tape import Taping
+from agent_sandbox.engine.session import SCRATCH, Session
+from agent_sandbox.engine.work import Code, Outcome, Work
+from agent_sandbox.errors import PolicyError, RecordError
+from agent_sandbox.policy import canonical
+from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import FileRules, Policy
+from agent_sandbox.values import fields, replace
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
+from agent_sandbox.workspace.nodes import EntryType
+
+_LONGEST_LINE = 16384
+
+
+class Recorder:
+    """Of one run. Give the session `work`, and then make the record from what came of it."""
+
+    def __init__(self, work: Work, *, salt: str | None = None) -> None:
+        """`salt` is that of another record, to compare with."""
+        if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
+            raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
+        self._what, self._stdin = work.what, work.stdin
+        self._given = work
+        self._salt = salt or secrets.token_hex(16)
+        self._tapes = {"stdout": Taping(), "stderr": Taping()}
+        self._changes: dict[str, str] = {}
+        self.work = replace(work, on_output=self._take, on_changes=self._note, watch_inputs=True)
+
+    def _take(self, stream: str, data: bytes) -> None:
+        self._tapes[stream].take(data)
+        if self._given.on_output is not None:
+            self._given.on_output(stream, data)
+
+    def _note(self, changes: ChangeSet, contents: Contents) -> None:
+        self._changes = {change.path: _named(change, contents) for change in changes}
+        if self._given.on_changes is not None:
+            self._given.on_changes(changes, contents)
+
+    def record(self, outcome: Outcome, policy: Policy, identity: Mapping[str, str], *, keep: bool = True) -> Record:
+        """The record. Without `keep` the code and the input are not in it, only their digests."""
+        source, end = self._what.source.encode(), outcome.exit
+        return Record(
+            identity=identity,
+            seed=self._given.seed,
+            language=self._what.language,
+            code=self._what.source if keep else None,
+            code_digest=digest(source),
+            arguments=self._what.arguments,
+            stdin=self._stdin if keep else None,
+            stdin_digest=digest(self._stdin),
+            cwd=self._given.cwd or SCRATCH,
+            salt=self._salt,
+            environment={name: salted(self._salt, value) for name, value in sorted(self._given.env.items())},
+            rules=rules_of(policy.files),
+            limits={field.name: getattr(policy.limits, field.name) for field in fields(policy.limits)},
+            inputs=_inputs(outcome.inputs),
+            stdout=self._tapes["stdout"].taped(),
+            stderr=self._tapes["stderr"].taped(),
+            changes=self._changes,
+            code_out=end.code,
+            reason=end.reason.value,
+            limits_hit=end.limits_hit,
+            fuel=end.usage.fuel,
+        )
+
+
+def run_recorded(session: Session, work: Work, action: Action | None) -> Outcome:
+    """Run it and write the record that it asks for. Raises as `Session.run`, and before anything has run where no record can be made."""
+    if Guarantee.DETERMINISTIC not in session.policy.requires:
+        raise PolicyError("only deterministic runs are recorded", hint="add deterministic=True, or --deterministic")
+    check_place(work.record)
+    identity, recorder = session.identity, Recorder(replace(work, record=""))
+    outcome = session.run(recorder.work, action)
+    write(recorder.record(outcome, session.policy, identity), work.record)
+    return outcome
+
+
+def rules_of(files: FileRules) -> str:
+    """Names what files a run is shown, without the secrets that are hidden from it: those are another user's on another machine."""
+    return canonical.digest(replace(files, masks=()))
+
+
+def _inputs(report: bytes) -> dict[str, str]:
+    """What a guest says that it looked into. Lines that are none are left out: it may say anything."""
+    found = {}
+    for line in report.splitlines():
+        kind, _, rest = line[:_LONGEST_LINE].partition(b" ")
+        name, _, path = rest.partition(b" ")
+        if kind in (b"file", b"directory") and len(name) == 64 and not name.strip(b"0123456789abcdef"):
+            try:
+                found[f"{kind.decode()} {os.fsdecode(bytes.fromhex(path.decode('ascii', 'replace')))}"] = name.decode()
+            except ValueError:
+                continue
+    return found
+
+
+def _named(change: Change, contents: Contents) -> str:
+    """A digest of all that a change is, but for whose it is and when it was: users differ, and the disk has the real time."""
+    after = change.after
+    plain = [change.kind.value, change.renamed_from, change.link_of, *change.xattrs]
+    if after is not None:
+        plain += [after.type.value, f"{after.mode:o}", str(after.size), after.target, str(after.device)]
+        plain += [f"{name}={value.hex()}" for name, value in sorted(after.xattrs.items())]
+    if after is not None and after.type is EntryType.FILE:
+        with open(contents.open_file(change), "rb") as file:
+            plain.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return canonical.digest_of_plain(plain)

@@ -1,0 +1,161 @@
+"""Functions of the caller's that a program inside may call: each call through the gate, data in, data out.
+
+What the program says is hostile. It can name only what was handed over, and its arguments are data before anybody looks at them. What a
+tool raises is the caller's business: the program learns that it failed, and more only where the tool's author says so with `ToolError`.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Mapping
+
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.errors import Denied, PolicyError, ToolError
+from agent_sandbox.policy.action import CallTool
+from agent_sandbox.runtime import crossing
+from agent_sandbox.runtime.base import Nonsense, Talk
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+Tool = Callable[..., object]
+MOST_CALLS = 1000  # of one run, or of one turn: each is written down before it is done
+LONGEST_NAME = 200
+KEPT_ERRORS = 100  # of a run: a program may have a tool fail as often as it likes
+_DUNDER = "__"
+
+
+def named(tools: object) -> dict[str, Tool]:
+    """Tools by name, from a mapping or from functions that have names. Raises `PolicyError` for what cannot be one."""
+    import builtins
+
+    pairs = tools.items() if isinstance(tools, Mapping) else [(getattr(tool, "__name__", None), tool) for tool in _listed(tools)]
+    found: dict[str, Tool] = {}
+    for name, tool in pairs:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith(_DUNDER):
+            raise PolicyError(f"{name!r} cannot be the name of a tool", hint='hand it over as {"name": function}, with a name like lookup')
+        if hasattr(builtins, name) or name == "ToolError":
+            raise PolicyError(f"a tool cannot be called {name!r}: programs know another thing by that name", hint="choose another name")
+        if name in found:
+            raise PolicyError(f"two tools are called {name!r}", hint='hand them over as {"name": function, "other": function}')
+        if not callable(tool):
+            raise PolicyError(f"the tool {name!r} is no function, but {type(tool).__name__}", hint="hand over the function itself")
+        found[name] = tool
+        described(name, tool)
+    return found
+
+
+def _listed(tools: object) -> list[Any]:
+    if isinstance(tools, str | bytes) or not hasattr(tools, "__iter__"):
+        raise PolicyError(f"tools are functions in a list, or in a dict by name, not {type(tools).__name__}", hint="write tools=[function]")
+    return list(tools)
+
+
+def described(name: str, tool: Tool) -> dict[str, Any]:
+    """What a program is told of a tool: its signature and its docstring. Defaults that are no data stay unknown."""
+    import inspect  # slow to load, and few runs have tools
+
+    try:
+        signature = inspect.signature(tool)
+    except (TypeError, ValueError):  # some functions written in C have none
+        signature = inspect.signature(lambda *args, **kwargs: None)
+    parameters, annotations = [], {}
+    for parameter in signature.parameters.values():
+        about: dict[str, Any] = {"name": parameter.name, "kind": int(parameter.kind)}
+        about["required"] = parameter.default is parameter.empty
+        if not about["required"]:
+            try:
+                about["default"] = crossing.plain(parameter.default)
+            except (TypeError, ValueError):
+                if parameter.kind is parameter.POSITIONAL_ONLY:
+                    why = f"the default of {parameter.name!r} of the tool {name!r} is no data, and it can be given by place alone"
+                    raise PolicyError(why, hint="make it a parameter that has a name") from None
+        parameters.append(about)
+        if parameter.annotation is not parameter.empty:
+            annotations[parameter.name] = parameter.annotation
+    if signature.return_annotation is not signature.empty:
+        annotations["return"] = signature.return_annotation
+    annotations = {where: what if isinstance(what, str) else inspect.formatannotation(what) for where, what in annotations.items()}
+    return {"name": name, "doc": inspect.getdoc(tool), "parameters": parameters, "annotations": annotations}
+
+
+class Hearing:
+    """What one program may say, and what it is answered. `errors` are those that tools raised, for the caller alone."""
+
+    def __init__(self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS) -> None:
+        from inspect import iscoroutinefunction
+
+        if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
+            why = f"nobody would await these tools: {', '.join(coroutines)}"
+            raise PolicyError(why, hint="use AsyncSandbox, or hand over functions that are no coroutines")
+        self.errors: list[Exception] = []
+        self._gate = gate
+        self._tools = tools
+        self._most_calls = most_calls
+        self._calls = 0
+
+    def talk(self, *, turns: bool = False) -> Talk:
+        """The conversation, for a launch."""
+        offer = {"turns": turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
+        return Talk(self.hear, offer)
+
+    def renew(self) -> None:
+        """Another turn begins."""
+        self._calls, self.errors = 0, []
+
+    def hear(self, words: bytes) -> bytes:
+        """Answer a question. Raises `Nonsense` for one that no honest program asks, and whatever keeps the gate from recording."""
+        try:
+            match crossing.understood(words):
+                case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
+                    pass
+                case _:
+                    raise ValueError("it asks for nothing that there is")
+        except ValueError as error:
+            raise Nonsense(f"it said something that is no question: {error}") from None
+        self._calls += 1
+        if self._calls > self._most_calls:
+            return _raised("ToolError", f"{name}: no more than {self._most_calls} calls are answered")
+        # What is judged is named by the very words: whoever spells the same otherwise asks for something else.
+        return self._called(CallTool.of(name, words), args, kwargs)
+
+    def _called(self, action: CallTool, args: list[Any], kwargs: dict[str, Any]) -> bytes:
+        name = action.tool
+        try:
+            return self._gate.perform(action, lambda _: self._result(name, args, kwargs), describe=lambda made: {"result_bytes": len(made)})
+        except Denied as refusal:
+            return _raised("PermissionError", str(refusal))
+        except _Failed as failure:
+            error = failure.error
+            if len(self.errors) < KEPT_ERRORS:
+                error.add_note(f"in the tool {name!r}, called from inside the sandbox")
+                self.errors.append(error)
+            return _raised("ToolError", _cut(str(error)) if isinstance(error, ToolError) else failure.shown)
+
+    def _result(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
+        try:
+            value = self._tools[name](*args, **kwargs)
+        except Exception as error:
+            raise _Failed(error, f"{name} failed") from error
+        try:
+            return crossing.packed({"value": crossing.plain(value)})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _Failed(error, f"{name} failed: what it returned cannot cross") from error
+
+
+class _Failed(Exception):
+    """A tool raised. What the ledger keeps of it is this name."""
+
+    def __init__(self, error: Exception, shown: str) -> None:
+        super().__init__(shown)
+        self.error = error
+        self.shown = shown
+
+
+def _raised(kind: str, text: str) -> bytes:
+    return crossing.packed({"raise": kind, "text": text})
+
+
+def _cut(text: str) -> str:
+    return text[:10_000]

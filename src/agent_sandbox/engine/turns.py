@@ -1,0 +1,177 @@
+"""One interpreter, many turns: each an action of its own, through the gate and in the ledger, on what the one before has left.
+
+The interpreter is started with the first turn, after the gate has let that pass. It ends when it is closed, when it ends itself, and when a
+turn goes beyond a limit; the turn in which that happens says why, and there is none after it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.tools import Hearing
+from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts
+from agent_sandbox.errors import PolicyError, SandboxError
+from agent_sandbox.ledger.event import Facts
+from agent_sandbox.policy.decide import Allow
+from agent_sandbox.runtime import crossing
+from agent_sandbox.runtime.base import Exit, Launch, Reason
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.workspace.changes import ChangeSet
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from agent_sandbox.runtime.running import ProcessGuest
+
+CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
+LONGEST_REPR = 10_000  # characters
+_NO_MORE = crossing.packed(None)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is given for one turn. `wall` seconds are its own; `on_start` receives the guest, to kill it from elsewhere."""
+
+    source: str
+    stdin: bytes = b""
+    wall: float | None = None
+    idle: float | None = None  # how long the interpreter may wait for the turn after this one
+    on_output: Callable[[str, bytes], None] | None = None
+    on_start: Callable[[ProcessGuest], None] | None = None
+
+
+@dataclass(frozen=True)
+class Turned:
+    """What came of it. `value` is that of a last expression, as data; or None, and `described` says what it was instead."""
+
+    outcome: Outcome
+    value: Any = None
+    described: str | None = None
+
+
+class Turns:
+    """One at a time, from any thread."""
+
+    def __init__(self, session: Session, work: Work) -> None:
+        """`work` holds what all turns share: environment, directory, arguments, tools, modules to have at hand."""
+        self.id = os.urandom(8).hex()
+        self.ended = ""  # why there are no more
+        self.changes = ChangeSet()  # known when it has ended
+        self._session = session
+        self._work = work
+        self._hearing = Hearing(session.gate, work.tools)
+        self._opened: Opened | None = None
+        self._count = 0
+        self._process = os.getpid()
+
+    def _leave_to_its_own_process(self) -> None:
+        """In a fork of the application: the interpreter is its parent's, who may be in the middle of a turn."""
+        if self._process != os.getpid():
+            self.ended, self._opened = "it is that of another process, which this one was forked from", None
+
+    def run(self, turn: Turn) -> Turned:
+        """Take a turn. Raises as `Session.run` does, and `SandboxError` when there are no more."""
+        self._leave_to_its_own_process()
+        if self._opened is not None and not self._opened.guest.waiting:
+            self._end(f"it was {self._opened.guest.ended().reason.value} between two turns")
+        if self.ended:
+            raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
+        assert isinstance(self._work.what, Code)
+        action = action_of(replace(self._work, what=replace(self._work.what, source=turn.source)))
+        try:
+            message = crossing.packed({"source": turn.source, "stdin": turn.stdin})
+        except ValueError as error:
+            raise PolicyError(f"the code and input of a turn: {error}", hint="put it into a file, or take several turns") from None
+        return self._session.gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts)
+
+    def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
+        began = time.monotonic()
+        self._hearing.renew()
+        self._count += 1
+        opened = self._opened or self._open(turn)
+        if turn.on_start is not None:
+            turn.on_start(opened.guest)
+        try:
+            completed, said = opened.guest.turn(message, self._launch(opened.guest.launch, turn.wall, turn.on_output), idle=turn.idle)
+        except BaseException as error:  # a callback raised: where the interpreter stands is not known
+            self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
+            raise
+        code, value, described, end = 0, None, None, completed.exit
+        if said is not None:
+            try:
+                code, value, described = _understood(said)
+                end = replace(end, code=code)
+            except ValueError as error:
+                end, said = Exit(137, Reason.GARBLED, 9, end.limits_hit, end.usage), None
+                opened.guest.refused = f"it ended its turn with something that is no value: {error}"
+        outcome = Outcome(
+            exit=end,
+            stdout=completed.stdout,
+            stderr=completed.stderr,
+            changes=ChangeSet(),
+            route=opened.route,
+            verdict=allow,
+            seconds=time.monotonic() - began,
+            refused=opened.guest.refused,
+            notes=opened.notes,
+            tool_errors=tuple(self._hearing.errors),
+        )
+        if said is None:
+            self._end(f"its turn {self._count} was {end.reason.value}")
+            outcome = replace(outcome, changes=self.changes)
+        return Turned(outcome, value, described)
+
+    def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
+        """What holds for one turn; mostly what held for the one before."""
+        if before.limits.wall_seconds == wall and before.on_output is on_output:
+            return before
+        return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
+
+    def _open(self, turn: Turn) -> Opened:
+        # The source is there to be looked at, for what had better be imported beforehand; what runs is sent as the turn.
+        seen = f"import {', '.join(self._work.preload)}\n{turn.source}" if self._work.preload else turn.source
+        assert isinstance(self._work.what, Code)
+        what = replace(self._work.what, source=seen)
+        self._opened = self._session.open(replace(self._work, what=what, talk=self._hearing.talk(turns=True)))
+        return self._opened
+
+    def _facts(self, turned: Turned) -> Facts:
+        return {**facts(turned.outcome), "session": self.id, "turn": self._count}
+
+    def kill(self) -> None:
+        """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
+        self._leave_to_its_own_process()
+        if self._opened is not None:
+            self._opened.guest.kill()
+
+    def close(self) -> None:
+        """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
+        self._leave_to_its_own_process()
+        try:
+            if self._opened is not None:
+                guest = self._opened.guest
+                guest.turn(_NO_MORE, self._launch(guest.launch, CLOSING_SECONDS, None), idle=None)
+        finally:
+            self._end("it was closed")
+
+    def _end(self, why: str) -> None:
+        self.ended = self.ended or why
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        opened.guest.kill()
+        if self._session.policy.files.write:
+            opened.guest.settle()
+            self.changes, _ = self._session.changes(opened.guest, self._work)
+        opened.guest.close()
+
+
+def _understood(said: bytes) -> tuple[int, Any, str | None]:
+    match crossing.understood(said):
+        case {"turn": {"code": int(code), "value": value, **more}} if 0 <= code <= 255:
+            described = more.get("repr")
+            return int(code), value, described[:LONGEST_REPR] if isinstance(described, str) else None
+    raise ValueError("there is no exit code in it")

@@ -1,0 +1,126 @@
+"""What is to be done and what came of it, as values; and what of either is judged and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.paths import normalise
+from agent_sandbox.runtime.base import Exit, Talk, Terminal
+from agent_sandbox.runtime.routing.model import Route
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field
+from agent_sandbox.workspace.changes import ChangeSet, Contents
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from agent_sandbox.runtime.running import ProcessGuest
+
+
+@dataclass(frozen=True)
+class Code:
+    """Source in a language, by its canonical name."""
+
+    language: str
+    source: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program and its arguments."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to do, with all it is given.
+
+    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
+    run changed, while the contents can still be read; it is not called when that cannot be told. With `watch_reads` the files of the
+    project that it opens are kept with the sandbox.
+    """
+
+    what: Code | Command
+    env: Mapping[str, str]
+    cwd: str | None = None
+    stdin: bytes | int = b""
+    terminal: Terminal | None = None
+    preload: tuple[str, ...] = ()
+    on_output: Callable[[str, bytes], None] | None = None
+    on_start: Callable[[Any], None] | None = None
+    on_changes: Callable[[ChangeSet, Contents], None] | None = None
+    collect: bool = True
+    watch_reads: bool = False
+    tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
+    talk: Talk | None = None  # what comes of them
+    seed: int = 0  # where the policy requires a deterministic run
+    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
+    record: str = ""  # of such a run: the file to write its record to
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. `refused` says why the program could not be started inside (not found, not executable), or is empty."""
+
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+    changes: ChangeSet
+    route: Route
+    verdict: Allow
+    seconds: float
+    refused: str = ""
+    notes: tuple[str, ...] = field(default=())
+    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
+    inputs: bytes = b""  # see `Completed`
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A guest that is given its work in turns, and where it is."""
+
+    guest: ProcessGuest
+    route: Route
+    notes: tuple[str, ...]
+
+
+def action_of(work: Work) -> Action:
+    """What is judged and recorded of a piece of work. Raises PolicyError for what cannot be run in any sandbox."""
+    for name, value in work.env.items():
+        if "\0" in value:
+            raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
+    if work.cwd is not None:
+        normalise(work.cwd)
+    if isinstance(work.what, Code):
+        if "\0" in work.what.source:
+            raise PolicyError("the code holds a NUL character", hint="remove it, or spell it as an escape")
+        try:
+            source = work.what.source.encode()
+        except UnicodeEncodeError as error:
+            raise PolicyError("the code holds a lone surrogate, which is not text", hint="spell it as an escape") from error
+        return RunCode.of(work.what.language, source, cwd=work.cwd, environment=work.env)
+    return RunCommand.of(work.what.argv, cwd=work.cwd, environment=work.env)
+
+
+def title(work: Work) -> str:
+    """What it is called where people see who holds a sandbox."""
+    return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
+
+
+def facts(outcome: Outcome) -> dict[str, str | int | float]:
+    """What the ledger keeps of an outcome: no output, which may hold anything."""
+    return {
+        "exit_code": outcome.exit.code,
+        "reason": outcome.exit.reason.value,
+        "limits_hit": ",".join(outcome.exit.limits_hit),
+        "seconds": round(outcome.seconds, 6),
+        "changes": len(outcome.changes),
+        **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
+        "runtime": outcome.route.runtime or "",
+        # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.
+        **({"fell_forward": outcome.route.fell_forward.partition(":")[0]} if outcome.route.fell_forward else {}),
+    }

@@ -1,0 +1,170 @@
+"""The supervisor's end of a conversation with a program that runs: one question, one answer, the next question.
+
+Any process of the guest may write to it, at any time, anything. So nothing here waits for the guest, nothing grows with what it sends (one
+question is held, and no other is read before its answer is out), and what is no question ends the run.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from agent_sandbox.kernel.protocol import HELLO, TALK
+from agent_sandbox.runtime.base import Nonsense, Talk
+from agent_sandbox.runtime.pump import CHUNK, Poller
+
+TURN = b'{"turn":'  # so begins what is said at the end of a turn
+LARGEST = (16 << 20) + 4096  # bytes of a question: what may cross, and the words around it
+HANGING_UP_SECONDS = 1.0  # between the end of a conversation and the end of who had it
+_REFUSAL = 8192  # bytes that a guest says at most when there will be no program
+
+
+class Conversation:
+    """One, over a socket that is the supervisor's own end."""
+
+    def __init__(self, line: socket.socket, talk: Talk, before: Callable[[], None]) -> None:
+        """`before` is called before anybody is asked: that may take long."""
+        line.setblocking(False)
+        self.broken = ""  # why the guest is not listened to any more
+        self.hung_up = False  # whether it has closed its end
+        self.answered = False  # whether anything was done for it
+        self.said: bytes | None = None  # with what it asked for its next turn, when this one is over
+        self._line = line
+        self._hear = talk.hear
+        self._before = before
+        self._turns = bool(talk.offer["turns"])
+        self._hung_up_at = 0.0
+        self._poller: Poller | None = None
+        self._begun = False
+        self._unread = bytearray()
+        self._unsent = memoryview(b"")
+        self._asked: int | None = None  # the number of the question that the next turn answers
+        self._turn: bytes | None = None  # to be given when it asks
+
+    @property
+    def lost(self) -> str:
+        """Why the run has to be ended: it has said what cannot be said; or, for a while now, has no line to end its turn with."""
+        if self.hung_up and self._turns and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
+            return "it closed its line to its host"
+        return self.broken
+
+    def join(self, poller: Poller) -> None:
+        """Go on whenever there is something to read or room to write."""
+        self._poller = poller
+        self._arrange()
+        self._listen()
+
+    def give(self, turn: bytes) -> None:
+        """Answer its question for a turn, the one it has asked or will ask first."""
+        self.said = None
+        if self._asked is None:
+            self._turn = turn
+        else:
+            number, self._asked = self._asked, None
+            self._send(number, turn)
+
+    def last_words(self) -> bytes:
+        """What it said instead of beginning: why it could not."""
+        if self._begun:
+            return b""
+        with suppress(OSError):  # nothing more has come
+            self._unread += self._line.recv(CHUNK)
+        return b"" if self._unread.startswith(HELLO) else bytes(self._unread)
+
+    def _arrange(self) -> None:
+        if self._poller is None or self.hung_up or self.broken:
+            return
+        if self._unsent:
+            self._poller.add(self._line.fileno(), self._send_on, event=select.POLLOUT)
+        else:
+            self._poller.add(self._line.fileno(), self._take)
+
+    def _take(self) -> bool:
+        try:
+            data = self._line.recv(CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up()
+            return False
+        self._unread += data
+        self._listen()
+        return not self.broken
+
+    def _listen(self) -> None:
+        """Answer what has been asked, one after the other, until something has to be waited for."""
+        while not (self._unsent or self.broken or self.said is not None):
+            question = self._next()
+            if question is None:
+                return
+            number, words = question
+            if not (self._turns and words.startswith(TURN)):
+                self._answer(number, words)
+            elif self._turn is not None:
+                turn, self._turn = self._turn, None
+                self._send(number, turn)
+            else:
+                self._asked, self.said = number, words
+
+    def _answer(self, number: int, words: bytes) -> None:
+        self._before()
+        try:
+            answer = self._hear(words)
+        except Nonsense as error:
+            self.broken = str(error)
+        else:
+            self.answered = True
+            self._send(number, answer)
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """The next question, when all of it is there."""
+        if not self._begun:
+            if not self._unread.startswith(HELLO):
+                if len(self._unread) > _REFUSAL:
+                    self.broken = "it did not begin as a conversation begins"
+                return None
+            del self._unread[: len(HELLO)]
+            self._begun = True
+        if len(self._unread) < TALK.size:
+            return None
+        length, number = TALK.unpack_from(self._unread)
+        if length > LARGEST:
+            self.broken = f"it announced {length} bytes, and no more than {LARGEST} are taken"
+            return None
+        end = TALK.size + length
+        if len(self._unread) < end:
+            return None
+        words = bytes(self._unread[TALK.size : end])
+        del self._unread[:end]
+        return number, words
+
+    def _send(self, number: int, answer: bytes) -> None:
+        self._unsent = memoryview(TALK.pack(len(answer), number) + answer)
+        self._flush()
+        if self._unsent:
+            self._arrange()
+
+    def _send_on(self) -> bool:
+        self._flush()
+        if not self._unsent:
+            self._arrange()
+            self._listen()
+        return not (self.hung_up or self.broken)
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._line.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:  # it hears no more: its exit will say why
+            self._unsent = memoryview(b"")
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.hung_up, self._hung_up_at = True, self._hung_up_at or time.monotonic()
