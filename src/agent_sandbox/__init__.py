@@ -22,7 +22,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
     from agent_sandbox.aio import AsyncSandbox
-    from agent_sandbox.audit import AuditLevel
+    from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
     from agent_sandbox.config import SandboxConfig
     from agent_sandbox.errors import (
         Busy,
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncSandbox",
+    "AuditEntry",
     "AuditLevel",
+    "AuditLog",
     "Busy",
     "CodeExecutor",
     "Conflicted",
@@ -90,7 +92,7 @@ __all__ = [
 
 _HOMES = {
     "aio": ("AsyncSandbox",),
-    "audit": ("AuditLevel",),
+    "audit": ("AuditEntry", "AuditLevel", "AuditLog"),
     "config": ("SandboxConfig",),
     "errors": (
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),

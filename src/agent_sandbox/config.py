@@ -205,7 +205,11 @@ class SandboxConfig:
             allowed = ()
         projects = {*map(anchor, allowed), sys.prefix}
         masks = default_masks(
-            homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=projects, state_dir=places.state_dir()
+            homes=places.own_homes(),
+            homes_of_others=places.homes_of_others(),
+            projects=projects,
+            state_dir=places.state_dir(),
+            keys_dir=places.keys_dir(),
         )
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)

@@ -93,6 +93,10 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.snapshots import rollback as do
         case "snapshots":
             from agent_sandbox.surfaces.snapshots import snapshots as do
+        case "log":
+            from agent_sandbox.surfaces.log import log as do
+        case "approve":
+            from agent_sandbox.surfaces.approve import approve as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":

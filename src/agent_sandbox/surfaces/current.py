@@ -128,7 +128,7 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
     found = None if request.has("--throw-away") or request.has("--diff") else current(request)
     project = found.project if found else project_of(request)
     _warn(request, project)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time)
+    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
     session = Session(
         gate,
         runtimes,
