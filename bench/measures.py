@@ -81,6 +81,15 @@ MEASURES = (
     ),
     Measure("pool", "memory of a guest between runs", "waiting", {"waiting": {"calls": 20, "gap": 0.03}}, rounds=1, unit="MB"),
     Measure(
+        "governance",
+        "deciding, recording, checking",
+        "governance",
+        _burst(10, 1.0),
+        rounds=5,
+        reference="ledger",
+        notes=("durable against the end of the process; each entry sealed, chained and anchored",),
+    ),
+    Measure(
         "snapshots",
         "a resting sandbox",
         "snapshots",

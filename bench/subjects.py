@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bench import ours, peers, stored
+from bench import governance, ours, peers, stored
 from bench.peers import PANDAS, PRINT, SCRIPT, Call, Job
 from bench.trees import FEW_FILES, MANY_FILES, tree
 
@@ -122,6 +122,13 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
     "asleep inside": (Subject("us-wasm", "us, inside WebAssembly, asleep in their first line", partial(ours.wasm, PRINT)),),
     "waiting": (Subject("us", "us, waiting in the pool", partial(ours.locked, PRINT)),),
+    "governance": (
+        Subject("ledger", "1,000 entries into the ledger, one process", governance.recording),
+        Subject("ledger-briefly", "the same, files opened for each", governance.recording_briefly),
+        Subject("ledger-sixteen", "the same, from 16 processes", governance.recording_from_many),
+        Subject("capability", "1,000 checks of a capability", governance.checking),
+        Subject("decision", "1,000 decisions on a command", governance.deciding),
+    ),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),
     "promotion": _promotion(FULL),

@@ -22,7 +22,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
     from agent_sandbox.aio import AsyncSandbox
-    from agent_sandbox.audit import AuditLevel
+    from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
     from agent_sandbox.config import SandboxConfig
     from agent_sandbox.errors import (
         Busy,
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
         ToolError,
         WorkspaceError,
     )
+    from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
     from agent_sandbox.persistent import Workspace
     from agent_sandbox.replaying import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
@@ -49,18 +51,28 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncSandbox",
+    "AuditEntry",
     "AuditLevel",
+    "AuditLog",
     "Busy",
+    "CodeExecutor",
     "Conflicted",
     "Denied",
     "Drift",
+    "ExecutionContext",
+    "ExecutionResult",
+    "FilePermission",
     "IsolationBackend",
     "IsolationConfig",
     "LaunchFailed",
     "LedgerBroken",
     "LedgerUnavailable",
+    "NetworkPermission",
+    "PermissionLevel",
+    "PermissionSet",
     "PolicyError",
     "ProcessIsolation",
+    "ProcessPermission",
     "RecordError",
     "Replay",
     "RuntimeUnavailable",
@@ -80,13 +92,15 @@ __all__ = [
 
 _HOMES = {
     "aio": ("AsyncSandbox",),
-    "audit": ("AuditLevel",),
+    "audit": ("AuditEntry", "AuditLevel", "AuditLog"),
     "config": ("SandboxConfig",),
     "errors": (
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
         *("RecordError", "RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
     ),
+    "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
     "persistent": ("Workspace",),
     "replaying": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),

@@ -1,8 +1,27 @@
-"""The audit names that configuration imports. The audit log itself is a view over `ledger` and is not part of this module yet."""
+"""The audit log: a view in memory over the ledger, for a program that wants to know what its sandboxes did.
+
+What is recorded goes to the ledger first and is shown here afterwards, so nothing can be here that is not there. It forgets the oldest
+when it is full; the ledger does not. `load` brings back what was recorded earlier, by whomever.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from typing import Any
+
+from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.ledger.encoding import wrapped
+from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome
+from agent_sandbox.ledger.segments import entries
+from agent_sandbox.ledger.telling import LEVELS, tell
+from agent_sandbox.values import dataclass, field
+
+_REMEMBERED = 10_000  # intents whose outcome is still to come
 
 
 class AuditLevel(Enum):
@@ -13,3 +32,171 @@ class AuditLevel(Enum):
     WARNING = "warning"
     ERROR = "error"
     CRITICAL = "critical"
+
+    def __ge__(self, other: AuditLevel) -> bool:
+        return LEVELS.index(self.value) >= LEVELS.index(other.value)
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One entry. `target` is what the action was done to, as the policy judged it; it may hold anything that was asked for."""
+
+    sequence: int
+    timestamp: float
+    level: AuditLevel
+    category: str
+    action: str
+    target: str
+    allowed: bool
+    sandbox_id: str
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return vars(self) | {"level": self.level.value, "details": wrapped(self.details)}
+
+
+class AuditLog:
+    """What sandboxes did, newest last. Safe to share between threads and sandboxes.
+
+    `on_entry` is called for each entry, in the thread that acts: after what it tells of is recorded, and for an action before that is done.
+    What it raises stops nothing and is counted in the summary.
+    """
+
+    def __init__(
+        self,
+        max_entries: int = 10_000,
+        on_entry: Callable[[AuditEntry], object] | None = None,
+        *,
+        level: AuditLevel = AuditLevel.DEBUG,
+    ) -> None:
+        self._on_entry = on_entry
+        self._level = level
+        self._lock = threading.Lock()
+        self._entries: deque[AuditEntry] = deque(maxlen=max_entries)
+        self._begun: dict[int, AuditEntry] = {}
+        self._seen = self._failed = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def over(self, ledger: Recorder) -> Recorder:
+        """The ledger, with this as its onlooker."""
+        return _Watched(ledger, self)
+
+    def load(self, ledger: str | os.PathLike[str]) -> None:
+        """Show what a ledger holds already. Raises `LedgerBroken` when it was changed, OSError when it cannot be read."""
+        for entry in entries(os.fspath(ledger)):
+            self.show(entry)
+
+    def show(self, entry: Entry) -> None:
+        """Take in one entry of the ledger."""
+        with self._lock:
+            made = self._made(entry)
+            if not made.level >= self._level:
+                return
+            self._entries.append(made)
+            self._seen += 1
+        if self._on_entry is not None:
+            try:
+                self._on_entry(made)
+            except Exception:  # an onlooker decides nothing, so its mistake neither stops nor changes what is done
+                self._failed += 1
+
+    def get_entries(
+        self,
+        level: AuditLevel | None = None,
+        category: str | None = None,
+        sandbox_id: str | None = None,
+        limit: int | None = None,
+        *,
+        allowed: bool | None = None,
+        since: float | None = None,
+    ) -> list[AuditEntry]:
+        """Those of this level or graver, in order; with a limit, the newest so many."""
+        with self._lock:
+            held = list(self._entries)
+        found = [
+            entry
+            for entry in held
+            if (level is None or entry.level >= level)
+            and category in (None, entry.category)
+            and sandbox_id in (None, entry.sandbox_id)
+            and allowed in (None, entry.allowed)
+            and (since is None or entry.timestamp >= since)
+        ]
+        return found if limit is None else found[max(len(found) - limit, 0) :]
+
+    def get_denied_actions(self, sandbox_id: str | None = None, limit: int | None = None) -> list[AuditEntry]:
+        """What was refused."""
+        return self.get_entries(sandbox_id=sandbox_id, limit=limit, allowed=False)
+
+    def get_summary(self) -> dict[str, Any]:
+        """How many entries there are, of which sort, and how many have been forgotten."""
+        held = self.get_entries()
+        denied = sum(not entry.allowed for entry in held)
+        return {
+            "total_entries": len(held),
+            "allowed": len(held) - denied,
+            "denied": denied,
+            "by_level": _counts(entry.level.value for entry in held),
+            "by_category": _counts(entry.category for entry in held),
+            "by_sandbox": _counts(entry.sandbox_id for entry in held if entry.sandbox_id),
+            "forgotten": self._seen - len(held),
+            "callback_errors": self._failed,
+        }
+
+    def export_to_file(self, path: str | os.PathLike[str]) -> int:
+        """Write all entries to a file, one JSON object in ASCII on each line. Returns how many. Raises OSError."""
+        held = self.get_entries()
+        with open(path, "w", encoding="ascii", opener=_for_this_user) as file:
+            file.writelines(json.dumps(entry.to_dict()).replace("\x7f", "\\u007f") + "\n" for entry in held)
+        return len(held)
+
+    def clear(self) -> None:
+        """Forget everything here. The ledger keeps it."""
+        with self._lock:
+            self._entries.clear()
+            self._seen = 0
+
+    def _made(self, entry: Entry) -> AuditEntry:
+        told = tell(entry)
+        level = AuditLevel(told.level)
+        details = {**told.details, "hash": entry.hash}
+        made = AuditEntry(
+            entry.sequence, entry.time, level, told.category, told.action, told.target, told.allowed, told.sandbox, told.why, details
+        )
+        if isinstance(entry.event, Intent):
+            self._begun[entry.sequence] = made
+            if len(self._begun) > _REMEMBERED:
+                del self._begun[next(iter(self._begun))]
+        elif isinstance(entry.event, Outcome) and (begun := self._begun.pop(entry.event.intent, None)) is not None:
+            action = f"{begun.action}_{'completed' if entry.event.ended == 'done' else 'failed'}"
+            names = (begun.category, action, begun.target, True, begun.sandbox_id, "", details)
+            return AuditEntry(entry.sequence, entry.time, level, *names)
+        return made
+
+
+class _Watched:
+    """A ledger that shows what it has recorded."""
+
+    def __init__(self, ledger: Recorder, audit: AuditLog) -> None:
+        self._ledger = ledger
+        self._audit = audit
+
+    def record(self, event: Event, *, lasting: bool = False) -> Entry:
+        entry = self._ledger.record(event, lasting=lasting)
+        self._audit.show(entry)
+        return entry
+
+    def unended(self, action_digest: str) -> int | None:
+        return self._ledger.unended(action_digest)
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -20,6 +20,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
@@ -59,6 +60,9 @@ class SandboxConfig:
             `allow_file_read` the allowed directories are there, but empty. The scratch directory /tmp is writable in any case.
         allow_network: must be False. There is no network in this version, and asking for it is refused rather than forgotten.
         allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
+        allow_shell, allowed_commands, denied_commands: which programs, by name and with wildcards ("python*"); without `allowed_commands`
+            all that are there. What is not allowed is not there, and nothing that the run writes or brings along can be executed in its
+            place; a runtime that cannot see to that refuses to start. With `allow_shell`, sh and bash are there in any case.
         allowed_paths: patterns such as "/data", "/data/*", "~/notes/*.md". Without a file permission they have no effect. A path that does
             not exist is no error.
         denied_paths: patterns of what is not there, whatever else is allowed. The interpreter's own files stay.
@@ -105,6 +109,9 @@ class SandboxConfig:
     max_disk_mb: float | None = 256
     lifetime_seconds: float | None = None
     runtime: str = "process"
+    allow_shell: bool = True
+    allowed_commands: Sequence[str] = ()
+    denied_commands: Sequence[str] = ()
     tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]] = field(default=(), repr=False)
     denied_tools: Sequence[str] = ()
     max_fuel: int | None = None
@@ -169,6 +176,12 @@ class SandboxConfig:
             processes=self.allow_subprocess,
             network=self.allow_network,
             limits=self.limits(),
+            programs=ProgramRules(
+                (tuple(self.allowed_commands),) if self.allowed_commands else (),
+                tuple(self.denied_commands),
+                self.allow_shell,
+                lines=self.allow_shell,
+            ),
             tools=self.callable_tools(()),
         )
         return repeatable(policy) if self.deterministic else policy
@@ -192,7 +205,11 @@ class SandboxConfig:
             allowed = ()
         projects = {*map(anchor, allowed), sys.prefix}
         masks = default_masks(
-            homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=projects, state_dir=places.state_dir()
+            homes=places.own_homes(),
+            homes_of_others=places.homes_of_others(),
+            projects=projects,
+            state_dir=places.state_dir(),
+            keys_dir=places.keys_dir(),
         )
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)

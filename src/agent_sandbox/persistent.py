@@ -59,7 +59,7 @@ class Workspace:
         self.policy = policy
         self._stored = stored
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
-        self._gate = Gate(policy, places.ledger(), clock=time.time)
+        self._gate = self._gate_of(policy)
         self._masks = [mask.path for mask in policy.files.masks]
 
     @classmethod
@@ -122,9 +122,12 @@ class Workspace:
             listener.finish()
         return result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
 
+    def _gate_of(self, policy: Policy) -> Gate:
+        return Gate(policy, places.ledger(), clock=time.time, sandbox=self._stored.state.id)
+
     def _session(self, timeout: float | None) -> Session:
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
-        gate = self._gate if policy is self.policy else Gate(policy, places.ledger(), clock=time.time)
+        gate = self._gate if policy is self.policy else self._gate_of(policy)
         return Session(
             gate,
             shared.runtimes(self._runtime),

@@ -14,9 +14,11 @@ from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.approvals.inbox import Inbox
+    from agent_sandbox.engine.capabilities import Capabilities
     from agent_sandbox.ledger.store import Ledger
 
-LEDGER = "ledger.jsonl"
+LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
 
 
@@ -52,22 +54,61 @@ def cache_dir() -> str:
     return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".cache"), "agent-sandbox")
 
 
+def keys_dir() -> str:
+    """Where the key and the anchor of the ledger are: away from it, or whoever can change the one can change the others.
+
+    `$AGENT_SANDBOX_KEYS`, or `agent-sandbox/keys` in the XDG data directory. A state directory that was chosen by `$AGENT_SANDBOX_STATE`
+    has its own keys, beside the ledger unless they are sent elsewhere, too. It is not made here.
+    """
+    if chosen := os.environ.get("AGENT_SANDBOX_KEYS"):
+        return os.path.abspath(chosen)
+    if os.environ.get("AGENT_SANDBOX_STATE"):
+        return os.path.join(state_dir(), f"{LEDGER}.keys")
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".local/share"), "agent-sandbox", "keys")
+
+
 def may_work_in_the_background() -> bool:
     """Whether something may be left to do itself that outlives what we were asked for: not with `$AGENT_SANDBOX_NO_BACKGROUND`."""
     return not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND")
+
+
+def config_dir() -> str:
+    """Where the user's own settings are: `agent-sandbox` in the XDG configuration directory. It is not made here."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.join(home(), ".config"), "agent-sandbox")
 
 
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
     from agent_sandbox.ledger.store import Ledger
 
-    return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time)
+    return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time, keys=keys_dir())
+
+
+def inbox() -> Inbox:
+    """Where questions to this user wait for an answer."""
+    from agent_sandbox.engine.approvals import answer  # most runs ask nobody
+    from agent_sandbox.engine.approvals.inbox import Inbox
+    from agent_sandbox.ledger import keys
+
+    seal = keys.load(keys_dir()).derived(answer.PURPOSE)
+    return Inbox(os.path.join(state_dir(), APPROVALS), seal, ledger(), clock=time.time, pause=lambda: time.sleep(0.1))
+
+
+def capabilities() -> Capabilities:
+    """What this user has granted to sandboxes."""
+    from agent_sandbox.engine import capabilities as kept
+    from agent_sandbox.ledger import keys
+
+    seal = keys.load(keys_dir()).derived(kept.PURPOSE)
+    return kept.Capabilities(os.path.join(state_dir(), CAPABILITIES), seal, ledger(), clock=time.time)
 
 
 def masks_for(project: str) -> tuple[Mask, ...]:
     """What is hidden by default in the sandboxes of a project."""
-    state = os.path.realpath(state_dir())
-    return default_masks(homes=own_homes(), homes_of_others=homes_of_others(), projects=(project,), state_dir=state)
+    state, keys = os.path.realpath(state_dir()), os.path.realpath(keys_dir())
+    return default_masks(homes=own_homes(), homes_of_others=homes_of_others(), projects=(project,), state_dir=state, keys_dir=keys)
 
 
 def own_homes() -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
+from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
@@ -75,7 +76,8 @@ class Sandbox:
         """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced."""
         self.config = replace(config or SandboxConfig(), **settings)
         self.id = secrets.token_hex(8)
-        self._ledger = places.ledger()
+        self.audit = AuditLog(level=self.config.audit_level) if self.config.enable_audit else None  # what this sandbox did, in memory
+        self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
         self._session = self._lately = self._session_for(self.config.policy())  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
@@ -253,7 +255,8 @@ class Sandbox:
         return seconds, "wall", left
 
     def _session_for(self, policy: Policy) -> Session:
-        return Session(Gate(policy, self._ledger, clock=time.time), shared.runtimes(self.config.runtime))
+        gate = Gate(policy, self._ledger, clock=time.time, sandbox=self.id)
+        return Session(gate, shared.runtimes(self.config.runtime))
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""

@@ -13,9 +13,9 @@ from agent_sandbox.errors import Denied, LaunchFailed, LedgerBroken, LedgerUnava
 from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Refusal
 from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.policy.action import Action, RunCode, RunCommand
+from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import cloned, locked
 
 ALLOWED = RunCode.of("python", b"print(1)")
 REFUSED = RunCommand.of(["ls"])
@@ -28,11 +28,13 @@ class FakeLedger:
     fails_from: int = 1_000
     error: Exception = field(default_factory=lambda: LedgerUnavailable("full", hint="free it"))
     events: list[Event] = field(default_factory=list)
+    lasting: list[bool] = field(default_factory=list)
 
-    def record(self, event: Event) -> Entry:
+    def record(self, event: Event, *, lasting: bool = False) -> Entry:
         if len(self.events) + 1 >= self.fails_from:
             raise self.error
         self.events.append(event)
+        self.lasting.append(lasting)
         return Entry(len(self.events), 0.0, "", "", event)
 
     def unended(self, action_digest: str) -> int | None:
@@ -209,3 +211,16 @@ def test_what_was_cut_off_is_concluded_once(tmp_path: Path) -> None:
     for _ in range(2):
         door.conclude(ALLOWED.digest(), "done", {"recovered": True})
     assert [entry.event for entry in read(ledger.path)][3:] == [Outcome(3, "done", {"recovered": True})]
+
+
+@pytest.mark.parametrize(("action", "lasting"), [(Promote("/p", "0" * 64, 1), True), (Undo("/p", "x"), True), (ALLOWED, False)])
+def test_what_changes_the_real_tree_is_recorded_against_a_power_cut(action: Action, lasting: bool) -> None:
+    ledger = FakeLedger()
+    Gate(cloned(masks=()), ledger, clock=lambda: 0.0).perform(action, lambda _: None)
+    assert ledger.lasting == [lasting, lasting]
+
+
+def test_what_somebody_agreed_to_is_recorded_against_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = FakeLedger()
+    asking(monkeypatch, ledger, FakeApprover(Granted("alice"))).perform(ALLOWED, Deed(ledger))
+    assert ledger.lasting == [True, True]

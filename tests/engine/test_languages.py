@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.languages import NATIVE, loader_of, prepare, tools
+from agent_sandbox.engine.languages import NATIVE, prepare, tools
 from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.runtime.base import PythonCode, Script
 
 PATH = "/usr/local/bin:/usr/bin:/bin"

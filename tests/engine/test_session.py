@@ -16,7 +16,9 @@ from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal
 from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.workspace.store import Store
 
@@ -52,6 +54,24 @@ def test_what_is_refused_is_recorded_and_not_run(runtime: ProcessRuntime, tmp_pa
         session(runtime, ledger, locked()).run(Work(Command(("true",)), ENV))
     (entry,) = chain.read(ledger)
     assert isinstance(entry.event, Refusal)
+
+
+def test_a_command_line_with_a_program_that_is_not_allowed_is_refused_with_the_line_that_would_allow_it(
+    runtime: ProcessRuntime, tmp_path: Path
+) -> None:
+    policy = locked(processes=True, programs=ProgramRules((("git", "curl"),)))
+    with pytest.raises(Denied) as caught:
+        session(runtime, tmp_path / "ledger", policy).run(Work(Code("bash", "git status && npm install"), ENV))
+    assert "'npm'" in caught.value.message and caught.value.hint == "to allow it: --allow git,curl,npm"
+
+
+def test_a_policy_that_names_programs_runs_where_they_are_confined(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    policy = locked(processes=True, programs=ProgramRules((("git",),)))
+    assert Guarantee.PROGRAMS_CONFINED in policy.requires
+    outcome = session(runtime, tmp_path / "ledger", policy).run(
+        Work(Code("bash", "git --version; . /dev/stdin"), ENV, stdin=b"ls; echo $?")
+    )
+    assert outcome.stdout.startswith(b"git version") and outcome.stdout.endswith(b"\n127\n")
 
 
 def test_what_cannot_be_recorded_is_not_run(runtime: ProcessRuntime, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Memory:
         self.events: list[Event] = []
         self._room = room
 
-    def record(self, event: Event) -> Entry:
+    def record(self, event: Event, *, lasting: bool = False) -> Entry:
         if len(self.events) >= self._room:
             raise LedgerUnavailable("the disk is full")
         self.events.append(event)

@@ -212,3 +212,25 @@ def test_the_plan_can_be_read_before_it_happens() -> None:
         "keep within the run: ABSTRACT_UNIX_SOCKET SIGNAL",
         "not enforced here: ",
     ]
+
+
+@needs(3)
+def test_what_files_hold_can_be_changed_beneath_named_directories_only_and_names_anywhere(places: tuple[Path, Path]) -> None:
+    scratch, other = places
+    acts: list[Callable[[], object]] = [
+        lambda: (scratch / "file").write_text("new"),
+        lambda: (other / "file").write_text("new"),
+        lambda: os.truncate(other / "file", 0),
+        lambda: (other / "directory").mkdir(),
+        lambda: (other / "doomed").rename(other / "inner" / "moved"),
+        lambda: open("/proc/self/mem", "r+b").close(),
+    ]
+
+    def act() -> list[str]:
+        landlock.enforce(landlock.plan(version=VERSION, writable=None, executable=None, contents=[str(scratch)]))
+        return [outcome(each) for each in acts]
+
+    assert in_child(act) == ["done", "EACCES", "EACCES", "done", "done", "EACCES"]
+    (other / "inner" / "moved").rename(other / "doomed")
+    (other / "directory").rmdir()
+    assert control(acts) == ["done"] * len(acts)

@@ -278,3 +278,9 @@ def test_a_guest_may_only_tighten_the_filter() -> None:
         return [answer(NUMBERS["clone"], signal.SIGCHLD), answer(NUMBERS["getpid"])]
 
     assert in_child(act) == [errno.EPERM, 0]
+
+
+def test_where_programs_are_named_there_are_no_files_in_memory() -> None:
+    call = [("memfd_create", (0, 0))]  # a name that cannot be read: the kernel itself says EFAULT
+    gated = answers(call, confine=lambda: seccomp.install(seccomp.compile_filter(processes=True, gated=True)))
+    assert (gated, answers(call, confine=filtered)) == ([errno.ENOSYS], [errno.EFAULT])

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent_sandbox.ledger.chain import read
+from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger.chain import find_head, read
 from agent_sandbox.ledger.event import Intent
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.store import PURPOSE, Ledger
+from agent_sandbox.spelling import Seal
+
+SEAL = Seal(b"a key for tests")
 
 
 def ledger_at(path: Path) -> Ledger:
@@ -29,6 +33,18 @@ def filled(path: Path, count: int) -> Ledger:
     for number in range(count):
         ledger.record(intent(str(number)))
     return ledger
+
+
+def as_if_it_died(path: Path, content: bytes) -> None:
+    """The ledger holds this, because its writer died there: the anchor was not written for what is not whole."""
+    path.write_bytes(content)
+    ledger = ledger_at(path)
+    with path.open("rb") as file:
+        head = find_head(file.fileno(), len(content), keys.load(ledger.keys).derived(PURPOSE))
+    place = Path(ledger.keys, anchor.ANCHOR)
+    place.write_bytes(b"")
+    if head.sequence:
+        anchor.write(ledger.keys, head.sequence, head.hash, head.seal, head.end, anchor.boot_id())
 
 
 def notes_in(path: str) -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_sandbox.ledger.encoding import LONGEST_TEXT, Cut, decode, encode
-from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal, Torn
-from tests.ledger.samples import intent
+from agent_sandbox.ledger.encoding import decode, encode, sealed
+from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Event, Intent, Outcome, Refusal, Torn
+from tests.ledger.samples import SEAL, intent
 
 text = st.text(st.characters(), max_size=200) | st.text('\ud83d\ude00\udcff\n\r\0\x1b\u202e\u2028\x7f"\\{}$a', max_size=20)
 fact = st.recursive(
@@ -24,12 +24,12 @@ fact = st.recursive(
 
 
 def there_and_back(event: Event) -> Event:
-    line, digest = encode(7, 1.25, "0" * 64, event)
+    line, digest, seal = encode(7, 1.25, "0" * 64, event, SEAL)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert all(0x20 <= byte < 0x7F for byte in line[:-1])
-    assert json.loads(line)["$hash"] == digest
+    assert json.loads(line)["$hash"] == digest and seal == sealed(bytes.fromhex(digest), SEAL)
     entry = decode(line[:-1])
-    assert (entry.sequence, entry.time, entry.previous, entry.hash) == (7, 1.25, "0" * 64, digest)
+    assert (entry.sequence, entry.time, entry.previous, entry.hash, entry.seal) == (7, 1.25, "0" * 64, digest, seal)
     return entry.event
 
 
@@ -82,13 +82,14 @@ def test_a_torn_event_reads_back() -> None:
 )
 def test_facts_that_could_be_mistaken_for_something_else_are_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="fact"):
-        encode(1, 0.0, "0" * 64, Outcome(1, "done", facts))
+        encode(1, 0.0, "0" * 64, Outcome(1, "done", facts), SEAL)
 
 
 @given(st.data())
 def test_changing_any_byte_of_a_line_is_noticed(data: st.DataObject) -> None:
-    line = encode(1, 0.0, "0" * 64, intent("x"))[0][:-1]
-    place, byte = data.draw(st.integers(0, len(line) - 1)), data.draw(st.integers(0, 255))
+    """Without the key: any before the seal itself."""
+    line = encode(1, 0.0, "0" * 64, intent("x"), SEAL)[0][:-1]
+    place, byte = data.draw(st.integers(0, line.index(b'"$seal":"') + 8)), data.draw(st.integers(0, 255))
     changed = line[:place] + bytes([byte]) + line[place + 1 :]
     if changed != line:
         with pytest.raises(ValueError, match=r"entry|hash"):

@@ -16,6 +16,9 @@ import pytest
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import read, verify
+from agent_sandbox.ledger.event import Gap
+from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.verifying import evidence, examine
 from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, notes_in, write_many
 
 
@@ -41,11 +44,13 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_ledger_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+def test_a_ledger_that_was_moved_away_is_begun_anew_and_says_what_is_missing(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 3)
     os.rename(ledger.path, tmp_path / "old")
-    assert ledger.record(intent()).sequence == 1
-    assert (verify(tmp_path / "old").count, verify(ledger.path).count) == (3, 1)
+    assert ledger.record(intent()).sequence == 5
+    gap, after = read(ledger.path)
+    assert isinstance(gap.event, Gap) and (gap.sequence, gap.event.last, after.sequence) == (4, 3, 5)
+    assert verify(tmp_path / "old").count == 3
 
 
 def test_a_ledger_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
@@ -190,3 +195,17 @@ def test_recording_is_quick(tmp_path: Path) -> None:
     for _ in range(2000):
         ledger.record(intent())
     assert 2000 / (time.process_time() - started) > 2000
+
+
+def test_a_file_that_has_the_number_of_a_removed_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Files are closed and removed between two entries of one writer, and inodes are used again."""
+    idle, busy = (Ledger(tmp_path / "ledger.jsonl", clock=lambda: 1.5, segment_bytes=1_000, kept_bytes=1) for _ in range(2))
+    inodes = set[int]()
+    for number in range(20):
+        idle.record(intent("idle"))
+        inodes.add(os.stat(idle.path).st_ino)
+        for _ in range(2 + number % 7):
+            busy.record(intent("busy"))
+    assert len(inodes) < 20
+    report = examine(idle.path, evidence(idle.keys))
+    assert report.intact and report.complete

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.action import LANGUAGES, Action, RunCode, RunCommand, canonical_language
+from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo, canonical_language
 
 
 def test_the_same_request_has_the_same_digest_however_it_is_spelt() -> None:
@@ -56,3 +56,13 @@ def test_a_name_that_no_variable_can_have_is_refused(name: str) -> None:
 def test_a_working_directory_that_is_not_plain_is_refused(cwd: str) -> None:
     with pytest.raises(PolicyError):
         RunCode.of("python", b"1", cwd=cwd)
+
+
+def test_an_undoing_has_a_digest_of_its_own() -> None:
+    assert Undo("/srv", "1").digest() != Undo("/srv", "2").digest() != Promote("/srv", "0" * 64, 1).digest()
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0B"])
+def test_what_is_no_name_of_an_environment_variable_is_refused(name: str) -> None:
+    with pytest.raises(PolicyError, match="not a name of an environment variable"):
+        RunCode.of("python", b"1", environment=[name])

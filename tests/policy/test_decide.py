@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.policy.action import LANGUAGES, Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
-from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, required
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, repeatable, required
 from agent_sandbox.policy.paths import Beneath, Tree
 from agent_sandbox.policy.secrets import Mask, default_masks
 
@@ -123,3 +124,17 @@ def test_protected_changes_need_their_own_yes() -> None:
 def test_a_sandbox_that_may_not_write_promotes_nothing() -> None:
     assert isinstance(decide(locked(), (), Promote("/srv/app", "0" * 64, 1), now=0.0), Deny)
     assert isinstance(decide(locked(), (), Undo("/srv/app", "1"), now=0.0), Deny)
+
+
+def test_a_tool_is_called_only_if_the_policy_names_it() -> None:
+    policy, call = locked(tools=["look"]), CallTool.of("look", b"{}")
+    assert isinstance(decide(policy, (), call, now=0.0), Allow)
+    refused = decide(policy, (), CallTool.of("burn", b"{}"), now=0.0)
+    assert isinstance(refused, Deny) and refused.because.rule == "tool"
+    assert call.digest() != CallTool.of("look", b"[]").digest()
+
+
+def test_a_repeatable_policy_requires_that_runs_are_the_same_and_changes_nothing_else() -> None:
+    policy = repeatable(locked())
+    assert policy.requires == locked().requires | {Guarantee.DETERMINISTIC}
+    assert replace(policy, requires=locked().requires) == locked()

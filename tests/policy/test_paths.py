@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.paths import Beneath, Glob, PathPattern, Tree, ancestors, is_tree_shaped, matches, normalise, parse
+from agent_sandbox.policy.paths import Beneath, Glob, PathPattern, Tree, ancestors, covering, is_tree_shaped, matches, normalise, parse
 
 name = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1).filter(lambda text: text not in (".", ".."))
 plain_name = st.text("abc.é -", min_size=1).filter(lambda text: text not in (".", ".."))
@@ -156,3 +156,9 @@ def test_what_a_pattern_covers_it_covers_with_all_beneath(text: str, path: str, 
 def test_parsing_gives_a_value_or_a_policy_error_and_nothing_else(text: str) -> None:
     with contextlib.suppress(PolicyError):
         parse(text, home="/h")
+
+
+def test_relative_patterns_are_those_of_the_project() -> None:
+    covered = covering(["src/*.py", "./docs", "/etc", "~/x", "**/*.md"], project="/srv/app", home="/home/u")
+    paths = ["/srv/app/src/a.py", "/srv/app/docs/x", "/etc/hosts", "/home/u/x", "/any/where.md", "/srv/app/other", "/srv/src/a.py"]
+    assert [covered(path) for path in paths] == [True, True, True, True, True, False, False]

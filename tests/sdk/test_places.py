@@ -27,6 +27,27 @@ def test_the_state_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert str(places.ledger().path) == f"{expected}/ledger.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"AGENT_SANDBOX_KEYS": "/k", "AGENT_SANDBOX_STATE": "/s"}, "/k"),
+        ({"AGENT_SANDBOX_STATE": "/s", "XDG_DATA_HOME": "/x"}, "/s/ledger.jsonl.keys"),
+        ({"XDG_DATA_HOME": "/x"}, "/x/agent-sandbox/keys"),
+        ({"XDG_DATA_HOME": "relative"}, "/h/.local/share/agent-sandbox/keys"),
+    ],
+)
+def test_the_keys_are_away_from_the_ledger_unless_its_place_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
+) -> None:
+    for name in ("AGENT_SANDBOX_KEYS", "AGENT_SANDBOX_STATE", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/h", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert places.ledger().keys == places.keys_dir() == expected
+    hidden = [mask.path for mask in places.masks_for("/p")]
+    assert any(expected == path or expected.startswith(path + "/") for path in hidden)
+
+
 @pytest.mark.parametrize("home", ["", "relative"])
 def test_a_home_that_the_environment_does_not_know_is_the_accounts(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)

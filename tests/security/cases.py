@@ -23,6 +23,7 @@ class Surface(Enum):
     CRASH = "Crash and recovery"
     WASM = "WASM"
     SUPPLY = "Supply chain"
+    AUDIT = "Audit"
 
 
 # The surfaces of which every case is tried, or has a reason why not. Of another one some would be tried, and the rest not listed yet.
@@ -45,6 +46,7 @@ class Case(NamedTuple):
 _PROCESS, _HOST, _BOTH = ("process",), ("host",), ("process", "host")
 _FILES, _KERNEL, _EXHAUSTION = Surface.FILES, Surface.KERNEL, Surface.EXHAUSTION
 _CRASH, _SUPPLY, _PROMOTION, _WASM = Surface.CRASH, Surface.SUPPLY, Surface.PROMOTION, Surface.WASM
+_AUDIT = Surface.AUDIT
 _INSIDE = ("wasm",)
 
 _ALL = (
@@ -81,6 +83,13 @@ _ALL = (
     Case(47, _KERNEL, "P0", _PROCESS, "capabilities left over"),
     Case(49, _KERNEL, "P1", _PROCESS, "what inspection tools find inside"),
     Case(55, _KERNEL, "P0", _HOST, "tricks inside the interpreter"),
+    Case(107, _AUDIT, "P0", _HOST, "line ends, quotes, huge fields and bytes that are no text in what is recorded"),
+    Case(108, _AUDIT, "P1", _HOST, "escape sequences in what the log shows"),
+    Case(110, _AUDIT, "P0", _HOST, "entries edited, reordered, repeated, or of another session"),
+    Case(111, _AUDIT, "P0", _HOST, "the whole chain written anew"),
+    Case(113, _AUDIT, "P0", _HOST, "the disk refusing while an entry is written"),
+    Case(114, _AUDIT, "P1", _HOST, "a flood of entries"),
+    Case(116, _AUDIT, "P1", _HOST, "a clock that jumps, several writers, files that are closed"),
     Case(117, _PROMOTION, "P0", _HOST, "change sets with paths that lead out of the tree"),
     Case(118, _PROMOTION, "P0", _HOST, "links that lead out of the tree, alone or in chains"),
     Case(120, _PROMOTION, "P0", _HOST, "changes of type and removals that take real files along"),

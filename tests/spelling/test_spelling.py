@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.spelling import _spelt, as_json, sha256
+from agent_sandbox.spelling import Seal, _spelt, as_json, sha256
 
 text = st.text(st.characters(), max_size=50) | st.text('"\\\\/\x7f\x1f\n a\ud83d\ude00é', max_size=10)
 plain = st.recursive(
@@ -46,3 +47,10 @@ def test_a_type_that_json_has_not_is_refused(value: object) -> None:
 @given(st.binary(max_size=300))
 def test_the_digest_is_sha_256(data: bytes) -> None:
     assert sha256(data).hexdigest() == hashlib.sha256(data).hexdigest()
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_a_seal_is_hmac_sha_256(key: bytes, message: bytes) -> None:
+    seal = Seal(key)
+    assert seal.on(message) == hmac.digest(key, message, "sha256") == seal.on(message), "and can be used again"
+    assert seal.derived(b"one").on(message) != seal.derived(b"other").on(message)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Outcome, Refusal
 from agent_sandbox.policy import canonical
-from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.action import Action, Promote, Undo
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass
 
 if TYPE_CHECKING:
-    from typing import Literal, TypeVar
+    from typing import Literal, NoReturn, TypeVar
 
     T = TypeVar("T")
     Ended = Literal["done", "raised"]
@@ -28,8 +28,8 @@ APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refu
 class Recorder(Protocol):
     """What the gate needs of a ledger."""
 
-    def record(self, event: Event) -> Entry:
-        """Written when it returns, or it raises and the caller does not act."""
+    def record(self, event: Event, *, lasting: bool = False) -> Entry:
+        """Written when it returns, or it raises and the caller does not act. What is `lasting` survives a power cut."""
         ...
 
     def unended(self, action_digest: str) -> int | None:
@@ -67,14 +67,23 @@ class Gate:
     """The door of one policy. Safe to share between threads when its ledger and approver are."""
 
     def __init__(
-        self, policy: Policy, ledger: Recorder, *, clock: Callable[[], float], grants: Grants = (), approver: Approver | None = None
+        self,
+        policy: Policy,
+        ledger: Recorder,
+        *,
+        clock: Callable[[], float],
+        grants: Grants = (),
+        approver: Approver | None = None,
+        sandbox: str = "",
     ) -> None:
+        """`sandbox` is the name under which the ledger has what passes here."""
         self.policy = policy
         self._digest = policy.digest()
         self._ledger = ledger
         self._clock = clock
         self._grants = grants
         self._approver = approver
+        self._sandbox = sandbox
 
     def perform(self, action: Action, deed: Callable[[Allow], T], *, describe: Callable[[T], Facts] = _nothing) -> T:
         """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep.
@@ -87,22 +96,32 @@ class Gate:
         facts, rule = canonical.plain(action), verdict.because.rule
         digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
-            self._ledger.record(Refusal(facts, digest, self._digest, rule, verdict.because.why))
-            raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
-        intent = self._ledger.record(Intent(facts, digest, self._digest, rule)).sequence
+            self._refuse(facts, digest, verdict)
+        # What changes the real tree, or what somebody agreed to, is on record even if the power fails in the next moment.
+        lasting = isinstance(action, Promote | Undo) or rule == "approval"
+        intent = self._ledger.record(Intent(facts, digest, self._digest, rule, self._sandbox), lasting=lasting).sequence
         try:
             result = deed(verdict)
         except BaseException as error:  # also an interrupt: what was begun has ended, and the record says how
-            self._record_failure(intent, error)
+            self._record_failure(intent, error, lasting)
             raise
-        self._record_success(intent, result, describe)
+        self._record_success(intent, result, describe, lasting)
         return result
+
+    def refuse(self, action: Action, because: Reason) -> NoReturn:
+        """Refuse what somebody in front of the gate has found wanting: recorded, and raised as `Denied`, like any other refusal."""
+        facts = canonical.plain(action)
+        self._refuse(facts, canonical.digest_of_plain(facts), Deny(because))
+
+    def _refuse(self, facts: Facts, digest: str, verdict: Deny) -> NoReturn:
+        self._ledger.record(Refusal(facts, digest, self._digest, verdict.because.rule, verdict.because.why, self._sandbox))
+        raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
-            self._ledger.record(Outcome(intent, ended, facts))
+            self._ledger.record(Outcome(intent, ended, facts, self._sandbox), lasting=True)
 
     def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:
         match verdict:
@@ -127,23 +146,23 @@ class Gate:
         why = answer.why if isinstance(answer, Refused) else "no answer came in time"
         return Deny(Reason("approval", f"not approved: {why}", remedy))
 
-    def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts]) -> None:
+    def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts], lasting: bool) -> None:
         try:
             try:
-                self._ledger.record(Outcome(intent, "done", describe(result)))
+                self._ledger.record(Outcome(intent, "done", describe(result), self._sandbox), lasting=lasting)
             except (LedgerUnavailable, LedgerBroken):
                 raise
             except Exception as error:  # a poor description must not make a deed that was done look as if it had failed
-                self._ledger.record(Outcome(intent, "done", {"undescribed": type(error).__name__}))
+                self._ledger.record(Outcome(intent, "done", {"undescribed": type(error).__name__}, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as error:
             message = f"the action was performed, but how it ended could not be recorded: {error.message}"
             raise LedgerUnavailable(message, hint=f"entry {intent} of the ledger has its intent; {error.hint}") from error
 
-    def _record_failure(self, intent: int, error: BaseException) -> None:
+    def _record_failure(self, intent: int, error: BaseException, lasting: bool) -> None:
         facts: dict[str, str] = {"error": type(error).__name__}
         if isinstance(error, SandboxError):  # only our own messages: others' may hold anything
             facts["message"] = error.message
         try:
-            self._ledger.record(Outcome(intent, "raised", facts))
+            self._ledger.record(Outcome(intent, "raised", facts, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as unrecorded:
             error.add_note(f"and this could not be recorded: {unrecorded}")

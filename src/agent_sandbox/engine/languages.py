@@ -7,12 +7,12 @@ packages, the shared libraries of the system. Not home directories, not configur
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import time
 from functools import lru_cache
 
 from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.runtime.base import Hosted, JavaScriptCode, PythonCode, Script
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.draft import Needs
@@ -89,6 +89,11 @@ def _python_trees() -> tuple[str, ...]:
     return (*prefixes, *packages)
 
 
+def python_modules() -> tuple[str, ...]:
+    """Where the running interpreter's modules are, those of its standard library too."""
+    return tuple(dict.fromkeys((os.path.dirname(os.__file__), *(path for path in sys.path if os.path.isabs(path) and os.path.isdir(path)))))
+
+
 def _prefix_of(binary: str) -> tuple[str, ...]:
     """Where an interpreter that is not the system's keeps its files: /opt/node/bin/node belongs to /opt/node."""
     prefix = os.path.dirname(os.path.dirname(binary))
@@ -105,12 +110,12 @@ def _moment() -> int:
 
 
 @lru_cache(maxsize=4)
-def _real(path: str, moment: int) -> str:
+def _real(path: str, now: int) -> str:
     return os.path.realpath(path)
 
 
 @lru_cache(maxsize=16)
-def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool, moment: int) -> Needs:
+def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool, now: int) -> Needs:
     links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
     directories = tuple(
         f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
@@ -145,26 +150,6 @@ def _read(path: str) -> bytes | None:
             return file.read()
     except OSError:
         return None
-
-
-def loader_of(binary: str) -> tuple[str, ...]:
-    """The dynamic loader that an ELF program names (its PT_INTERP): the kernel executes that file too."""
-    try:
-        with open(binary, "rb") as file:
-            head = file.read(64)
-            if head[:5] != b"\x7fELF\x02":
-                return ()
-            table, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
-            for index in range(count):
-                file.seek(table + index * size)
-                kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", file.read(size))
-                if kind == 3:  # PT_INTERP
-                    file.seek(offset)
-                    path = file.read(length).rstrip(b"\0").decode()
-                    return tuple(dict.fromkeys((path, os.path.realpath(path))))
-    except (OSError, ValueError, struct.error):
-        return ()
-    return ()
 
 
 def tools() -> Needs:

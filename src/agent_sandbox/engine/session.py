@@ -18,7 +18,7 @@ from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
 from agent_sandbox.errors import Busy, LaunchFailed, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.action import Action, RunCode
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
@@ -30,6 +30,7 @@ from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.view import plan_view
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.programs import Gating
     from agent_sandbox.engine.stored import ForRun, Stored
     from agent_sandbox.runtime.base import Guest
     from agent_sandbox.workspace.store import SandboxState
@@ -47,6 +48,7 @@ class _Known:
     """A plan made lately, and what it was made from."""
 
     needs: Needs
+    gating: Gating | None
     plan: MountPlan
     until: float
 
@@ -108,13 +110,25 @@ class Session:
 
             return run_recorded(self, work, action)
         if not work.tools:
-            return self._gate.perform(action or action_of(work), lambda allow: self._deed(work, allow), describe=facts)
+            return self._gate.perform(self._judged(work, action), lambda allow: self._deed(work, allow), describe=facts)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
 
         hearing = Hearing(self._gate, work.tools)
         talking = replace(work, talk=hearing.talk())
-        outcome = self._gate.perform(action or action_of(work), lambda allow: self._deed(talking, allow), describe=facts)
+        outcome = self._gate.perform(self._judged(work, action), lambda allow: self._deed(talking, allow), describe=facts)
         return replace(outcome, tool_errors=tuple(hearing.errors))
+
+    def _judged(self, work: Work, action: Action | None) -> Action:
+        """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words.
+
+        The shell that reads the line is ours to start, and not among them.
+        """
+        action = action or action_of(work)
+        if self.policy.programs.restricts and isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash":
+            from agent_sandbox.policy.commands.reading import understand  # few policies name programs
+
+            return replace(action, programs=understand(work.what.source).tools)
+        return action
 
     def open(self, work: Work) -> Opened:
         """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
@@ -168,16 +182,36 @@ class Session:
             needs, executables = prepared.needs, prepared.executables
         else:
             program, needs, executables = Argv(work.what.argv), languages.tools(), ()
-        return program, executables, self._view(where, needs, layers)
+        return program, executables, self._view(where, needs, layers, self._gating(work, program, executables))
 
-    def _view(self, where: str, needs: Needs, layers: Layers) -> MountPlan:
+    def _gating(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...]) -> Gating | None:
+        """Which files of the machine can be executed in the run; None where any can, or nothing is started at all."""
+        if not (self.policy.processes and self.policy.programs.restricts):
+            return None
+        from agent_sandbox.engine.programs import gating_of  # few runs say which programs they may start
+        from agent_sandbox.policy.programs import reads_a_line
+
+        return gating_of(
+            self.policy,
+            search_path=work.env.get("PATH", os.defpath),
+            interpreter=executables,
+            python=isinstance(program, PythonCode),
+            line=isinstance(program, Argv) and reads_a_line(program.words),
+            project=self._project,
+        )
+
+    def _view(self, where: str, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
         """The plan of the view. Where nothing of the machine is shown but interpreters, it is not made anew for each run of a row."""
         policy, known = self.policy, self._known.get(where)
-        if known is not None and known.needs == needs and time.monotonic() < known.until:
+        if known is not None and known.needs == needs and known.gating == gating and time.monotonic() < known.until:
             return known.plan if known.plan.layers == layers else replace(known.plan, layers=layers)
-        plan = plan_view(policy.files, needs, layers, host=self._look(), project=self._project, scratch_bytes=self._disk_bytes)
+        files, code = (policy.files, None) if gating is None else (gating.files, gating.executables)
+        host, scratch = self._look(), self._disk_bytes
+        plan = plan_view(files, needs, layers, host=host, project=self._project, scratch_bytes=scratch, executables=code)
+        if gating is not None and gating.notes:
+            plan = replace(plan, notes=(*plan.notes, *gating.notes))
         if not (policy.files.read or policy.files.write):
-            self._known[where] = _Known(needs, plan, time.monotonic() + languages.KNOWN_SECONDS)
+            self._known[where] = _Known(needs, gating, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
 
     def _deed(self, work: Work, allow: Allow) -> Outcome:

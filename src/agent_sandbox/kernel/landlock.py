@@ -41,7 +41,7 @@ SCOPES: dict[str, tuple[int, int]] = {
 }
 
 # Under the first ABI any ruleset forbids moving a file from one directory to another, which breaks ordinary programs: it is not used.
-_FIRST_USABLE = 2
+FIRST_USABLE = 2
 
 _DEVICES = ("MAKE_CHAR", "MAKE_BLOCK")
 _WRITES = ("WRITE_FILE", "TRUNCATE", "REMOVE_DIR", "REMOVE_FILE", "MAKE_DIR", "MAKE_REG", "MAKE_SOCK", "MAKE_FIFO", "MAKE_SYM", "REFER")
@@ -85,16 +85,20 @@ def abi() -> int:
         return 0
 
 
-def plan(*, version: int, writable: Sequence[str] | None, executable: Sequence[str] | None) -> Ruleset:
+def plan(
+    *, version: int, writable: Sequence[str] | None, executable: Sequence[str] | None, contents: Sequence[str] | None = None
+) -> Ruleset:
     """The rules for a guest on a kernel with this ABI.
 
     With `writable`, only beneath those paths and /dev may anything be written, made, moved or removed; None leaves writing to the view.
     With `executable`, only those files, and files beneath those directories, may be executed. The loader that a program names and the
-    interpreter that a script names count as executed: list them too. Reading is never restricted.
+    interpreter that a script names count as executed: list them too. Reading is never restricted. With `contents`, and writing left to the
+    view, what files hold may be changed beneath those paths only: /proc, through which a process can rewrite its own code, not among them.
     """
     # REFER is special: the kernel forbids it under every ruleset unless it is handled and granted, so it always is.
-    wanted = [*_DEVICES, "IOCTL_DEV", *(_WRITES if writable is not None else ["REFER"]), *(["EXECUTE"] if executable is not None else [])]
-    if version < _FIRST_USABLE:
+    changes = _WRITES if writable is not None else ("WRITE_FILE", "TRUNCATE", "REFER") if contents is not None else ("REFER",)
+    wanted = [*_DEVICES, "IOCTL_DEV", *changes, *(["EXECUTE"] if executable is not None else [])]
+    if version < FIRST_USABLE:
         return Ruleset((), (), (), (*(name for name in wanted if name != "REFER"), *SCOPES))
     handled = tuple(name for name in wanted if RIGHTS[name][1] <= version)
     scoped = tuple(name for name, (_, floor) in SCOPES.items() if floor <= version)
@@ -103,7 +107,10 @@ def plan(*, version: int, writable: Sequence[str] | None, executable: Sequence[s
     def grant(path: str, rights: Sequence[str]) -> Grant:
         return Grant(path, tuple(name for name in rights if name in handled))
 
-    writes = [*(grant(path, _WRITES) for path in (*writable, "/dev"))] if writable is not None else [grant("/", ["REFER"])]
+    if writable is not None:
+        writes = [grant(path, _WRITES) for path in (*writable, "/dev")]
+    else:
+        writes = [grant("/", ["REFER"]), *(grant(path, ["WRITE_FILE", "TRUNCATE"]) for path in contents or ())]
     executes = [grant(path, ["EXECUTE"]) for path in executable or ()]
     grants = (*writes, *executes, grant("/dev", ["IOCTL_DEV"]))
     return Ruleset(handled, tuple(each for each in grants if each.rights), scoped, left_out)

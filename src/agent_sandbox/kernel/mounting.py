@@ -16,6 +16,7 @@ from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mounts import (
     DEVICES,
     Bind,
+    Code,
     Copies,
     Devices,
     Directory,
@@ -37,6 +38,7 @@ from agent_sandbox.kernel.placing import (
     QUIET,
     Site,
     attach_clone,
+    bind_code,
     copy_entry,
     directory_for,
     file_for,
@@ -74,6 +76,7 @@ def _sized(size_bytes: int) -> str:
 
 def perform(plan: MountPlan, site: Site) -> None:
     """Carry the plan out. The current directory is the staging tmpfs."""
+    site.executable = plan.code is None
     for name in ("r", "u", "l", "m", "f"):
         os.mkdir(name)
     perform_step(plan.layers, site)
@@ -149,6 +152,8 @@ def _overlay(step: Overlay, site: Site) -> None:
                 os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
             for place in step.files:
                 os.mknod(f"{mask_layer}/{place}", 0o755 | stat.S_IFREG)
+            for place, to in step.links:
+                os.symlink(to, f"{mask_layer}/{place}")
             lowers.insert(0, mask_layer)
         mount_overlay(lowers, step.key, step.target, step.writable, site)
     except OSError as error:
@@ -180,13 +185,19 @@ def _bind(step: Bind, site: Site) -> None:
     if not stat.S_ISREG(os.stat(step.source).st_mode):  # a directory or socket bound in would be a hole
         raise OSError(errno.EINVAL, "only regular files are bound", step.source)
     with file_for(step.target) as place:
-        attach_clone(step.source, place, site.userns, writable=False)
+        attach_clone(step.source, place, site.userns, writable=False, executable=site.executable)
+
+
+def _code(step: Code, site: Site) -> None:
+    site.programs += bind_code(step.programs, site)
+    for _ in bind_code(step.libraries, site):
+        pass
 
 
 def _tmpfs(step: Tmpfs, site: Site) -> None:
     owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
     with directory_for(step.target) as place:
-        sc.mount("private", place, "tmpfs", QUIET, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
+        sc.mount("private", place, "tmpfs", site.flags, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
 
 
 def _directory(step: Directory, site: Site) -> None:
@@ -206,23 +217,23 @@ def _file(step: File, site: Site) -> None:
 
 
 def _skeleton_root(step: SkeletonRoot, site: Site) -> None:
-    sc.mount("root", "r", "tmpfs", QUIET, "size=16m,mode=755")
+    sc.mount("root", "r", "tmpfs", site.flags, "size=16m,mode=755")
     if site.shift:
         os.chown("r", site.shift, site.shift)
 
 
 def _seal_root(step: SealRoot, site: Site) -> None:
-    sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET)
+    sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | site.flags)
 
 
 def _devices(step: Devices, site: Site) -> None:
     with directory_for("/dev") as place:
         sc.mount("dev", place, "tmpfs", sc.MS_NOSUID | sc.MS_NOEXEC, "size=64k,mode=755")
     with directory_for("/dev") as dev:
-        _fill_devices(dev, step.shm_bytes)
+        _fill_devices(dev, step.shm_bytes, site.flags)
 
 
-def _fill_devices(dev: str, shm_bytes: int) -> None:
+def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
     for name in DEVICES:
         _make_device(name, f"{dev}/{name}")
     for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
@@ -230,7 +241,7 @@ def _fill_devices(dev: str, shm_bytes: int) -> None:
     os.mkdir(f"{dev}/pts")
     sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
     os.mkdir(f"{dev}/shm")
-    sc.mount("shm", f"{dev}/shm", "tmpfs", QUIET, f"{_sized(shm_bytes)},mode=1777")
+    sc.mount("shm", f"{dev}/shm", "tmpfs", flags, f"{_sized(shm_bytes)},mode=1777")
     sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 
 
@@ -280,6 +291,7 @@ _PERFORM: dict[type, Callable[[Any, Site], None]] = {
     Overlay: _overlay,
     Copies: _copies,
     Bind: _bind,
+    Code: _code,
     Tmpfs: _tmpfs,
     Directory: _directory,
     Symlink: _symlink,

@@ -91,6 +91,7 @@ class Overlay:
     masks: tuple[Mask, ...] = ()  # wider ones first
     places: tuple[str, ...] = ()  # directories below masked ones that must exist, to mount on
     files: tuple[str, ...] = ()  # the same for single files
+    links: tuple[tuple[str, str], ...] = ()  # and for links, with where they lead
     stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view`
     writable: bool = True
     required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so
@@ -129,6 +130,22 @@ class Bind:
 
     def describe(self) -> str:
         return f"bind file {self.source} on {self.target} [read-only]"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The only files of the view that can be executed, or mapped as code: bound over themselves from the machine, read-only.
+
+    In a plan with this step nothing else that is mounted can be. A file whose place in the view has gone, because an earlier run removed
+    it, is left out.
+    """
+
+    kind: ClassVar[str] = "code"
+    programs: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        return f"nothing can be executed but {', '.join(self.programs) or 'nothing'}, with {len(self.libraries)} libraries [read-only]"
 
 
 @dataclass(frozen=True)
@@ -220,9 +237,9 @@ class Proc:
         return "own /proc, /proc/sys read-only"
 
 
-Step = Overlay | Copies | Bind | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
+Step = Overlay | Copies | Bind | Code | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
 _KINDS: dict[str, Any] = {
-    step.kind: step for step in (Overlay, Copies, Bind, Tmpfs, Directory, Symlink, File, SkeletonRoot, SealRoot, Devices, Proc)
+    step.kind: step for step in (Overlay, Copies, Bind, Code, Tmpfs, Directory, Symlink, File, SkeletonRoot, SealRoot, Devices, Proc)
 }
 _LAYERS: dict[str, Any] = {kind.__name__: kind for kind in (ThrowAway, OnDisk, InImage)}
 
@@ -234,6 +251,11 @@ class MountPlan:
     layers: Layers
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()  # what this host or policy made weaker or left out, for people
+
+    @property
+    def code(self) -> Code | None:
+        """What can be executed; None where that is whatever is there."""
+        return next((step for step in self.steps if isinstance(step, Code)), None)
 
     def describe(self) -> list[str]:
         """One line per step, in the order of their doing."""

@@ -26,7 +26,9 @@ class Site:
     shift: int
     userxattr: bool  # the mounts belong to a user namespace: overlay keeps its marks in user.* attributes
     notes: list[str] = field(default_factory=list)
+    programs: list[str] = field(default_factory=list)  # files of the view that can be executed although the rest cannot
     count: int = 0
+    executable: bool = True  # whether what the mounts hold can be executed
     uppers: str = "u"  # where upper layers are made
     frozen: tuple[str, ...] = ()  # and where there are such of earlier generations, uppermost first
 
@@ -34,6 +36,11 @@ class Site:
         """A fresh number for a layer directory."""
         self.count += 1
         return self.count
+
+    @property
+    def flags(self) -> int:
+        """Of every mount of the view."""
+        return QUIET if self.executable else QUIET | sc.MS_NOEXEC
 
     @property
     def opaque_attribute(self) -> str:
@@ -74,7 +81,7 @@ def file_for(target: str) -> Iterator[str]:
         os.close(fd)
 
 
-def _walk(target: str) -> int:
+def _walk(target: str, *, make: bool = True) -> int:
     fd = os.open("r", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in target.split("/"):
         if not part:
@@ -82,7 +89,8 @@ def _walk(target: str) -> int:
         outer = fd
         try:
             with suppress(FileExistsError):
-                os.mkdir(part, 0o755, dir_fd=outer)
+                if make:
+                    os.mkdir(part, 0o755, dir_fd=outer)
             fd = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=outer)
         except OSError as error:
             raise OSError(error.errno, f"{part} is not a directory in the view", target) from error
@@ -91,11 +99,62 @@ def _walk(target: str) -> int:
     return fd
 
 
-def attach_clone(source: str, place: str, userns: int | None, *, writable: bool) -> None:
+def bind_code(paths: Sequence[str], site: Site) -> Iterator[str]:
+    """Bind files of the machine over themselves in the view, so that they can be executed. Yields those whose place was there.
+
+    What an earlier run has removed, or put a link in the place of, is not made anew: that would be a change of its own. Hundreds of files
+    lie in a handful of directories, so each of those is walked to once.
+    """
+    parents: dict[str, int | None] = {}
+    try:
+        for path in paths:
+            directory, name = os.path.split(path)
+            if directory not in parents:
+                try:
+                    parents[directory] = _walk(directory, make=False)
+                except OSError:
+                    parents[directory] = None
+            if (parent := parents[directory]) is not None and _bind_over(path, parent, name, site.userns):
+                yield path
+            else:
+                site.notes.append(f"cannot be executed: {path} is not what it was in this sandbox")
+    finally:
+        for fd in parents.values():
+            if fd is not None:
+                os.close(fd)
+
+
+def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
+    try:
+        place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return False
+        fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # it has changed since the plan was made
+                return False
+            flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_RDONLY
+            if userns is not None:
+                _move_ids(fd, userns, source, flags)
+            else:
+                sc.mount_setattr(fd, set_flags=flags)
+            sc.move_mount(fd, f"/proc/self/fd/{place}")
+        finally:
+            os.close(fd)
+    finally:
+        os.close(place)
+    return True
+
+
+def attach_clone(source: str, place: str, userns: int | None, *, writable: bool, executable: bool = True) -> None:
     """Attach a private copy of one mount, without what is mounted below it; with `userns`, the machine's ids moved to the guest's."""
     fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
     try:
         flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
+        flags |= 0 if executable else sc.MOUNT_ATTR_NOEXEC
         sc.mount_setattr(fd, set_flags=flags)
         if userns is not None:
             _move_ids(fd, userns, source)
@@ -104,9 +163,9 @@ def attach_clone(source: str, place: str, userns: int | None, *, writable: bool)
         os.close(fd)
 
 
-def _move_ids(fd: int, userns: int, source: str) -> None:
+def _move_ids(fd: int, userns: int, source: str, flags: int = 0) -> None:
     try:
-        sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_IDMAP, userns=userns)
+        sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_IDMAP | flags, userns=userns)
     except OSError as error:
         # Without this the guest would be the machine's root, or could not read root's files: neither is what was asked for.
         why = f"the filesystem of {source} cannot be idmapped, so a guest of root would be the machine's own root"
@@ -135,7 +194,7 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
     # Nothing a layer says about other layers is followed: a guest may have written it.
     options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
     with directory_for(target) as place:
-        sc.mount("overlay", place, "overlay", QUIET | (0 if writable else sc.MS_RDONLY), options)
+        sc.mount("overlay", place, "overlay", site.flags | (0 if writable else sc.MS_RDONLY), options)
 
 
 def _frozen(key: str, site: Site) -> list[str]:

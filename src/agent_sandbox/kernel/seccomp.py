@@ -67,11 +67,14 @@ class Program:
 
 
 @functools.cache
-def compile_filter(*, processes: bool, execute: bool = True, system: bool = False, machine: str = syscalls.MACHINE) -> Program:
+def compile_filter(
+    *, processes: bool, execute: bool = True, system: bool = False, gated: bool = False, machine: str = syscalls.MACHINE
+) -> Program:
     """The filter for a guest. Without `processes` it can start threads only; without `execute` it cannot become another program.
 
     With `system` it permits no more, but refuses kinds of sockets as a kernel without them would: the tools that add users take a refused
-    audit socket as a reason to stop, and an absent one as normal. Raises `RuntimeUnavailable` on a machine whose system call numbers are
+    audit socket as a reason to stop, and an absent one as normal. With `gated` there are no files in memory, which no mount keeps from
+    being executed. Raises `RuntimeUnavailable` on a machine whose system call numbers are
     not known.
     """
     if machine not in syscall_table.MACHINES:
@@ -81,7 +84,9 @@ def compile_filter(*, processes: bool, execute: bool = True, system: bool = Fals
             hint=f"use a machine of kind {' or '.join(syscall_table.MACHINES)}",
         )
     numbers = sorted((number, name) for name, number in syscall_table.numbers(machine).items())
-    answers = tuple((name, number, _answer(name, processes=processes, execute=execute, system=system)) for number, name in numbers)
+    answers = tuple(
+        (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated)) for number, name in numbers
+    )
     search = _search(_ranges({number: answer for _, number, answer in answers}))
     code = [
         _load(_ARCHITECTURE),
@@ -112,8 +117,8 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def _answer(name: str, *, processes: bool, execute: bool, system: bool) -> Answer:
-    if name in rules.ABSENT:
+def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool) -> Answer:
+    if name in rules.ABSENT or (gated and name in rules.FILES_IN_MEMORY):
         return _UNKNOWN
     if name == "clone" and not processes:
         return Answer(rules.THREADS_ONLY)

@@ -13,6 +13,7 @@ may wait for all CPUs before it moves a process), and writes its id map when it 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -80,8 +81,9 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root still may
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
         plan = mounts.decode(request["plan"])
-        notes, layers = _build_view(identity, plan)
-        rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
+        site, layers = _build_view(identity, plan)
+        notes = site.notes
+        rules = _rules(request, plan, site)
         if rules.left_out:  # the second wall behind the view: what this kernel's lacks is said, never left out in silence
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
         _give_up_identity(identity, seat.control)
@@ -91,7 +93,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         heard, said = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
         guest = os.fork()
         if guest == 0:
-            _become_guest(seat, program, request, stdio, said, rules)
+            _become_guest(seat, program, request, stdio, said, rules, gated=plan.code is not None)
         channel.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
         watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)], heard)
         handed = [*([layers] if request["readable"] else []), *([master] if master is not None else [])]
@@ -108,8 +110,24 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         os._exit(1)
 
 
-def _build_view(identity: Identity, plan: mounts.MountPlan) -> tuple[list[str], int]:
-    """Build what the guest will see, and enter it. Returns what could not be shown, and a descriptor of the layers."""
+def _rules(request: dict[str, Any], plan: mounts.MountPlan, site: Site) -> landlock.Ruleset:
+    """The second wall behind the view that has just been entered."""
+    if plan.code is None:
+        return landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
+    executable = request["executables"]
+    if executable is None and request["may_exec"]:
+        executable = site.programs
+    # Not through links: one that an earlier run has left in its layers could lead to /proc.
+    contents = [entry.path for entry in os.scandir("/") if entry.name != "proc" and not entry.is_symlink()]
+    rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=executable, contents=contents)
+    if missing := {"EXECUTE", "WRITE_FILE"}.intersection(rules.left_out):
+        names = " and ".join(sorted(missing))
+        raise OSError(errno.ENOSYS, f"only some programs are allowed, and this kernel cannot keep to that: its Landlock lacks {names}")
+    return rules
+
+
+def _build_view(identity: Identity, plan: mounts.MountPlan) -> tuple[Site, int]:
+    """Build what the guest will see, and enter it. Returns what came of it, and a descriptor of the layers."""
     namespaces.enter_private_mounts()
     site = Site(identity.userns, identity.shift, userxattr=not identity.root)
     mounting.perform(plan, site)
@@ -118,7 +136,7 @@ def _build_view(identity: Identity, plan: mounts.MountPlan) -> tuple[list[str], 
     namespaces.enter_root()
     namespaces.raise_loopback()
     socket.sethostname(HOSTNAME)
-    return site.notes, layers
+    return site, layers
 
 
 def _give_up_identity(identity: Identity, control: socket.socket) -> None:
@@ -162,7 +180,14 @@ def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
 
 
 def _become_guest(
-    seat: Seat, program: Program, request: dict[str, Any], stdio: tuple[int, ...], farewell: int | None, rules: landlock.Ruleset
+    seat: Seat,
+    program: Program,
+    request: dict[str, Any],
+    stdio: tuple[int, ...],
+    farewell: int | None,
+    rules: landlock.Ruleset,
+    *,
+    gated: bool,
 ) -> NoReturn:
     try:
         os.setsid()
@@ -180,7 +205,9 @@ def _become_guest(
         landlock.enforce(rules)
         rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
         capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
-        seccomp.install(seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"]))
+        seccomp.install(
+            seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"], gated=gated)
+        )
     except BaseException as error:
         _refuse(error)
     program(payload, request["python"], lambda: payload.sendall(READY))

@@ -171,3 +171,6 @@ CONDITIONAL: dict[str, Rule] = {
 THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_THREAD, (_CLONE_THREAD,))),)
 STARTS_PROCESSES = frozenset({"fork", "vfork"})
 EXECUTES = frozenset({"execve", "execveat"})
+# Where only named files may be executed, these are answered like an older kernel would. The setting vm.memfd_noexec keeps such a file from
+# execve, but not from a loader that maps it.
+FILES_IN_MEMORY = frozenset({"memfd_create"})

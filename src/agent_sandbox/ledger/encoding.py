@@ -2,117 +2,171 @@
 gives what was written, with sequences as lists.
 
 A line is JSON in ASCII, so control characters, line ends, escape sequences and bidirectional marks cannot act on whoever prints it. Its
-last field is the SHA-256 of the line without that field, taken over the very bytes that are stored. What JSON cannot carry is wrapped in
-an object with one `$` key; names of facts never start with `$`, so the wrapping cannot be forged. Long values are cut, with their length
-and digest kept.
+last two fields are the SHA-256 of the line without them, taken over the very bytes that are stored, and the ledger's seal on that hash:
+anybody can check the first, and only who has the key can make the second. What JSON cannot carry is wrapped in an object with one `$` key;
+names of facts never start with `$`, so the wrapping cannot be forged. Long values are cut, with their length and digest kept. What looks
+like a secret is taken out.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from agent_sandbox.ledger.event import KINDS, Entry, Event
-from agent_sandbox.spelling import as_json, sha256
-from agent_sandbox.values import TYPE_CHECKING, dataclass
+from agent_sandbox.ledger import redaction
+from agent_sandbox.ledger.event import KINDS, LONGEST_TEXT, Cut, Entry, Event, cut
+from agent_sandbox.ledger.redaction import is_suspicious
+from agent_sandbox.spelling import Seal, as_json, sha256
+from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
     from typing import Any
 
-LONGEST_TEXT = 4096  # characters of one value
 LONGEST_FIELD = 64 << 10  # bytes of one field of an event; above it, its JSON is kept as one cut text
 
-_SEQUENCE_FIELD, _HASH_FIELD, _END = b'{"seq":', b',"$hash":"', b'"}'
-_HASH_FIELD_LENGTH = len(_HASH_FIELD) + 64 + len(_END)
+_SEQUENCE_FIELD, _HASH_FIELD, _SEAL_FIELD, _END = b'{"seq":', b',"$hash":"', b'","$seal":"', b'"}'
+_SEAL_BYTES = 16  # of the 32 that HMAC-SHA256 gives, as its specification permits
+# Where the parts of the end of a line begin, counted from behind.
+_SEAL_AT = -len(_END) - 2 * _SEAL_BYTES
+_HASH_AT = _SEAL_AT - len(_SEAL_FIELD) - 64
+_TAIL_AT = _HASH_AT - len(_HASH_FIELD)
 _HEXADECIMAL = frozenset(b"0123456789abcdef")
+_BIGGEST = 1 << 63
 
 
-@dataclass(frozen=True)
-class Cut:
-    """What is left of a value that was too long: its beginning, and the length in bytes and SHA-256 of the whole (text as UTF-8)."""
-
-    start: str
-    length: int
-    sha256: str
+class UnknownForm(ValueError):
+    """It is whole, and holds something that this version does not know."""
 
 
-def encode(sequence: int, time: float, previous: str, event: Event) -> tuple[bytes, str]:
-    """The line, with its line end, and its hash. Raises `ValueError` for facts of no known type or name: our mistake, not the guest's."""
-    facts = {name: _wrapped(value) for name, value in vars(event).items()}
-    line = as_json({"seq": sequence, "time": time, "prev": previous, "kind": event.kind, "event": facts})
-    if len(line) > LONGEST_FIELD:
-        facts = {name: _bounded(value) for name, value in facts.items()}
-        line = as_json({"seq": sequence, "time": time, "prev": previous, "kind": event.kind, "event": facts})
-    payload = line.replace("\x7f", "\\u007f").encode("ascii")  # DEL, the one control character that JSON leaves as it is
-    digest = sha256(payload).hexdigest()
-    return payload[:-1] + _HASH_FIELD + digest.encode() + _END + b"\n", digest
+def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) -> tuple[bytes, str, str]:
+    """The line, with its line end, its hash and its seal. Raises `ValueError` for facts of no known type or name: our mistake, not the
+    guest's."""
+    facts: Mapping[str, Any] = vars(event)
+    if _is_plain(facts):
+        body = as_json(facts)
+    else:
+        facts = redaction.without_secrets(facts)
+        body = as_json({name: wrapped(value) for name, value in facts.items()})
+    if len(body) > LONGEST_FIELD:
+        body = as_json({name: _bounded(wrapped(value)) for name, value in facts.items()})
+    payload = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}","kind":"{event.kind}","event":{body}}}'.encode("ascii")
+    if b"\x7f" in payload:  # DEL, the one control character that JSON leaves as it is
+        payload = payload.replace(b"\x7f", b"\\u007f")
+    digest = _hashed(payload)
+    name, mark = digest.hexdigest(), sealed(digest.digest(), seal)
+    return b'%b,"$hash":"%b","$seal":"%b"}\n' % (payload[:-1], name.encode(), mark.encode()), name, mark
+
+
+def _hashed(data: bytes) -> HASH:
+    openssl = sys.modules.get("_hashlib")  # whoever has it loaded anyway has the faster one
+    return openssl.openssl_sha256(data) if openssl is not None else sha256(data)
+
+
+def sealed(digest: bytes, seal: Seal) -> str:
+    """The seal on a hash, in hexadecimal."""
+    return seal.on(digest)[:_SEAL_BYTES].hex()
 
 
 def decode(line: bytes) -> Entry:
-    """The entry of a line without its line end. Raises `ValueError` when it is not exactly what `encode` wrote."""
-    digest = _checked(line)
+    """The entry of a line without its line end. Raises `ValueError` when it is not exactly what `encode` wrote, `UnknownForm` when another
+    version wrote it. The seal is not checked."""
+    digest, mark = _checked(line)
     from json import loads  # reading whole entries back is not on the way of a run
 
     try:
         raw = loads(line)
         kind = KINDS[raw["kind"]]
-        return Entry(raw["seq"], raw["time"], raw["prev"], digest, kind(**_unwrapped(raw["event"])))
+        return Entry(raw["seq"], raw["time"], raw["prev"], digest, kind(**_unwrapped(raw["event"])), mark)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not an entry of this version: {error}") from None
+        raise UnknownForm(f"not an entry of this version: {error}") from None
 
 
-def place(line: bytes) -> tuple[int, str]:
-    """The sequence number and the hash of an entry, which is all that the next one needs of it. Raises `ValueError` as `decode` does."""
-    digest = _checked(line)
+def place(line: bytes) -> tuple[int, str, str]:
+    """The sequence number, the hash and the seal of an entry, which is all that the next one needs. Raises `ValueError` as `decode`."""
+    digest, mark = _checked(line)
     number = line.removeprefix(_SEQUENCE_FIELD).partition(b",")[0]
     if not (line.startswith(_SEQUENCE_FIELD) and number.isdigit()):
         raise ValueError("not an entry of this version: it has no sequence number")
-    return int(number), digest
+    return int(number), digest, mark
 
 
 def looks_whole(line: bytes) -> bool:
     """Whether a line ends as an entry does. A write that was cut short never does; a line that was changed afterwards may."""
-    field = line[-_HASH_FIELD_LENGTH:]
-    digest = field[len(_HASH_FIELD) : -len(_END)]
-    return len(digest) == 64 and field.startswith(_HASH_FIELD) and field.endswith(_END) and _HEXADECIMAL.issuperset(digest)
+    return (
+        len(line) >= -_TAIL_AT
+        and line.endswith(_END)
+        and line[_TAIL_AT:_HASH_AT] == _HASH_FIELD
+        and line[_HASH_AT + 64 : _SEAL_AT] == _SEAL_FIELD
+        and _HEXADECIMAL.issuperset(line[_HASH_AT : _HASH_AT + 64] + line[_SEAL_AT : -len(_END)])
+    )
 
 
-def _checked(line: bytes) -> str:
+def _checked(line: bytes) -> tuple[str, str]:
     if not looks_whole(line):
         raise ValueError("not an entry")
-    digest = line[-_HASH_FIELD_LENGTH + len(_HASH_FIELD) : -len(_END)].decode()
-    if sha256(line[:-_HASH_FIELD_LENGTH] + b"}").hexdigest() != digest:
+    digest = line[_HASH_AT : _HASH_AT + 64].decode()
+    if _hashed(line[:_TAIL_AT] + b"}").hexdigest() != digest:
         raise ValueError("the hash does not fit")
-    return digest
+    return digest, line[_SEAL_AT : -len(_END)].decode()
 
 
-def _bounded(wrapped: Any) -> Any:
-    text = as_json(wrapped)
-    return wrapped if len(text) <= LONGEST_FIELD else _cut(text, text.encode("ascii"))
-
-
-def _wrapped(value: object) -> Any:
+def _is_plain(value: Any) -> bool:
+    """Whether JSON carries it as it is, with nothing to wrap, cut or take out: nearly all there is. Loops: every entry passes here."""
     kind = type(value)
-    if (kind is str and len(value) <= LONGEST_TEXT and value.isascii()) or kind is bool or value is None:  # type: ignore[arg-type, attr-defined]
-        return value  # nearly all there is, without the questions that follow
+    if kind is dict:
+        for name in value:
+            if type(name) is not str or not _is_name(name):
+                return False
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return _is_plain_item(value)
+    for item in value:
+        kind = type(item)
+        if kind is str:
+            if len(item) > LONGEST_TEXT or not item.isascii() or is_suspicious(item):
+                return False
+        elif kind is dict or kind is list or kind is tuple:
+            if not _is_plain(item):
+                return False
+        elif not _is_plain_item(item):
+            return False
+    return True
+
+
+def _is_plain_item(value: Any) -> bool:
+    kind = type(value)
+    return kind is bool or value is None or (kind is int and -_BIGGEST < value < _BIGGEST) or (kind is float and abs(value) < _BIGGEST)
+
+
+def _bounded(value: Any) -> Any:
+    text = as_json(value)
+    return value if len(text) <= LONGEST_FIELD else wrapped(cut(text))
+
+
+def wrapped(value: object) -> Any:
+    """A fact as JSON types, from which it can be had back."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
-            return _cut(value, value.encode("utf-8", "surrogatepass"))
+            return wrapped(cut(value))
         # JSON reads two escaped surrogates as the one character they would be in UTF-16, which is not what was written.
         return {"$text": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate_pair(value) else value
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, bytes):
-        return {"$bytes": value.hex()} if len(value) <= LONGEST_TEXT else _cut(value.decode("utf-8", "surrogateescape"), value)
+        return {"$bytes": value.hex()} if len(value) <= LONGEST_TEXT else wrapped(cut(value))
+    if isinstance(value, Cut):
+        return {"$cut": {"start": wrapped(value.start[:LONGEST_TEXT]), "length": value.length, "sha256": value.sha256}}
     if isinstance(value, Mapping):
         if odd := [name for name in value if not isinstance(name, str) or not _is_name(name)]:
             raise ValueError(f"not a name of a fact: {odd[0]!r}")
-        return {name: _wrapped(item) for name, item in value.items()}
+        return {name: wrapped(item) for name, item in value.items()}
     if isinstance(value, Sequence):
-        return [_wrapped(item) for item in value]
-    if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1 << 63:
+        return [wrapped(item) for item in value]
+    if isinstance(value, int | float) and math.isfinite(value) and abs(value) < _BIGGEST:
         return value
     raise ValueError(f"not a fact: {value!r:.80}")
 
@@ -139,7 +193,3 @@ def _unwrapped(value: Any) -> Any:
         case {"$cut": {"start": start, "length": length, "sha256": sha256}}:
             return Cut(_unwrapped(start), length, sha256)
     return {name: _unwrapped(item) for name, item in value.items()}
-
-
-def _cut(text: str, whole: bytes) -> dict[str, Any]:
-    return {"$cut": {"start": _wrapped(text[:LONGEST_TEXT]), "length": len(whole), "sha256": sha256(whole).hexdigest()}}

@@ -1,10 +1,10 @@
 """The ledger: one locked, append-only file that many processes and threads write to.
 
-`record` returns when the whole line is with the kernel, so the record survives the end of this process, however it ends. It is not forced
-to the disk: a power cut may lose the last moments, and with them records of deeds done in those moments. A process that is stopped while
-it holds the lock makes the others wait.
+`record` returns when the whole line is with the kernel, and the anchor after it, so the record survives the end of this process, however
+it ends. What is `lasting` is forced to the disk as well, with all before it, and survives a power cut; of the rest, a power cut may lose
+the last moments, and the next entry says that it did. A process that is stopped while it holds the lock makes the others wait.
 
-The file is opened for each entry. That costs a few microseconds and saves three problems: a lock shared with forked children, a
+The files are opened for each entry. That costs a few microseconds and saves three problems: a lock shared with forked children, a
 descriptor that a guest could inherit, and writing on into a file that has been moved away.
 """
 
@@ -14,59 +14,129 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger.chain import Head, find_head, read
+from agent_sandbox.errors import LedgerUnavailable
+from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger.chain import Head, find_head, torn_at
+from agent_sandbox.ledger.continuing import missing
 from agent_sandbox.ledger.encoding import encode
-from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Torn
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass
+from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome
+from agent_sandbox.spelling import Seal
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Final
+
+    from agent_sandbox.ledger.held import Held
+
+PURPOSE: Final = b"ledger"  # what its key is derived for
+SEGMENT_BYTES: Final = 64 << 20  # a file that has grown beyond this is closed
+KEPT_BYTES: Final = 1 << 30  # closed files beyond this are removed, oldest first
 
 # No link is followed, so that nobody else's file is appended to; reading finds the end of the chain.
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The end of the chain as this object last wrote it, and in which file."""
-
-    file: tuple[int, int]
-    size: int
-    head: Head
-
-
 class Ledger:
-    """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork."""
+    """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork.
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float]) -> None:
-        self.path = os.fspath(path)
+    `keys` is the directory of its key and its anchor. They protect what is recorded against whoever can write the ledger and not that
+    directory; beside the ledger, which is the default, they only tell damage from what was written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], float],
+        keys: str | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.keys = f"{self.path}.keys" if keys is None else os.path.abspath(keys)
         self._clock = clock
-        self._seen: _Seen | None = None  # replaced whole, never changed: a stale one costs a look at the file's tail, no more
+        self._segment_bytes = segment_bytes
+        self._kept_bytes = kept_bytes
+        self._boot = ""
+        self._seal: Seal | None = None
+        self._held: Held | None = None
+        # The end of the chain as this object last wrote it: device and inode, length of the file, then number, hash and seal of the last
+        # entry, and by which opening of files that are kept open. Replaced whole, never changed: a stale one costs a look at the tail.
+        self._seen: tuple[tuple[int, int], int, int, str, str, object] | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
 
-    def record(self, event: Event) -> Entry:
+    def record(self, event: Event, *, lasting: bool = False) -> Entry:
         """Append an event, completely written when this returns. Raises `LedgerUnavailable` or `LedgerBroken`: then do not act."""
+        return self.record_all((event,), lasting=lasting)[0]
+
+    def record_all(self, events: Sequence[Event], *, lasting: bool = False) -> list[Entry]:
+        """The same for several, one behind the other with nothing between. If it raises, some of them may have been recorded."""
         try:
-            descriptor = self._open()
+            seal, held = self._ready(), self._held
+            if held is not None and held.pid == os.getpid() and (entries := self._through(held, seal, events, lasting)) is not None:
+                return entries
+            descriptor = self._opened(seal)
+            try:
+                return self._append(descriptor, os.lseek(descriptor, 0, os.SEEK_END), self._clock(), seal, events, lasting)
+            finally:
+                os.close(descriptor)  # which frees the lock
         except OSError as error:
             raise self._unavailable(error) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the files open for the length of the block: for who records much, in this process. Raises as `record` does.
+
+        A ledger that has no entry yet has no files, and is not held. Not to be nested.
+        """
+        from agent_sandbox.ledger.held import Held  # a run records two entries, and does without
+
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            return self._append(descriptor, event)
+            held = Held(self.path, self.keys)
+        except FileNotFoundError:
+            yield
+            return
         except OSError as error:
             raise self._unavailable(error) from error
+        self._held = held
+        try:
+            yield
         finally:
-            os.close(descriptor)  # which frees the lock
+            self._held = None
+            held.close()
+
+    def checkpoint(self) -> Checkpoint:
+        """Sign the last entry, and record that. Raises as `record` does, also when the package that signs is not installed."""
+        from agent_sandbox.ledger.checkpoint import sign  # an extra
+
+        try:
+            seal = self._ready()
+            descriptor = self._opened(seal)
+            try:
+                file, size = _identity(descriptor)
+                head, gap = self._head(descriptor, file, size, seal)
+                if gap is not None or head.remains or not head.sequence:
+                    raise LedgerUnavailable("the ledger has no last entry that could be signed", hint="record something first")
+                signed = sign(self.keys, head.sequence, head.hash)
+                self._append(descriptor, size, self._clock(), seal, (signed,), lasting=True)
+                return signed
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._unavailable(error) from error
 
     def unended(self, action_digest: str) -> int | None:
         """The last entry that announced this action, if it is not recorded how that ended. Reads all of it; raises as `record` does."""
+        from agent_sandbox.ledger.segments import entries  # only whoever recovers reads
+
         found: int | None = None
         try:
-            for entry in read(self.path):
+            for entry in entries(self.path):
                 if isinstance(entry.event, Intent) and entry.event.digest == action_digest:
                     found = entry.sequence
                 elif isinstance(entry.event, Outcome) and entry.event.intent == found:
@@ -77,58 +147,162 @@ class Ledger:
             raise self._unavailable(error) from error
         return found
 
-    def _open(self) -> int:
+    def _ready(self) -> Seal:
+        if self._seal is None:
+            self._boot = anchor.boot_id()
+            self._seal = keys.load(self.keys).derived(PURPOSE)
+        return self._seal
+
+    def _opened(self, seal: Seal) -> int:
+        while (descriptor := self._locked(seal)) is None:
+            continue  # it was closed between opening and locking: the next one is there already
+        return descriptor
+
+    def _locked(self, seal: Seal) -> int | None:
+        """The file, open and locked; a new one if it had grown large. None when it is no longer the ledger by the time it is locked."""
         try:
-            return os.open(self.path, _FLAGS, 0o600)
+            descriptor = os.open(self.path, _FLAGS, 0o600)
         except FileNotFoundError:
-            _make_private(os.path.dirname(os.path.abspath(self.path)))
-            return os.open(self.path, _FLAGS, 0o600)
+            keys.make_private(os.path.dirname(self.path))
+            descriptor = os.open(self.path, _FLAGS, 0o600)
+        kept: int | None = None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # A fifo has no end, and raises.
+            small = os.lseek(descriptor, 0, os.SEEK_END) < self._segment_bytes
+            kept = descriptor if small else self._rotated(descriptor, seal)
+            return kept
+        finally:
+            if kept != descriptor:
+                os.close(descriptor)
 
-    def _append(self, descriptor: int, event: Event) -> Entry:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        file, size = (status.st_dev, status.st_ino), status.st_size
-        head = self._head(descriptor, file, size)
+    def _rotated(self, descriptor: int, seal: Seal) -> int | None:
+        """The file that takes the place of this one, open and locked; this one where it goes on; None when it is the ledger no more."""
+        from agent_sandbox.ledger.rotating import rotate  # once in a hundred thousand entries
+
+        if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+            return None
+        head, gap = self._head(descriptor, *_identity(descriptor), seal)
+        if head.remains or gap is not None:
+            return descriptor  # the entry that seals a torn write stands in the same file; the next one will do
+        made = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
+        if made is None:
+            return descriptor
+        new, head = made
+        try:
+            self._settle(new, _identity(new)[0], head.end, head.sequence, head.hash, head.seal, lasting=True)
+        except BaseException:
+            os.close(new)
+            raise
+        return new
+
+    def _through(self, held: Held, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
+        """Append through files that are open; None when the file has to be closed first, or is not there."""
         now = self._clock()
-        lines, previous, sequence = b"" if head.line_ended else b"\n", head.hash, head.sequence
-        if head.remains:
-            torn = head.remains.removesuffix(b"\n")
-            sequence += 1
-            line, previous = encode(sequence, now, previous, Torn(head.end, len(torn), sha256(torn).hexdigest()))
-            lines += line
-        line, digest = encode(sequence + 1, now, previous, event)
-        lines += line
-        _write_all(descriptor, lines)
-        end = size + len(lines)
-        self._seen = _Seen(file, end, Head(sequence + 1, digest, end))
-        return Entry(sequence + 1, now, previous, digest, event)
+        with held.lock:
+            try:
+                size = held.locked(self.path, now, self._segment_bytes)
+            except FileNotFoundError:
+                return None
+            try:
+                if size >= self._segment_bytes:
+                    return None
+                return self._append(held.file, size, now, seal, events, lasting, held)
+            finally:
+                held.unlock()
 
-    def _head(self, descriptor: int, file: tuple[int, int], size: int) -> Head:
+    def _append(
+        self,
+        descriptor: int,
+        size: int,
+        now: float,
+        seal: Seal,
+        events: Sequence[Event],
+        lasting: bool,
+        held: Held | None = None,
+    ) -> list[Entry]:
+        seen, before = self._seen, list[Event]()
+        lines: list[bytes] = []
+        if seen is not None and seen[1] == size and self._is_still_the_end(descriptor, held):
+            file, sequence, previous = seen[0], seen[2], seen[3]
+        else:
+            file, _ = _identity(descriptor)
+            head, gap = self._head(descriptor, file, size, seal)
+            sequence, previous = head.sequence, head.hash
+            lines += () if head.line_ended else (b"\n",)
+            if gap is not None:
+                before, sequence, previous = [gap], gap.last, head.hash if head.sequence else gap.hash
+            elif head.remains:
+                before = [torn_at(head.end, head.remains)]
+        mark, entries = "", list[Entry]()
+        for event in (*before, *events):
+            sequence += 1
+            line, digest, mark = encode(sequence, now, previous, event, seal)
+            entries.append(Entry(sequence, now, previous, digest, event, mark))
+            lines.append(line)
+            previous = digest
+        text = b"".join(lines)
+        _write_all(descriptor, text)
+        self._settle(descriptor, file, size + len(text), sequence, previous, mark, lasting, held, is_new=not size)
+        return entries[len(before) :]
+
+    def _is_still_the_end(self, descriptor: int, held: Held | None) -> bool:
+        """Whether the last entry is the one that this object wrote: its seal is nobody else's. Through a file that was open all the time,
+        that needs no look. The file itself is not asked about: the kernel would keep finer times of it then, which costs more."""
         seen = self._seen
-        if seen is not None and seen.file == file:
-            if size == seen.size:
-                return seen.head
-            if size < seen.size:
-                raise LedgerBroken(f"the ledger {self.path} has lost its end", hint="find out who cut it; then move it aside")
-        return find_head(descriptor, size) if size else Head()
+        if seen is None or (held is not None and seen[5] is held.opening):
+            return seen is not None
+        return os.pread(descriptor, len(seen[4]) + 3, seen[1] - len(seen[4]) - 3) == f'{seen[4]}"}}\n'.encode()
+
+    def _settle(
+        self,
+        descriptor: int,
+        file: tuple[int, int],
+        size: int,
+        sequence: int,
+        digest: str,
+        mark: str,
+        lasting: bool,
+        held: Held | None = None,
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """What comes after writing: to the disk if it is to last, then the anchor."""
+        if lasting:
+            os.fsync(descriptor)
+            if is_new:  # its name, too
+                keys.sync_directory(os.path.dirname(self.path))
+        if held is None:
+            anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
+        else:
+            anchor.put(held.anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
+        self._seen = (file, size, sequence, digest, mark, held.opening if held is not None else None)
+
+    def _head(self, descriptor: int, file: tuple[int, int], size: int, seal: Seal) -> tuple[Head, Gap | None]:
+        """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
+        seen = self._seen
+        head = find_head(descriptor, size, seal) if size else Head()
+        if seen is not None and seen[0] == file and size > seen[1]:
+            return head, None  # others have written behind what this object wrote
+        return head, missing(self.path, self.keys, descriptor, size, head, self._boot, seal)
 
     def _unavailable(self, error: OSError) -> LedgerUnavailable:
         why = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename and error.filename != self.path else ""
         return LedgerUnavailable(
-            f"the ledger {self.path} cannot be written: {why}", hint="free the disk or repair the directory's permissions"
+            f"the ledger {self.path} cannot be written: {why}{where}", hint="free the disk or repair the directory's permissions"
         )
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
 
 
-def _make_private(directory: str) -> None:
-    """Make a directory and those above it that are missing, for this user only."""
-    if not os.path.exists(directory):
-        _make_private(os.path.dirname(directory))
-        with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
+def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
+    """Which file it is, and how long."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return (status.st_dev, status.st_ino), status.st_size

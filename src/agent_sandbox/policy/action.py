@@ -28,19 +28,31 @@ def canonical_language(name: str) -> str:
 
 @dataclass(frozen=True)
 class RunCode:
-    """Run source in a language. `cwd=None` is the sandbox's own scratch directory."""
+    """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
+
+    `programs` are those that a command line is understood to start, where somebody has looked: for an early and clear refusal.
+    """
 
     language: str
     source_sha256: str
     size: int
     cwd: str | None = None
     environment: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, language: str, source: bytes, *, cwd: str | bytes | None = None, environment: Iterable[str] = ()) -> RunCode:
+    def of(
+        cls,
+        language: str,
+        source: bytes,
+        *,
+        cwd: str | bytes | None = None,
+        environment: Iterable[str] = (),
+        programs: Iterable[str] = (),
+    ) -> RunCode:
         """From what the caller holds. Raises `PolicyError` for a path or name that cannot be."""
         digest = sha256(source).hexdigest()
-        return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment))
+        return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment), tuple(programs))
 
     def digest(self) -> str:
         """Names this very request."""

@@ -6,10 +6,14 @@ change between looking and deciding. Effects live in `engine.gate`. A verdict ex
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
+from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
 from agent_sandbox.values import assert_never, dataclass
 
+_MOST_LISTED = 12  # programs in a remedy
 LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times
 
 
@@ -52,7 +56,7 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
     """The verdict on an action: total, deterministic, and Deny unless a rule allows it."""
     match action:
         case RunCode():
-            return _place(policy, action) or _code(policy, action)
+            return _place(policy, action) or refused_program(policy, action.programs) or _code(policy, action)
         case RunCommand():
             return _place(policy, action) or _command(policy, action)
         case Promote():
@@ -83,6 +87,8 @@ def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
 def _code(policy: Policy, action: RunCode) -> Verdict:
     if action.language not in LANGUAGES:
         return Deny(Reason("language", f"unknown language {action.language!r}", f"use one of {', '.join(LANGUAGES)}"))
+    if action.language == "bash" and policy.programs.denies("bash"):
+        return Deny(Reason("programs", f"the policy {policy.name!r} does not allow the program 'bash'", _permitting(policy, "bash")))
     if not 0 < action.size <= LARGEST_SOURCE:
         why = "there is no code to run" if action.size == 0 else f"the code has {action.size} bytes; at most {LARGEST_SOURCE} are taken"
         return Deny(Reason("code-size", why, "put large data into a file and let the code read it" if action.size else "pass some code"))
@@ -93,7 +99,41 @@ def _command(policy: Policy, action: RunCommand) -> Verdict:
     if not policy.processes:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
+    if policy.programs.restricts and (refusal := refused_program(policy, _started(action.argv, policy.programs.shell))):
+        return refusal
     return Allow(Reason("command", f"the policy {policy.name!r} lets commands run in its view"))
+
+
+def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
+    """The refusal of the first of these programs that may not be started, with the line that would allow it; None when all may."""
+    for name in programs:
+        if not policy.processes:
+            why = f"the policy {policy.name!r} allows no processes, so {name!r} cannot be started"
+            return Deny(Reason("processes", why, "allow processes, or run code instead"))
+        if not policy.programs.permits(name):
+            return Deny(Reason("programs", f"the policy {policy.name!r} does not allow the program {name!r}", _permitting(policy, name)))
+    return None
+
+
+def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
+    """The programs that a command is understood to start. The shell that reads a command line is none of them, where there may be one."""
+    from agent_sandbox.policy.commands.reading import understand, understand_argv  # only where programs are restricted
+
+    if shell and reads_a_line(argv):
+        return understand(argv[2]).tools
+    return understand_argv(argv).tools or argv[:1]
+
+
+def _permitting(policy: Policy, program: str) -> str:
+    name, rules = program.rpartition("/")[2], policy.programs
+    if name in SHELLS and not rules.shell:
+        return "allow a shell (allow_shell=True); it can run whatever the sandbox permits"
+    if covers(rules.denied, name):
+        return f"take {name} off the list of denied commands"
+    listed = tuple(dict.fromkeys((*(each for group in rules.groups for each in group), name)))
+    if len(listed) > _MOST_LISTED:
+        return f"to allow it: add {name} to the commands that are allowed"
+    return f"to allow it: --allow {','.join(listed)}"
 
 
 def _promotion(policy: Policy, action: Promote) -> Verdict:

@@ -14,6 +14,7 @@ class Guarantee(Enum):
     FILES_CONFINED = "files-confined"  # only the view is reachable, and every write is captured
     NO_NETWORK = "no-network"  # no interface but its own loopback
     NO_NEW_PROCESSES = "no-new-processes"  # threads remain
+    PROGRAMS_CONFINED = "programs-confined"  # no program can be executed but those that are allowed, by any child and by any spelling
     PROCESSES_INVISIBLE = "processes-invisible"  # sees, signals and traces only its own
     SYSCALLS_FILTERED = "syscalls-filtered"  # default-deny filter
     MEMORY_WATCHED = "memory-watched"  # rlimit and a watcher: may overshoot for an instant

@@ -14,11 +14,13 @@ from agent_sandbox.policy import canonical
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.values import dataclass, replace
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
+EVERY_PROGRAM = ProgramRules()
 
 # Generous, not absent: a runaway build ends before the machine does. Output is not limited because it streams.
 CLONED_LIMITS = Limits(
@@ -54,11 +56,11 @@ class FileRules:
         return self._unbarred(path) and any(not isinstance(pattern, Tree) and anchor(pattern) == path for pattern in self.allowed)
 
     def _unbarred(self, path: str) -> bool:
-        return (
-            (self.read or self.write)
-            and not any(above in self._masked for above in ancestors(path))
-            and not any(matches(pattern, path) for pattern in self.denied)
-        )
+        return (self.read or self.write) and not self.bars(path)
+
+    def bars(self, path: str) -> bool:
+        """Whether a normalised path is denied or masked."""
+        return any(above in self._masked for above in ancestors(path)) or any(matches(pattern, path) for pattern in self.denied)
 
     @cached_property
     def _masked(self) -> frozenset[str]:
@@ -77,13 +79,14 @@ class Policy:
     network: bool = False
     system: bool = False  # namespaced capabilities for package managers
     tools: tuple[str, ...] = ()  # functions of the caller's that a program may call, sorted
+    programs: ProgramRules = EVERY_PROGRAM
 
     def __post_init__(self) -> None:
         if self.network:
             raise PolicyError("network access arrives with the egress; until then allow_network=True is refused", hint="run without it")
         if self.system and not self.processes:
             raise PolicyError("system=True is for package managers, which start processes", hint="allow processes too")
-        if missing := implied(self.processes, self.limits) - self.requires:
+        if missing := implied(self.processes, self.limits, self.programs) - self.requires:
             names = ", ".join(sorted(guarantee.value for guarantee in missing))
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
 
@@ -92,10 +95,11 @@ class Policy:
         return canonical.digest(self)
 
 
-def implied(processes: bool, limits: Limits) -> frozenset[Guarantee]:
+def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
     """The guarantees that the other fields of a policy are empty words without."""
     conditional = {
         Guarantee.NO_NEW_PROCESSES: not processes,
+        Guarantee.PROGRAMS_CONFINED: processes and programs.restricts,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
         Guarantee.CPU_LIMITED: limits.cpu_seconds is not None,
         Guarantee.FUEL_LIMITED: limits.fuel is not None,
@@ -104,9 +108,9 @@ def implied(processes: bool, limits: Limits) -> frozenset[Guarantee]:
     return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
 
 
-def required(processes: bool, limits: Limits) -> frozenset[Guarantee]:
+def required(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
     """What the presets require: what is implied, and that the guest sees no other process, meets a filter and is never the host's root."""
-    return implied(processes, limits) | {Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
+    return implied(processes, limits, programs) | {Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 
 
 def locked(
@@ -121,20 +125,28 @@ def locked(
     network: bool = False,
     limits: Limits | None = None,
     tools: Iterable[str] = (),
+    programs: ProgramRules = EVERY_PROGRAM,
 ) -> Policy:
     """The SDK's preset: everything is off until it is named. `allowed=EVERYWHERE` is the whole machine, less masks and `denied`."""
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
-    return Policy("locked", files, processes, limits, required(processes, limits), network, tools=tuple(sorted(tools)))
+    needs = required(processes, limits, programs)
+    return Policy("locked", files, processes, limits, needs, network, tools=tuple(sorted(tools)), programs=programs)
 
 
 def cloned(
-    *, masks: Iterable[Mask], denied: Iterable[PathPattern] = (), network: bool = False, limits: Limits | None = None, system: bool = False
+    *,
+    masks: Iterable[Mask],
+    denied: Iterable[PathPattern] = (),
+    network: bool = False,
+    limits: Limits | None = None,
+    system: bool = False,
+    programs: ProgramRules = EVERY_PROGRAM,
 ) -> Policy:
     """The command line's preset: the whole machine but for the masks, every write captured, no network."""
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
-    return Policy("cloned", files, True, limits, required(True, limits), network, system)
+    return Policy("cloned", files, True, limits, required(True, limits, programs), network, system, programs=programs)
 
 
 def repeatable(policy: Policy) -> Policy:

@@ -99,7 +99,8 @@ def matches(pattern: PathPattern, path: str) -> bool:
             return path == top or path.startswith(_slashed(top))
         case Beneath(path=top):
             return path != top and path.startswith(_slashed(top))
-        case Glob(directory=top):
+        case _:
+            top = pattern.directory
             prefix = _slashed(top)
             return path != top and path.startswith(prefix) and spans(_compiled(pattern), "/" + path[len(prefix) :])
 

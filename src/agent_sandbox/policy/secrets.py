@@ -100,12 +100,18 @@ _SHARED = ("/opt", "/srv", "/var/www")
 
 
 def default_masks(
-    *, homes: Iterable[str], homes_of_others: Iterable[str] = (), projects: Iterable[str] = (), state_dir: str | None = None
+    *,
+    homes: Iterable[str],
+    homes_of_others: Iterable[str] = (),
+    projects: Iterable[str] = (),
+    state_dir: str | None = None,
+    keys_dir: str | None = None,
 ) -> tuple[Mask, ...]:
     """Everything hidden by default, sorted by path, each path once.
 
     In one's own homes certain names are hidden. That of somebody else is hidden as a whole, unless it holds, or lies in, one of our own or
-    a project other than `/`: then it is the same names. `state_dir` is the product's own: other runs, layers and the ledger.
+    a project other than `/`: then it is the same names. `state_dir` is the product's own: other runs, layers and the
+    ledger; `keys_dir` has the ledger's key.
     """
     own, used = list(map(normalise, homes)), list(map(normalise, projects))
     masks: dict[str, Mask] = {}
@@ -122,6 +128,9 @@ def default_masks(
     if state_dir is not None:
         path = normalise(state_dir)
         masks[path] = Mask(path, "the sandbox's own state and other runs")
+    if keys_dir is not None and not (state_dir is not None and _within(normalise(keys_dir), normalise(state_dir))):
+        path = normalise(keys_dir)
+        masks[path] = Mask(path, "the keys of the sandbox's own record")
     return tuple(masks[path] for path in sorted(masks))
 
 

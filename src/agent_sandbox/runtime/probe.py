@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.kernel import probes
-from agent_sandbox.kernel.mounts import Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
+from agent_sandbox.kernel import landlock, probes
+from agent_sandbox.kernel.mounts import Code, Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
+from agent_sandbox.values import replace
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.process import ProcessRuntime
@@ -36,12 +37,20 @@ print("processes-invisible", len([name for name in os.listdir("/proc") if name.i
 print("syscalls-filtered", any(line.split() == ["Seccomp:", "2"] for line in open("/proc/self/status")))
 print("not-host-root", int(open("/proc/self/uid_map").read().split()[1]) != 0)
 """
+# In a view where nothing may be executed.
+_LOOK_FOR_CODE = """
+places = ("/tmp", "/run", "/dev/shm", "/usr", "/proc", "/")
+sealed = refused(lambda: open("/proc/self/mem", "r+b")) and refused(lambda: os.memfd_create("probe"))
+print("programs-confined", sealed and all(os.statvfs(place).f_flag & os.ST_NOEXEC for place in places))
+"""
 
 
 def probe(runtime: ProcessRuntime) -> Support:
     """Launch, look, and report. Never raises."""
     try:
-        with runtime.launch(trial(_LOOK_AROUND)) as guest:
+        gated = landlock.abi() >= landlock.FIRST_USABLE
+        look = trial(_LOOK_AROUND + _LOOK_FOR_CODE) if gated else trial(_LOOK_AROUND)
+        with runtime.launch(replace(look, root=replace(look.root, steps=(*look.root.steps, Code(())))) if gated else look) as guest:
             completed = guest.wait()
     except SandboxError as error:
         return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
@@ -88,6 +97,8 @@ def _support(name: str, seen: dict[str, str]) -> Support:
         given.add(Guarantee.MEMORY_HARD)
     else:
         missing[Guarantee.MEMORY_HARD.value] = reasons.get("memory", "there is no control group for it")
+    if Guarantee.PROGRAMS_CONFINED not in given:
+        missing.setdefault(Guarantee.PROGRAMS_CONFINED.value, "it needs a kernel with Landlock, of version 2 or later, switched on")
     for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED):
         missing[guarantee.value] = "no process on a shared kernel can have it"
     return Support(name, frozenset(given), missing)

@@ -27,6 +27,7 @@ GUARANTEES = frozenset(
         Guarantee.FILES_CONFINED,
         Guarantee.NO_NETWORK,
         Guarantee.NO_NEW_PROCESSES,
+        Guarantee.PROGRAMS_CONFINED,
         Guarantee.PROCESSES_INVISIBLE,
         Guarantee.SYSCALLS_FILTERED,
         Guarantee.MEMORY_WATCHED,

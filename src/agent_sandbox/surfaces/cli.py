@@ -93,10 +93,16 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.snapshots import rollback as do
         case "snapshots":
             from agent_sandbox.surfaces.snapshots import snapshots as do
+        case "log":
+            from agent_sandbox.surfaces.log import log as do
+        case "approve":
+            from agent_sandbox.surfaces.approve import approve as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":
             from agent_sandbox.surfaces.verify import verify as do
+        case "policy":
+            from agent_sandbox.surfaces.policy import policy as do
         case "setup":
             from agent_sandbox.surfaces.setup import setup as do
         case "completion":

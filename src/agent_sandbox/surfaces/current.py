@@ -15,13 +15,18 @@ from agent_sandbox.kernel import mountinfo
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, repeatable
 from agent_sandbox.policy.paths import PathPattern, parse
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import reveal
-from agent_sandbox.surfaces import quantities
+from agent_sandbox.surfaces import policies, quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.beside import in_a_child
-from agent_sandbox.values import dataclass, replace
+from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.store import SandboxState, Store
+
+if TYPE_CHECKING:
+    from agent_sandbox.policy.narrowing import Effective
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
 
@@ -59,14 +64,35 @@ def current(request: Request) -> Current:
 
 
 def policy_of(request: Request, project: Project) -> Policy:
-    """The command line's preset, with what the options of the request change of it. Raises `PolicyError`."""
+    """What the policy files leave of the command line's preset, and what the options of the request change of it. Raises `PolicyError`."""
+    if not policies.layers_of(project.path).all:  # as nearly always: then nothing more is loaded
+        return _preset(request, project, _limits(request))
+    return effective_of(request, project).policy
+
+
+def effective_of(request: Request, project: Project) -> Effective:
+    """The same, with what is looked at before a run and what people should know."""
+    ceiling = _preset(request, project, CLONED_LIMITS)
+    return policies.under(policies.layers_of(project.path), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
+
+
+def _preset(request: Request, project: Project, limits: Limits) -> Policy:
+    """The command line's own, without the limits among the options."""
     masks = places.masks_for(project.path)
     for path in request.values("--reveal"):
         masks = reveal(masks, os.path.abspath(path))
-    policy = cloned(
-        masks=masks, denied=[_pattern(path) for path in request.values("--deny")], limits=_limits(request), system=request.has("--system")
-    )
+    denied = [_pattern(path) for path in request.values("--deny")]
+    policy = cloned(masks=masks, denied=denied, limits=limits, system=request.has("--system"), programs=_programs(request))
     return repeatable(policy) if request.has("--deterministic") else policy
+
+
+def _programs(request: Request) -> ProgramRules:
+    """Without --allow all programs are there."""
+    allowed, denied = (
+        tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
+        for option in ("--allow", "--deny-command")
+    )
+    return ProgramRules((allowed,) if request.has("--allow") else (), denied)
 
 
 def _pattern(text: str) -> PathPattern:
@@ -90,11 +116,19 @@ def _limits(request: Request) -> Limits:
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 
+def _warn(request: Request, project: Project) -> None:
+    """Say what a policy file asks for and does not get."""
+    if policies.layers_of(project.path).all and not request.has("--quiet"):
+        for warning in effective_of(request, project).warnings:
+            remark(warning)
+
+
 def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
     """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
     found = None if request.has("--throw-away") or request.has("--diff") else current(request)
     project = found.project if found else project_of(request)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time)
+    _warn(request, project)
+    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
     session = Session(
         gate,
         runtimes,

@@ -44,15 +44,20 @@ def _options(names: tuple[str, ...]) -> list[str]:
     return [f"  {describe(OPTIONS[name]):<26}{OPTIONS[name].help}" for name in names]
 
 
+def version() -> str:
+    """Which version this is."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("entersandbox")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "of this checkout, not installed"
+
+
 def help_or_version(request: Request) -> int:
     """The verbs `help` and `version`."""
     if request.verb == "version":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            number = version("entersandbox")
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            number = "of this checkout, not installed"
+        number = version()
         if request.has("--json"):
             from agent_sandbox.surfaces.documents import print_document
 

@@ -75,6 +75,10 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
             else _piped(session, work, forward)
         )
     say_how_it_ended(work, outcome)
+    if outcome.exit.code in (NOT_FOUND, NOT_EXECUTABLE) and (allowed := session.policy.programs.groups[:1]):
+        remark(
+            f"only these programs can be started: {', '.join(allowed[0])} (--allow); no file of the project, unless one of them reads it"
+        )
     for note in outcome.notes if not request.has("--quiet") else ():
         remark(note)
     if not request.has("--quiet") and sys.stderr.isatty():

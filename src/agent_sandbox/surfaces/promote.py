@@ -39,7 +39,7 @@ def promote(request: Request) -> int:
     found = current(request)
     wanted = _wanted(request, found.project.path)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = Gate(policy, places.ledger(), clock=time.time)
+    gate = Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id)
     recover(stored, gate)
     with proposed(stored, policy, wanted) as proposal:
         if not request.has("--json"):
@@ -67,7 +67,7 @@ def undo(request: Request) -> int:
     """The verb `undo`."""
     found = current(request)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = Gate(policy, places.ledger(), clock=time.time)
+    gate = Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id)
     recover(stored, gate)
     journal = last(found.state.promotions)
     if journal is not None and not request.has("--yes") and not request.has("--json") and _at_a_terminal():

@@ -25,7 +25,8 @@ def current_and_whole(request: Request) -> Current:
     found = current(request)
     if interrupted(found.state):
         try:
-            recover(Stored(found.state), Gate(policy_of(request, found.project), places.ledger(), clock=time.time))
+            policy = policy_of(request, found.project)
+            recover(Stored(found.state), Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id))
         except Busy:
             pass
         except (SandboxError, OSError) as error:

@@ -77,8 +77,8 @@ def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
 
 
 def _launch(layers: Layers) -> Trial:
-    state = os.path.realpath(places.state_dir())
-    policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state))
+    state, keys = os.path.realpath(places.state_dir()), os.path.realpath(places.keys_dir())
+    policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state, keys_dir=keys))
     runtime = ProcessRuntime(single_threaded=True)
     try:
         plan = plan_view(policy.files, tools(), layers, host=Host.look(), scratch_bytes=16 * MIB)

@@ -73,9 +73,26 @@ _OPTIONS = (
     Option("--resolve", "SIDE", "what to do about conflicts of a merge: ours (the sandbox), theirs (reality) or markers"),
     Option("--approve", "KINDS", "agree to these protected kinds of changes, separated by commas"),
     Option("--dry-run", help="show what would be done, and stop"),
+    Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
+    Option("--until", "TIME", "only entries before then"),
+    Option("--denied", help="only what was refused"),
+    Option("--category", "NAME", "only process, code, promotion, file, capability, approval, outcome or ledger"),
+    Option("--level", "NAME", "only debug, info, warning, error or critical, and what is graver"),
+    Option("--sandbox", "ID", "only what this sandbox did"),
+    Option("--grep", "WORDS", "only entries with these words"),
+    Option("--limit", "N", "the newest N entries (100), or none for all"),
+    Option("--follow", help="go on with each new entry", short=("-f",)),
+    Option("--format", "FORM", "for other programs: jsonl, csv or ocsf; all entries"),
+    Option("--keys", "DIR", "where the key and the anchor of a copied ledger are"),
+    Option("--checkpoint", "FILE", "a signed checkpoint to compare with; may be given more than once"),
+    Option("--public-key", "HEX", "the key that checkpoints must be signed with"),
+    Option("--for-run", help="yes also to the same question again in that run"),
+    Option("--refuse", help="no"),
+    Option("--watch", help="wait for questions and ask about each as it comes"),
     Option("--simulate", later="simulation"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
-    Option("--allow", "TOOLS", later="the gating of tools"),
+    Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
+    Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
@@ -88,6 +105,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
+    *("--allow", "--deny-command"),
     *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--deterministic", "--seed", "--fuel", "--record"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
@@ -139,7 +157,11 @@ nothing by its record.
     "diff": Verb(
         'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
         "show what the sandbox would change, or what a command would",
-        (*_SHOWING, *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime")),
+        (
+            *_SHOWING,
+            *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
+            *("--allow", "--deny-command"),
+        ),
         (0, ANY),
         command=True,
         details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.
@@ -200,6 +222,57 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         ("--forget",),
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
     ),
+    "policy": Verb(
+        'policy explain | lint | schema | policy test "COMMAND"',
+        "say what the policy files mean here, what is odd about them, or what they would say to a command",
+        words=(1, 2),
+        too_many="put the command in quotes",
+        details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
+agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
+it left; an option on the command line counts more than the last two, and never more than the first.
+
+  agent-sandbox policy explain
+  agent-sandbox policy test "git push --force"
+
+test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied.
+lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.""",
+    ),
+    "log": Verb(
+        "log [OPTION…] | log verify [FILE] | log checkpoint",
+        "show what happened, export it, and check that the record of it is unchanged and whole",
+        (
+            *("--since", "--until", "--denied", "--category", "--level", "--sandbox", "--grep", "--limit", "--follow", "--format"),
+            *("--no-pager", "--keys", "--checkpoint", "--public-key"),
+        ),
+        (0, 2),
+        details="""Every action is recorded before it is done, and how it ended after.
+
+  agent-sandbox log --denied --since 2h
+  agent-sandbox log --follow --format ocsf
+  agent-sandbox log verify
+  agent-sandbox log checkpoint > elsewhere/checkpoint
+  agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
+
+`log verify` says two things apart: whether what is here was changed, and whether all of it is here. The second needs
+something from elsewhere: the anchor in the directory of the ledger's key, or a checkpoint that was kept. It exits with 1
+when either does not hold. `log checkpoint` signs the last entry, and needs the extra `sign`.""",
+    ),
+    "approve": Verb(
+        "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch]",
+        "show what waits for somebody's yes, and answer it",
+        ("--for-run", "--timeout", "--refuse", "--watch", "--yes"),
+        (0, 1),
+        details="""Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first
+letters, about that one. An answer is to exactly what is shown: if anything of it changes, it is none. Yes is good
+for once; with --for-run also for the same question again in that run, for an hour or as --timeout says.
+
+  agent-sandbox approve
+  agent-sandbox approve 3f9a --for-run --timeout 10m
+  agent-sandbox approve --watch
+
+Without a terminal, --yes or --refuse and the whole digest are needed. Nobody answering is a refusal. It exits with 3 when
+nothing was answered.""",
+    ),
     "doctor": Verb(
         "doctor",
         "try out what this machine can enforce, and say what to do about the rest",
@@ -228,8 +301,6 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 
 _LATER = {
     "simulation": ("sim", "simulate"),
-    "the audit surfaces": ("log",),
-    "approvals": ("approve",),
     "parallel experiments": ("try",),
     "time travel": ("timeline", "rewind", "fork"),
     "the daemon": ("serve",),

@@ -34,9 +34,14 @@ from agent_sandbox.workspace.locking import Holder, hold
 FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
-# What may be there before the store is: its own half-written file, the ledger, which a run without a stored sandbox has begun, and the
-# digests of what the wasm runtime has compiled.
-_NOT_OURS_TO_JUDGE = frozenset({"format.new", "ledger.jsonl", "wasm"})
+# What may be there before the store is: its own half-written file, the ledger, which a run without a stored sandbox has begun, with what
+# belongs to it, questions and grants, and the digests of what the wasm runtime has compiled.
+_NOT_OURS_TO_JUDGE = frozenset(
+    {
+        *("format.new", "wasm", "approvals", "capabilities"),
+        *("ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal"),
+    }
+)
 _WITHOUT_IMAGE = "this sandbox is kept in a directory, not in an image: its disk limit is only watched, and snapshots copy what changed"
 
 

@@ -17,6 +17,7 @@ from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.kernel.mounts import (
     Bind,
+    Code,
     Copies,
     Devices,
     Directory,
@@ -33,11 +34,14 @@ from agent_sandbox.kernel.mounts import (
 )
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
-from agent_sandbox.values import replace
+from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.draft import Draft, Host, Needs, covers
 from agent_sandbox.workspace.hiding import hide, stand_in_for_others
 from agent_sandbox.workspace.layers import quote_target
 from agent_sandbox.workspace.selection import select
+
+if TYPE_CHECKING:
+    from agent_sandbox.workspace.executables import Executables
 
 # Made anew for each run. Nothing of the machine's own is shown there unless the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
@@ -45,9 +49,19 @@ RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
 
 
 def plan_view(
-    rules: FileRules, needs: Needs, layers: Layers, *, host: Host, project: str | None = None, scratch_bytes: int = 256 << 20
+    rules: FileRules,
+    needs: Needs,
+    layers: Layers,
+    *,
+    host: Host,
+    project: str | None = None,
+    scratch_bytes: int = 256 << 20,
+    executables: Executables | None = None,
 ) -> MountPlan:
-    """The plan for these rules on this machine. Raises PolicyError for a rule that no view can keep."""
+    """The plan for these rules on this machine; with `executables`, nothing else can be executed in it.
+
+    Raises PolicyError for a rule that no view can keep.
+    """
     plan = Draft(host, rules, scratch_bytes)
     if rules.read and any(isinstance(pattern, Tree | Beneath) and pattern.path == "/" for pattern in rules.allowed):
         _whole_machine(plan, project)
@@ -58,6 +72,10 @@ def plan_view(
     hide(plan, needs)
     if not host.privileged:
         stand_in_for_others(plan)
+    if executables is not None:
+        from agent_sandbox.workspace.gating import gate  # few runs say which programs they may start
+
+        gate(plan, executables)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
@@ -218,8 +236,8 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
     def depth(step: Step) -> int:
         if isinstance(step, SkeletonRoot):
             return -2
-        if isinstance(step, SealRoot):
-            return 10_000
+        if isinstance(step, Code | SealRoot):
+            return 10_000 + isinstance(step, SealRoot)
         target = "/dev" if isinstance(step, Devices) else "/proc" if isinstance(step, Proc) else step.target
         return -1 if target == "/" else target.count("/")
 

@@ -193,6 +193,8 @@ PYTHON: dict[str, tuple[tuple[str, str], ...]] = {
         ("much-memory", "data = bytearray(3 * 10**9)"),
         ("much-memory-list", "grid = [0] * (10 ** 9)"),
         ("long-loop", "for i in range(10**9):\n    pass"),
+        ("import-decoded", "import base64\n__import__(base64.b64decode('c3VicHJvY2Vzcw==').decode())"),
+        ("import-formatted", "__import__('%s' % 'socket')"),
         ("not-python", "this is not python ("),
         ("shell-in-a-notebook", "!pip install requests\nimport requests"),
         ("python-2", "print 'hello'"),
@@ -205,8 +207,6 @@ PYTHON: dict[str, tuple[tuple[str, str], ...]] = {
     UNTOLD: (
         ("import-of-a-variable", "import sys\n__import__(sys.argv[1])"),
         ("import-module-of-input", "import importlib\nimportlib.import_module(input())"),
-        ("import-decoded", "import base64\n__import__(base64.b64decode('c3VicHJvY2Vzcw==').decode())"),
-        ("import-formatted", "__import__('%s' % 'socket')"),
         ("import-in-a-lambda", "(lambda: __import__)()('socket')"),
         ("import-by-parameter", "def load(name):\n    return __import__(name)\nload('json')"),
         ("exec-of-a-file", "exec(open('other.py').read())"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from agent_sandbox.runtime.routing import calls
 from agent_sandbox.runtime.routing.features import FEATURE_OF, IMPLIES, MACHINE_FILES, feature_of, opaque
 from agent_sandbox.runtime.routing.model import Feature, Reading
-from agent_sandbox.runtime.routing.names import Names, children
+from agent_sandbox.source.names import Names, children, own_name
 
 _MOST_UNSEEN = 8
 _LONGEST_WORD = 40
@@ -27,7 +27,6 @@ _INNARDS = frozenset(
         "__code__",
     }
 )
-_HELD = frozenset({"os", "sys", "subprocess", "socket", "threading"})  # not `signal`, which is a part of scipy
 _CATCHES = frozenset({"ImportError", "ModuleNotFoundError"})
 
 
@@ -81,7 +80,7 @@ class Walk:
 
     def use(self, name: str, line: int) -> None:
         """It uses this dotted name."""
-        name = _by_its_own_name(name)
+        name = own_name(name)
         self.used.setdefault(name, line)
         if (feature := feature_of(name)) is not None:
             self.need(feature, name, line)
@@ -181,15 +180,6 @@ class Walk:
             self._words.add(text)
         if text.startswith(MACHINE_FILES) and text.split("/")[1] in ("proc", "sys", "dev"):
             self.need(Feature.MACHINE, text, line)
-
-
-def _by_its_own_name(name: str) -> str:
-    """`os.fork` for `shutil.os.fork` and `posix.fork`: many modules hold others under their names."""
-    parts = name.split(".")
-    for index in range(len(parts) - 1, 0, -1):
-        if parts[index].lstrip("_") in _HELD:
-            return ".".join((parts[index].lstrip("_"), *parts[index + 1 :]))
-    return f"os{name[5:]}" if parts[0] == "posix" else name
 
 
 def _alternatives(node: ast.Try) -> tuple[tuple[str, ...], ...] | None:

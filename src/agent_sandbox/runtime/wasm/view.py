@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent_sandbox.kernel.mounts import Bind, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
+from agent_sandbox.kernel.mounts import Bind, Code, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
 from agent_sandbox.values import replace
 
 VIEW = "/view"  # what the program sees as its root
@@ -33,6 +33,8 @@ def _moved(step: Step) -> Step | None:
     match step:
         case SkeletonRoot() | SealRoot():
             return None  # there is one either way
+        case Code():
+            return None  # no program is ever executed there, and the engine is code
         case Devices() | Proc():
             return step  # init counts there; the program does not reach it
         case _:

@@ -56,6 +56,7 @@ class Attempt:
     limits: Mapping[str, Any] = field(default_factory=dict)
     throw_away: bool = False  # where layers would be kept, in those that are not
     project: bool = False  # show the project, where nothing of the machine is shown otherwise
+    tools: tuple[str, ...] = ()  # where processes are not allowed otherwise, let these programs be started, and no others
     terminal: bool = False
     watch: Callable[[], None] | None = None
     may_end: bool = False

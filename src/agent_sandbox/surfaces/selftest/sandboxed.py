@@ -159,6 +159,8 @@ class Locked:
         settings = {**self._settings, **{name: int(value) if value == int(value) else value for name, value in settings.items()}}
         if attempt.project:
             settings |= {"allow_file_read": True, "allowed_paths": (self._bench.project,)}
+        if attempt.tools:
+            settings |= {"allow_subprocess": True, "allowed_commands": attempt.tools, "allow_shell": False}
         key = tuple(sorted(settings.items()))
         if key not in self._made:
             self._made[key] = self._stack.enter_context(Sandbox(**settings))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import suppress
 
+from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.surfaces.selftest.bench import VARIABLE, Bench
 from agent_sandbox.surfaces.selftest.boxes import Attempt, Box, NoAnswer
 from agent_sandbox.surfaces.selftest.outside import environment_address, named, status_of, until
@@ -26,6 +28,25 @@ _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec
 )
 def start_processes(bench: Bench, box: Box) -> Found:
     ran = box.run(Attempt("processes", "spawn"))
+    return Found(ran.reached, ran.refused)
+
+
+@SUBJECT.probe(
+    "start-other-tools",
+    "Where only some programs are allowed, no other can be started.",
+    "starts one by its name and path, as a copy, through the loader and from memory",
+    boxes=(SDK,),
+)
+def start_other_tools(bench: Bench, box: Box) -> Found:
+    tool = os.path.realpath("/usr/bin/basename")
+    loader = next(iter(loader_of(tool)), tool)  # a program without one is started in its place: the same try once more
+    mark = bench.mark()
+    copy = f"/tmp/{mark}"
+    try:
+        ran = box.run(Attempt("processes", "start_tool", {"tool": tool, "loader": loader, "copy": copy, "mark": mark}, tools=("true",)))
+    finally:
+        with suppress(FileNotFoundError):  # without a sandbox it is there
+            os.unlink(copy)
     return Found(ran.reached, ran.refused)
 
 

@@ -48,7 +48,7 @@ def _since(path: os.PathLike[str], offset: int) -> list[Entry]:
     if not os.path.exists(path):
         return []
     with open(path, "rb") as file:
-        file.seek(offset)
+        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)  # shorter: a new file was begun meanwhile
         lines = file.read().splitlines()
     try:
         return [decode(line) for line in lines if line]

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import _ast as ast  # the classes alone; `ast` itself is slow to load
 
+from agent_sandbox.source.folding import DEPTH, MOST, fold
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
-_DEPTH = 12
 _BINDINGS = 16  # of one name
-_TEXTS = 16
-_LONGEST_TEXT = 1 << 16
 _BUDGET = 200_000
 BUILTINS = frozenset(
-    {"__import__", "eval", "exec", "compile", "getattr", "globals", "locals", "vars", "range", "bytearray", "bytes", "chr"}
+    {
+        *("__import__", "eval", "exec", "compile", "open", "getattr", "globals", "locals", "vars", "range", "map", "reversed"),
+        *("bytearray", "bytes", "str", "int", "chr", "ord", "list", "tuple", "breakpoint"),
+    }
 )
+_LOOKUPS = frozenset({"get", "pop", "__getitem__", "setdefault"})  # methods of a dictionary
+_HELD = frozenset({"os", "sys", "subprocess", "socket", "threading"})  # not `signal`, which is a part of scipy
 _IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
 _NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
 
@@ -28,6 +33,13 @@ _WHOLE, _BY_CIRCLE, _BY_DEPTH = range(3)
 
 Texts = frozenset[str]
 _NOTHING: frozenset[str] = frozenset()
+# Fields that hold names, numbers, operators and contexts: nothing to go further into.
+_NO_NODES = frozenset(
+    {
+        *("ctx", "op", "ops", "id", "attr", "arg", "name", "names", "asname", "module", "level", "kind", "conversion", "simple"),
+        *("type_comment", "type_ignores", "lineno", "kwd_attrs", "rest", "is_async"),
+    }
+)
 
 
 class Names:
@@ -47,39 +59,48 @@ class Names:
         """Whether something was given up."""
         return self._steps > _BUDGET
 
+    def step(self) -> bool:
+        """Count one step; whether there are more to go."""
+        self._steps += 1
+        return self._steps <= _BUDGET
+
     def add(self, node: ast.AST) -> None:
         """Note what one node binds."""
-        self._known.clear()
-        match node:
-            case ast.Import(names=names):
-                for each in names:
-                    top = each.name.partition(".")[0]
-                    self._imported.setdefault(each.asname or top, set()).add(each.name if each.asname else top)
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                for each in names:
-                    if each.name == "*":
-                        self._stars.append(module)
-                    else:
-                        self._imported.setdefault(each.asname or each.name, set()).add(f"{module}.{each.name}")
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    self._bind(target, value)
-            case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-                self._bind(target, value)
-            case ast.AugAssign(target=target):
-                self._bind(target, None)
-            case (
-                ast.For(target=target, iter=source)
-                | ast.AsyncFor(target=target, iter=source)
-                | ast.comprehension(target=target, iter=source)
-            ):
-                elements = source.elts if isinstance(source, (ast.List, ast.Tuple, ast.Set)) else [None]
-                for element in elements[: _BINDINGS + 1]:
-                    self._bind(target, element)
-            case ast.withitem(optional_vars=ast.expr() as target):
-                self._bind(target, None)
-            case ast.arguments():
-                self._parameters(node)
+        binder = _BINDERS.get(type(node))
+        if binder is not None:
+            self._known.clear()
+            binder(self, node)
+
+    def _import(self, node: ast.Import) -> None:
+        for each in node.names:
+            top = each.name.partition(".")[0]
+            self._imported.setdefault(each.asname or top, set()).add(each.name if each.asname else top)
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        for each in node.names if node.module and not node.level else ():
+            if each.name == "*":
+                self._stars.append(node.module or "")
+            else:
+                self._imported.setdefault(each.asname or each.name, set()).add(f"{node.module}.{each.name}")
+
+    def _assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._bind(target, node.value)
+
+    def _assign_one(self, node: ast.AnnAssign | ast.NamedExpr) -> None:
+        self._bind(node.target, node.value)
+
+    def _augment(self, node: ast.AugAssign) -> None:
+        self._bind(node.target, None)
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.comprehension) -> None:
+        elements = node.iter.elts if isinstance(node.iter, (ast.List, ast.Tuple, ast.Set)) else [None]
+        for element in elements[: _BINDINGS + 1]:
+            self._bind(node.target, element)
+
+    def _with(self, node: ast.withitem) -> None:
+        if node.optional_vars is not None:
+            self._bind(node.optional_vars, None)
 
     def _parameters(self, node: ast.arguments) -> None:
         plain = [*node.posonlyargs, *node.args]
@@ -99,14 +120,30 @@ class Names:
                 if isinstance(each, ast.Name):
                     self._bind(each, values[index] if values else None)
 
+    def bindings(self, name: str) -> Sequence[ast.expr | None]:
+        """What is assigned to a name, None for what the text does not tell; nothing for one that is imported or never assigned."""
+        return () if name in self._imported else self._bound.get(name, ())
+
+    def imported(self) -> frozenset[str]:
+        """The names that imports give."""
+        return frozenset(self._imported)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether it says `from … import *` somewhere."""
+        return bool(self._stars)
+
+    def is_bound(self, name: str) -> bool:
+        """Whether the program gives the name a meaning of its own somewhere."""
+        return name in self._bound or name in self._imported
+
     def is_plain_false(self, name: str, origin: str) -> bool:
         """Whether a name is this imported one and never anything else."""
         return self._imported.get(name) == {origin} and name not in self._bound
 
-    def origins(self, node: ast.expr, depth: int = _DEPTH) -> frozenset[str]:
+    def origins(self, node: ast.expr, depth: int = DEPTH) -> frozenset[str]:
         """The dotted names that an expression may stand for; nothing where the text does not tell."""
-        self._steps += 1
-        if depth <= 0 or self.exhausted:
+        if depth <= 0 or not self.step():
             self._cut = _BY_DEPTH
             return _NOTHING
         match node:
@@ -115,13 +152,13 @@ class Names:
             case ast.Attribute(value=value, attr=attr):
                 return frozenset(f"{base}.{attr}" for base in self.origins(value, depth - 1))
             case ast.Call(func=func, args=args):
-                return self._of_call(self.origins(func, depth - 1), args, depth - 1)
+                return self._of_call(self.origins(func, depth - 1), args, depth - 1) | self._of_method(func, args, depth - 1)
             case ast.Subscript(value=value, slice=key):
                 return self._of_item(value, key, depth - 1)
             case ast.IfExp(body=body, orelse=other):
                 return self.origins(body, depth - 1) | self.origins(other, depth - 1)
             case ast.BoolOp(values=values):
-                return frozenset(name for each in values[:_TEXTS] for name in self.origins(each, depth - 1))
+                return frozenset(name for each in values[:MOST] for name in self.origins(each, depth - 1))
             case ast.NamedExpr(value=value) | ast.Await(value=value):
                 return self.origins(value, depth - 1)
         return _NOTHING
@@ -149,7 +186,7 @@ class Names:
         for value in self._bound.get(name, ()):
             found |= self.origins(value, depth - 1) if value is not None else _NOTHING
         if not found and name not in self._bound:
-            found = {f"{module}.{name}" for module in self._stars[:_TEXTS]}
+            found = {f"{module}.{name}" for module in self._stars[:MOST]}
             found |= {f"builtins.{name}"} if name in BUILTINS else _NOTHING
         return frozenset(found)
 
@@ -164,75 +201,105 @@ class Names:
                 found |= {f"{base}.{attribute}" for base in self.origins(args[0], depth) for attribute in attributes}
             elif function == "functools.partial" and args:
                 found |= self.origins(args[0], depth)
+            elif function == "pathlib.Path":
+                found.add(function)  # what is made is told by what makes it
             elif function == "builtins.vars" and args:
                 found |= {f"{base}.__dict__" for base in self.origins(args[0], depth)}
         return frozenset(found)
 
+    def _of_method(self, func: ast.expr, args: list[ast.expr], depth: int) -> frozenset[str]:
+        """`vars(os).get("system")`, `os.__getattribute__("system")`, `attrgetter("system")(os)`."""
+        if isinstance(func, ast.Attribute) and args:
+            if func.attr in _LOOKUPS:
+                return self._of_item(func.value, args[0], depth)
+            if func.attr in ("__getattribute__", "__getattr__"):
+                return self._members(func.value, args[-1], depth)
+        if isinstance(func, ast.Call) and args and func.args and "operator.attrgetter" in self.origins(func.func, depth):
+            return self._members(args[0], func.args[0], depth)
+        return _NOTHING
+
+    def _members(self, value: ast.expr, attribute: ast.expr, depth: int) -> frozenset[str]:
+        texts = self.texts(attribute, depth) or ()
+        return frozenset(f"{base}.{text}" for base in self.origins(value, depth) for text in texts)
+
     def _of_item(self, value: ast.expr, key: ast.expr, depth: int) -> frozenset[str]:
-        keys = self.texts(key, depth) or _NOTHING
         found: set[str] = set()
-        for base in self.origins(value, depth):
+        bases = self.origins(value, depth)
+        of_a_namespace = isinstance(value, ast.Call) and self.origins(value.func, depth) & _NAMESPACES
+        keys = (self.texts(key, depth) or _NOTHING) if bases or of_a_namespace else _NOTHING
+        for base in bases:
             if base == "sys.modules":
                 found |= keys
             elif base.endswith(".__dict__") or base == "builtins":
                 found |= {f"{base.removesuffix('.__dict__')}.{each}" for each in keys}
-        if isinstance(value, ast.Call) and self.origins(value.func, depth) & _NAMESPACES:
+        if of_a_namespace:
             found |= {origin for each in keys for origin in self._followed(each, depth)}
         if isinstance(value, (ast.List, ast.Tuple)):
-            found |= {origin for each in value.elts[:_TEXTS] for origin in self.origins(each, depth - 1)} if depth else _NOTHING
+            found |= {origin for each in value.elts[:MOST] for origin in self.origins(each, depth - 1)} if depth else _NOTHING
         return frozenset(found)
 
-    def texts(self, node: ast.expr, depth: int = _DEPTH) -> Texts | None:
+    def texts(self, node: ast.expr, depth: int = DEPTH) -> Texts | None:
         """The strings that an expression may be, or None where the text does not tell all of them."""
-        self._steps += 1
-        if depth <= 0 or self.exhausted:
-            return None
-        match node:
-            case ast.Constant(value=str(text)):
-                return frozenset({text})
-            case ast.Name(id=name):
-                values = self._bound.get(name)
-                return None if not values or name in self._imported else self._union(values, depth - 1)
-            case ast.IfExp(body=body, orelse=other):
-                return self._union([body, other], depth - 1)
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self._joined("", [left, right], depth - 1)
-            case ast.JoinedStr(values=values):
-                return self._joined("", values, depth - 1)
-            case ast.FormattedValue(value=value, format_spec=None, conversion=-1):
-                return self.texts(value, depth - 1)
-            case ast.Subscript(value=value, slice=ast.Slice(lower=None, upper=None, step=ast.UnaryOp(operand=ast.Constant(value=1)))):
-                turned = self.texts(value, depth - 1)
-                return None if turned is None else frozenset(text[::-1] for text in turned)
-            case ast.Call(func=ast.Attribute(value=ast.Constant(value=bytes(data)), attr="decode"), args=[]):
-                return frozenset({data.decode("utf-8", "replace")})
-            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(glue)), attr="join"), args=[ast.List() | ast.Tuple() as parts]):
-                return self._joined(glue, parts.elts, depth - 1)
-            case ast.Call(func=ast.Name(id="chr"), args=[ast.Constant(value=int(number))]) if 0 <= number < 0x110000:
-                return frozenset({chr(number)})
-        return None
+        values = fold(self, node, depth)
+        return None if values is None else frozenset(each for each in values if isinstance(each, str)) or None
 
-    def _union(self, values: list[ast.expr | None] | list[ast.expr], depth: int) -> Texts | None:
-        found: set[str] = set()
-        for value in values:
-            texts = None if value is None else self.texts(value, depth)
-            if texts is None or len(found) > _TEXTS:
-                return None
-            found |= texts
-        return frozenset(found)
 
-    def _joined(self, glue: str, parts: list[ast.expr], depth: int) -> Texts | None:
-        if len(parts) > 256:
-            return None
-        found = {""}
-        for index, part in enumerate(parts):
-            texts = self.texts(part, depth)
-            if texts is None or len(texts) * len(found) > _TEXTS:
-                return None
-            found = {before + (glue if index else "") + text for before in found for text in texts}
-            if any(len(text) > _LONGEST_TEXT for text in found):
-                return None
-        return frozenset(found)
+# What binds names, in the order in which it is noted.
+_BINDERS: dict[type, Callable[[Names, Any], None]] = {
+    ast.Import: Names._import,
+    ast.ImportFrom: Names._import_from,
+    ast.Assign: Names._assign,
+    ast.AnnAssign: Names._assign_one,
+    ast.NamedExpr: Names._assign_one,
+    ast.AugAssign: Names._augment,
+    ast.For: Names._loop,
+    ast.AsyncFor: Names._loop,
+    ast.comprehension: Names._loop,
+    ast.withitem: Names._with,
+    ast.arguments: Names._parameters,
+}
+
+
+BINDING = tuple(_BINDERS)
+
+
+def own_name(name: str) -> str:
+    """`os.fork` for `shutil.os.fork` and `posix.fork`: many modules hold others under their names."""
+    parts = name.split(".")
+    for index in range(len(parts) - 1, 0, -1):
+        if parts[index].lstrip("_") in _HELD:
+            return ".".join((parts[index].lstrip("_"), *parts[index + 1 :]))
+    return f"os{name[5:]}" if parts[0] == "posix" else name
+
+
+def by_kind(tree: ast.AST) -> dict[type, list[Any]]:
+    """Every node below and including this one, by its class, in no order; without what holds only names and operators."""
+    found: dict[type, list[Any]] = {}
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop()
+        kind = node.__class__
+        group = found.get(kind)
+        if group is None:
+            group = found[kind] = []
+        group.append(node)
+        for name in _below(kind):
+            value = getattr(node, name)
+            if value.__class__ is list:
+                waiting += value
+            elif value is not None:
+                waiting.append(value)
+    return found
+
+
+_BELOW: dict[type, tuple[str, ...]] = {}
+
+
+def _below(kind: type) -> tuple[str, ...]:
+    fields = _BELOW.get(kind)
+    if fields is None:
+        fields = _BELOW[kind] = tuple(name for name in getattr(kind, "_fields", ()) if name not in _NO_NODES)
+    return fields
 
 
 def nodes_of(tree: ast.AST) -> Iterator[ast.AST]:

@@ -1,0 +1,291 @@
+"""The inbox: questions wait here for somebody, on disk, and answers come back.
+
+One directory for each question; the same one asked again while it waits joins it, so nobody is asked a hundred times. Who asks keeps the
+question in memory and takes an answer only to exactly that: whatever happens to the file meanwhile, an answer to something else is none.
+An answer is taken once, by one of those who wait. Nobody answering is a refusal, and so is more than anybody could answer.
+
+The directory is hidden from guests, and they have no other way to it. A program of the same user outside a sandbox can read the key and
+write an answer; where that matters, `approvers` names the users whose answers count, and the kernel tells who wrote a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from agent_sandbox.engine.approvals.answer import Answer, Decision, opened, sealed
+from agent_sandbox.engine.approvals.question import Question, decoded, shown
+from agent_sandbox.engine.gate import Granted, Recorder, Refused
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.ledger.event import Noted
+from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
+from agent_sandbox.spelling import Seal
+from agent_sandbox.values import dataclass, replace
+
+MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
+RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
+_QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
+_LARGEST = 64 << 20  # bytes of a question with its diff
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A question that waits: the name to answer it by, what is shown, the digest of exactly that, and how often it was asked."""
+
+    name: str
+    text: str
+    digest: str
+    times: int
+    until: float
+
+
+class Inbox:
+    """The inbox in one directory. Safe for threads and processes at once. `pause` is called between two looks for an answer."""
+
+    def __init__(
+        self,
+        directory: str,
+        key: Seal,
+        ledger: Recorder,
+        *,
+        clock: Callable[[], float],
+        pause: Callable[[], None],
+        approvers: Collection[int] | None = None,
+    ) -> None:
+        self._waiting = os.path.join(directory, "waiting")
+        self._standing = os.path.join(directory, "standing")
+        self._key = key
+        self._ledger = ledger
+        self._clock = clock
+        self._pause = pause
+        self._approvers = approvers
+
+    def ask(self, question: Question) -> Granted | Refused:
+        """Wait for an answer to exactly this question. Raises as a ledger does when it cannot be recorded, OSError when it cannot wait."""
+        while self._clock() < question.until:
+            if (answer := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
+                return Granted(answer.by)  # to the same question, earlier in this run
+            # Another one each time it is put: an answer that was taken is none to what is asked again.
+            question = replace(question, nonce=os.urandom(16).hex())
+            waits = self._put(question)
+            if isinstance(waits, Refused):
+                return waits
+            if (found := self._awaited(waits)) is not None:
+                return found
+        self._ledger.record(Noted("approval.unanswered", {"digest": question.digest(), "why": "nobody answered"}, question.sandbox))
+        return Refused("nobody answered in time")
+
+    def waiting(self) -> list[Waiting]:
+        """The questions that wait for somebody, the longest-waiting first."""
+        self.sweep()
+        found: list[tuple[float, Waiting]] = []
+        for name in _names(self._waiting):
+            place = os.path.join(self._waiting, name)
+            if (question := self._open_question(place)) is not None:
+                times = 1 + _size(os.path.join(place, _ASKED))
+                found.append((question.asked, Waiting(name, shown(question), question.digest(), times, question.until)))
+        return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
+
+    def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS) -> None:
+        """Answer a question. `digest` is that of what was shown, so that nothing can be put in its place between looking and saying yes.
+        What is allowed for the whole run is taken back after so many `seconds`.
+
+        Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
+        """
+        place = os.path.join(self._waiting, name)
+        question = self._open_question(place) if _is_name(name) else None
+        if question is None:
+            raise PolicyError("there is no such question waiting", hint="list what is waiting, and look again")
+        if question.digest() != digest:
+            raise PolicyError("the question is not the one that was shown", hint="look at it again before you answer")
+        until = self._clock() + seconds if decision is Decision.FOR_THIS_RUN else question.until
+        facts = {"digest": digest, "decision": decision.value, "by": by, "until": until, "allowed": decision is not Decision.NO}
+        self._ledger.record(Noted("approval.answered", {"target": _target(question), **facts}, question.sandbox), lasting=True)
+        try:
+            write_once(os.path.join(place, _ANSWER), sealed(Answer(digest, decision, by, until), self._key))
+        except FileNotFoundError:  # its time was over in this moment
+            raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
+
+    def end_run(self, run: str) -> None:
+        """Take back what was allowed for a run. The return is recorded."""
+        for name in _names(self._standing):
+            place = os.path.join(self._standing, name)
+            question = _question(place)
+            if question is None or question.run == run:
+                self._take_back(place, question, "the run is over")
+
+    def sweep(self) -> None:
+        """Take back what has expired, and clear away questions whose askers are gone."""
+        for name in _names(self._standing):
+            place = os.path.join(self._standing, name)
+            if (question := _question(place)) is not None and self._valid(place, question) is None:
+                self._take_back(place, question, "its time was over")
+        if not os.path.exists(self._waiting):
+            return
+        with self._alone():
+            for place in self._places():
+                question = _question(place)
+                if question is None or self._place(question) != place or not self._clock() < question.until:
+                    _clear(place)
+
+    def _put(self, question: Question) -> Question | Refused:
+        """Put the question, or join the same one that waits already. Returns the one that waits."""
+        with self._alone():  # or two that ask the same at once would not see one another
+            waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
+            for each in waiting:
+                if each.group() == question.group():
+                    with suppress(FileNotFoundError):  # answered and taken just now: who waits for it finds that out
+                        _append(os.path.join(self._place(each), _ASKED))
+                    return each
+            if len(waiting) >= MOST_WAITING:
+                self._ledger.record(Noted("approval.flooded", {"digest": question.digest(), "allowed": False}, question.sandbox))
+                return Refused(f"{len(waiting)} questions are waiting already")
+            content = question.encoded()
+            if len(content) > _LARGEST:
+                return Refused("the question is too long for anybody to read")
+            facts = {"digest": question.digest(), "target": _target(question), "why": question.why, "run": question.run}
+            self._ledger.record(Noted("approval.asked", facts, question.sandbox), lasting=True)
+            make_private(self._place(question))
+            write_once(os.path.join(self._place(question), _QUESTION), content)
+            return question
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else puts or sweeps meanwhile."""
+        make_private(self._waiting)
+        lock = os.open(os.path.join(self._waiting, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _place(self, question: Question) -> str:
+        return os.path.join(self._waiting, question.digest())
+
+    def _open_question(self, place: str) -> Question | None:
+        """The question that waits there, unless it is answered or its time is over, or it is not the one that its place is named by."""
+        question = _question(place)
+        if question is None or self._place(question) != place or not self._clock() < question.until:
+            return None
+        return None if os.path.exists(os.path.join(place, _ANSWER)) else question
+
+    def _places(self) -> list[str]:
+        return [os.path.join(self._waiting, name) for name in _names(self._waiting)]
+
+    def _awaited(self, question: Question) -> Granted | Refused | None:
+        """The answer to this question; None when it was good for another who asked the same, or nobody answered."""
+        place = self._place(question)
+        while self._clock() < question.until:
+            if os.path.exists(os.path.join(place, _ANSWER)):
+                answer = self._valid(place, question, refusals=True)
+                if answer is not None:
+                    return self._taken(place, question, answer)
+                if not os.path.exists(os.path.join(place, _ANSWER)):
+                    return None  # another took it between the two looks
+                _clear(place)
+                return Refused("the answer is not to what was asked, or not by somebody whose word counts")
+            if not os.path.exists(os.path.join(place, _QUESTION)):
+                return None
+            self._pause()
+        _clear(place)
+        return None
+
+    def _taken(self, place: str, question: Question, answer: Answer) -> Granted | Refused | None:
+        match answer.decision:
+            case Decision.NO:
+                return Refused(f"{answer.by} said no")  # to all who wait; it is cleared away when its time is over
+            case Decision.FOR_THIS_RUN:
+                make_private(self._standing)
+                with suppress(OSError):  # another who waited was first, and did the same
+                    os.rename(place, os.path.join(self._standing, question.group()))
+                    sync_directory(self._standing)
+                return Granted(answer.by)
+            case Decision.ONCE:
+                try:
+                    os.rename(os.path.join(place, _ANSWER), os.path.join(place, _TAKEN))
+                except FileNotFoundError:
+                    return None  # it was good for one, and that was another
+                with suppress(FileNotFoundError):  # swept already
+                    sync_directory(place)
+                _clear(place)
+                return Granted(answer.by)
+
+    def _valid(self, place: str, question: Question, *, refusals: bool = False) -> Answer | None:
+        """The answer in this place, if it is sealed, by somebody whose word counts, in time, and to exactly this question.
+
+        For a standing one the question of the time is read again, and has to be of the same group as this one.
+        """
+        try:
+            descriptor = os.open(os.path.join(place, _ANSWER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            owner, content = os.fstat(descriptor).st_uid, os.read(descriptor, 1 << 16)
+        finally:
+            os.close(descriptor)
+        answer = opened(content, self._key)
+        if answer is None or (self._approvers is not None and owner not in self._approvers) or not self._clock() < answer.until:
+            return None
+        if answer.digest == question.digest():
+            return answer if refusals or answer.decision is not Decision.NO else None
+        earlier = _question(place)
+        stands = answer.decision is Decision.FOR_THIS_RUN and earlier is not None and earlier.digest() == answer.digest
+        return answer if stands and earlier is not None and earlier.group() == question.group() else None
+
+    def _take_back(self, place: str, question: Question | None, why: str) -> None:
+        if question is not None:
+            facts = {"digest": question.digest(), "target": _target(question), "why": why}
+            self._ledger.record(Noted("approval.ended", facts, question.sandbox), lasting=True)
+        _clear(place)
+
+
+def _question(place: str) -> Question | None:
+    try:
+        descriptor = os.open(os.path.join(place, _QUESTION), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        return decoded(file.read(_LARGEST + 1))
+
+
+def _clear(place: str) -> None:
+    """Remove a question with all that belongs to it."""
+    for name in (_QUESTION, _ANSWER, _ASKED, _TAKEN):
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(place, name))
+    with suppress(OSError):
+        os.rmdir(place)
+
+
+def _append(path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, b".")
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if _is_name(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _is_name(text: str) -> bool:
+    return len(text) == 64 and not text.strip("0123456789abcdef")
+
+
+def _target(question: Question) -> str:
+    argv = question.action.get("argv")
+    return " ".join(map(str, argv)) if isinstance(argv, list) else str(question.action.get("kind", ""))

@@ -1,0 +1,107 @@
+"""A question to a person, as one sequence of bytes: what is shown, what is answered and what is done are the same thing or nothing.
+
+The bytes hold the action as the gate judged it, the digest of the policy, the sandbox and the run, why somebody is asked, and whatever else
+is shown, such as a diff. The answer names their digest. A different action, policy, run or diff has another digest, and no answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import join
+from typing import Any
+
+from agent_sandbox.spelling import as_json, sha256
+from agent_sandbox.values import dataclass, fields
+from agent_sandbox.workspace.visible import lookalike, visible
+
+_NARROW = 10  # columns of the names at the left
+
+
+@dataclass(frozen=True)
+class Question:
+    """What somebody is asked. `details` is text that belongs to it; times are since the epoch. `nonce` makes each question another one; it
+    is given to it where it is put."""
+
+    action: Mapping[str, Any]  # in JSON types, as the gate judged and will record it
+    policy: str
+    sandbox: str
+    run: str
+    why: str
+    asked: float
+    until: float
+    details: str = ""
+    nonce: str = ""
+
+    def encoded(self) -> bytes:
+        """The bytes that stand for it."""
+        return _bytes({field.name: getattr(self, field.name) for field in fields(self)})
+
+    def digest(self) -> str:
+        """Names exactly this question."""
+        return sha256(self.encoded()).hexdigest()
+
+    def group(self) -> str:
+        """Names all questions that differ only in when they were asked: one answer may be for all of them in this run."""
+        return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details])).hexdigest()
+
+
+def _bytes(value: object) -> bytes:
+    # Not in ASCII: JSON escapes two lone surrogates as it does the one character they would be in UTF-16, and two questions were one.
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def decoded(content: bytes) -> Question | None:
+    """The question in these bytes; None when they are not exactly one."""
+    try:
+        question = Question(**json.loads(content.decode("utf-8", "surrogatepass")))
+        return question if question.encoded() == content and isinstance(question.action, dict) else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def shown(question: Question) -> str:
+    """The question for a person: printable characters and line ends, nothing else, and nothing left out.
+
+    It is made from what will be done, not from what somebody says about it.
+    """
+    return "\n".join(_lines(question)) + "\n"
+
+
+def _lines(question: Question) -> Iterator[str]:
+    action = dict(question.action)
+    kind = action.pop("kind", "")
+    argv = action.pop("argv", None)
+    yield _line("asks for", kind)
+    if isinstance(argv, list):
+        words = [str(word) for word in argv]
+        yield _line("command", join(words))
+        if any(visible(word) != word or "\\" in word for word in words):
+            yield from (_line(f"word {number}", word) for number, word in enumerate(words))
+    for name, value in sorted(action.items()):
+        if value not in (None, [], ""):
+            yield _line(name, value if isinstance(value, str) else as_json(value))
+    yield _line("because", question.why)
+    if question.sandbox or question.run:
+        yield _line("in", " ".join(filter(None, (question.sandbox, question.run))))
+    yield _line("policy", question.policy)
+    for remark in sorted({remark for text in _texts(question.action) if (remark := lookalike(text))}):
+        yield _line("careful", remark)
+    if question.details:
+        yield from (f"  | {visible(line)}" for line in question.details.split("\n"))
+    yield _line("digest", question.digest())
+
+
+def _line(name: str, text: object) -> str:
+    return f"{visible(str(name)):{_NARROW}}{visible(str(text))}"
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)

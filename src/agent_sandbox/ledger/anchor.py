@@ -1,0 +1,106 @@
+"""The anchor: how far the ledger had come, kept in another directory than the ledger itself.
+
+Without it, a ledger whose end was cut off, or that was replaced by an earlier copy of itself, looks like one that never was longer. It is
+written after each entry, so at any moment the ledger is as long as the anchor says, or longer by what was being written when a writer died.
+
+The file has two slots of one disk sector each. The first is written for every entry and is with the kernel, like the entry. The second is
+written, and forced to the disk, for entries that were forced to the disk. A slot holds the seal of the entry it names, so nobody without
+the key can make one up; an old one can be put back, together with an old ledger, by whoever can write to both directories.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from agent_sandbox.ledger.keys import make_private, read_private
+from agent_sandbox.values import dataclass
+
+ANCHOR = "anchor"
+_SLOT = 512
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """An entry that is known to exist: its number, hash and seal, how long the file was with it, and in which boot of the machine."""
+
+    sequence: int
+    hash: str
+    seal: str
+    size: int
+    boot: str
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Both slots; each is None until something was written there."""
+
+    last: Anchored | None = None
+    lasting: Anchored | None = None
+
+    @property
+    def furthest(self) -> Anchored | None:
+        """The later of the two: after a power cut it can be either."""
+        known = [slot for slot in (self.last, self.lasting) if slot is not None]
+        return max(known, key=lambda slot: slot.sequence) if known else None
+
+
+def read(directory: str) -> Anchor | None:
+    """What the anchor says; None when there is none. Raises OSError, and ValueError when a slot is damaged."""
+    try:
+        content = read_private(os.path.join(directory, ANCHOR), 2 * _SLOT)
+    except FileNotFoundError:
+        return None
+    return Anchor(_slot(content[:_SLOT]), _slot(content[_SLOT:]))
+
+
+def write(directory: str, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool = False) -> None:
+    """Set the first slot and, for an entry that was forced to the disk, the second. Raises OSError."""
+    descriptor = os.open(f"{directory}/{ANCHOR}", _FLAGS, 0o600)
+    try:
+        put(descriptor, sequence, digest, seal, size, boot, lasting=lasting)
+    finally:
+        os.close(descriptor)
+
+
+def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool) -> None:
+    """The same for an anchor that is open. A slot is one write within one page: a process that dies leaves the old one or the new one."""
+    text = b"%-511b\n" % f"{sequence} {digest} {seal} {size} {boot}".encode("ascii")
+    _put(descriptor, text, 0)
+    if lasting:
+        _put(descriptor, text, _SLOT)
+        os.fsync(descriptor)
+
+
+def begin(directory: str) -> None:
+    """Make an anchor for a ledger that has no entry yet. Raises OSError."""
+    make_private(directory)
+    os.close(os.open(os.path.join(directory, ANCHOR), _FLAGS, 0o600))
+
+
+def boot_id() -> str:
+    """Names the time from one start of the machine to the next."""
+    try:
+        descriptor = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return "unknown"  # without /proc; every boot is taken for the same one then, and no loss is explained by a new one
+    try:
+        return os.read(descriptor, 64).decode("ascii").strip()
+    finally:
+        os.close(descriptor)
+
+
+def _put(descriptor: int, text: bytes, offset: int) -> None:
+    if os.pwrite(descriptor, text, offset) != len(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _slot(content: bytes) -> Anchored | None:
+    if not content.strip(b"\0"):
+        return None
+    words = content.decode("ascii").split()
+    if len(words) != 5:
+        raise ValueError("a slot of the anchor is damaged")
+    sequence, digest, seal, size, boot = words
+    return Anchored(int(sequence), digest, seal, int(size), boot)

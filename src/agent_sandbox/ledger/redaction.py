@@ -1,0 +1,112 @@
+"""Secrets in words that are recorded: passwords in options and addresses, tokens of known shapes, private keys.
+
+What is recorded of a command is its words, and people put secrets there. What looks like one is replaced before it is written, so that it
+is in no file, export or screen that is made from the ledger. The digest of the action is that of the words as they were.
+
+This knows shapes and names. A secret that looks like any other word, in a place that is not called password, token or the like, is not
+recognised: pass secrets through the environment, of which only the names are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from agent_sandbox.ledger.event import LONGEST_TEXT, cut
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from re import Match, Pattern
+    from typing import Any
+
+REMOVED = "[secret removed]"
+
+# One of these, in small letters, is in every text that a pattern below matches. Most texts have none.
+_HINTS = (
+    *("pass", "pwd", "secret", "token", "credential", "cookie", "bearer", "basic ", "auth", "key", "-user", "://"),
+    *("sk-", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "pat_", "glpat", "xox", "akia", "asia", "aiza", "ya29", "npm_", "pypi-", "hf_", "eyj"),
+    "sg.",
+)
+_NAME = r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|cookie)[\w.-]{0,40}"
+# What comes before a secret is kept; the group called `secret` is not. Repetitions are bounded: the text may be made to be slow.
+_IN_TEXT = (
+    r"(?P<secret>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))",
+    r"://[^\s/:@]{0,200}:(?P<secret>[^\s/@]{1,500})@",
+    r"(?i:\b(?:bearer|basic)\s{1,3})(?P<secret>[\w.~+/=-]{8,})",
+    rf"(?i:{_NAME}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?P<secret>[^\s\"'&;,]+)",
+    r"(?P<secret>\b(?:sk-[\w-]{16,}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{16,}|hf_\w{20,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|dckr_pat_[\w-]{20,}|shpat_[0-9a-f]{32}))",
+)
+# Options whose value is the next word.
+_BEFORE = rf"(?i:--?[\w.-]{{0,40}}?{_NAME}|--auth)"
+_USER = ("-u", "--user", "--proxy-user")
+
+_compiled: list[Any] = []
+
+
+@lru_cache(maxsize=1024)  # words, names and directories come again and again
+def is_suspicious(text: str) -> bool:
+    """Whether a text may hold what looks like a secret, or name one that follows. Wrong only on the careful side."""
+    if len(text) == 64 and not text.strip("0123456789abcdef"):
+        return False  # a digest: no two are the same, and no hint is in one
+    lowered = text.lower()
+    return text in _USER or any(hint in lowered for hint in _HINTS)
+
+
+def without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same facts with what looks like a secret replaced."""
+    return {name: _clean(value) for name, value in facts.items()}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        if not is_suspicious(value):
+            return value
+        # Of a long text only the beginning is recorded, so only that is looked through.
+        return _clean_text(value) if len(value) <= LONGEST_TEXT else cut(value, _clean_text(value[:LONGEST_TEXT]))
+    if isinstance(value, bytes):
+        text = value[:LONGEST_TEXT].decode("utf-8", "surrogateescape")
+        if not is_suspicious(text):
+            return value
+        cleaned = _clean_text(text)
+        return value if cleaned == text else cut(value, cleaned)
+    if isinstance(value, Mapping):
+        return without_secrets(value)
+    if isinstance(value, Sequence):
+        return _clean_words(value)
+    return value
+
+
+def _clean_words(words: Sequence[Any]) -> list[Any]:
+    """Each word by itself, and what follows an option that asks for a secret."""
+    cleaned: list[Any] = []
+    previous = ""
+    for word in words:
+        if isinstance(word, str) and not word.startswith("-") and is_suspicious(previous) and _patterns()[1].fullmatch(previous):
+            cleaned.append(REMOVED)
+        elif isinstance(word, str) and previous in _USER and ":" in word:
+            cleaned.append(f"{word.partition(':')[0]}:{REMOVED}")
+        else:
+            cleaned.append(_clean(word))
+        previous = word if isinstance(word, str) else ""
+    return cleaned
+
+
+def _clean_text(text: str) -> str:
+    for pattern in _patterns()[0]:
+        text = pattern.sub(_replaced, text)
+    return text
+
+
+def _replaced(match: Match[str]) -> str:
+    start, end = match.span("secret")
+    return match.string[match.start() : start] + REMOVED + match.string[end : match.end()]
+
+
+def _patterns() -> tuple[list[Pattern[str]], Pattern[str]]:
+    if not _compiled:
+        import re  # slow to load, and nearly no entry needs it
+
+        _compiled[:] = [[re.compile(pattern) for pattern in _IN_TEXT], re.compile(_BEFORE)]
+    return _compiled[0], _compiled[1]

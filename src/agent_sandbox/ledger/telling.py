@@ -1,0 +1,99 @@
+"""What an entry says, in the words that people look for: a category, an action, what it was done to, and whether it was allowed.
+
+One reading for the log, the exports and the audit view, so that they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent_sandbox.ledger.event import Checkpoint, Cut, Entry, Gap, Intent, Noted, Outcome, Refusal, Rotated, Torn
+from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# By the kind of an action as the policy has it.
+_ACTIONS = {
+    "RunCode": ("code", "run_code"),
+    "RunCommand": ("process", "run_command"),
+    "Promote": ("promotion", "promote"),
+    "Undo": ("promotion", "undo"),
+    "CallTool": ("tool", "call_tool"),
+}
+LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
+
+
+@dataclass(frozen=True)
+class Told:
+    """An entry in words. `allowed` is False for what was refused; `details` is what the entry holds beyond these."""
+
+    level: str
+    category: str
+    action: str
+    target: str
+    allowed: bool
+    sandbox: str
+    why: str
+    details: Mapping[str, Any]
+
+
+def tell(entry: Entry) -> Told:
+    """What an entry says."""
+    event = entry.event
+    match event:
+        case Intent():
+            category, action, target = _deed(event.action)
+            return Told("info", category, action, target, True, event.sandbox, event.rule, {"facts": event.action, "digest": event.digest})
+        case Refusal():
+            category, action, target = _deed(event.action)
+            details = {"facts": event.action, "digest": event.digest, "rule": event.rule}
+            return Told("warning", category, action, target, False, event.sandbox, event.why, details)
+        case Outcome():
+            level = "error" if event.ended == "raised" else "info"
+            return Told(level, "outcome", event.ended, f"entry {event.intent}", True, event.sandbox, "", {"facts": event.facts})
+        case Noted():
+            return _noted(event)
+        case Torn():
+            return Told("warning", "ledger", "torn", f"{event.length} bytes", True, "", "a write was cut short", {})
+        case Gap():
+            return Told("critical", "ledger", "gap", f"up to entry {event.last}", True, "", event.why, {})
+        case Rotated():
+            return Told("info", "ledger", "rotated", f"entries from {event.closed} on", True, "", "", {"kept_from": event.oldest})
+        case Checkpoint():
+            return Told("info", "ledger", "checkpoint", f"entry {event.sequence}", True, "", "", {"public_key": event.public_key})
+        case _:
+            assert_never(event)
+
+
+def _noted(event: Noted) -> Told:
+    category, _, action = event.what.partition(".")
+    allowed = event.facts.get("allowed", True) is not False
+    level = "warning" if not allowed else "debug" if category == "file" else "info"
+    target, why = (_text(event.facts.get(name, "")) for name in ("target", "why"))
+    return Told(level, category, action or category, target, allowed, event.sandbox, why, {"facts": event.facts})
+
+
+def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
+    if isinstance(facts, Cut):  # too much to keep; what it began with still says what it was
+        return "unknown", "unknown", facts.start[:200]
+    kind = _text(facts.get("kind", ""))
+    category, action = _ACTIONS.get(kind, ("action", kind))
+    match kind:
+        case "RunCommand":
+            return category, action, _words(facts.get("argv", ()))
+        case "RunCode":
+            return category, action, f"{_text(facts.get('language', ''))} {_text(facts.get('source_sha256', ''))[:12]}"
+        case _:
+            return category, action, _text(facts.get("root", facts.get("tool", "")))
+
+
+def _words(argv: object) -> str:
+    """A command as a shell would take it, so that a space in a word is seen."""
+    from shlex import join  # only readers come here
+
+    return join(map(_text, argv)) if isinstance(argv, Sequence) and not isinstance(argv, str) else _text(argv)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else value.start if isinstance(value, Cut) else str(value)

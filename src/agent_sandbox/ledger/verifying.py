@@ -1,0 +1,197 @@
+"""Examine a ledger, also a copy of one on another machine, and say two things apart: is what is here unchanged, and is all of it here?
+
+*Integrity* is the chain of hashes and, with the ledger's key, the seal of each entry. *Completeness* cannot be seen from a file alone: it
+needs something from elsewhere that knows how far the ledger had come, the anchor or a checkpoint that was given away. What could not be
+told is said, with what it would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
+from agent_sandbox.ledger import anchor as anchors
+from agent_sandbox.ledger import checkpoint as checkpoints
+from agent_sandbox.ledger import keys
+from agent_sandbox.ledger.anchor import Anchor
+from agent_sandbox.ledger.chain import broken, walk
+from agent_sandbox.ledger.encoding import sealed
+from agent_sandbox.ledger.event import Checkpoint, Entry, Gap, Rotated, Torn
+from agent_sandbox.ledger.segments import opened
+from agent_sandbox.ledger.store import PURPOSE
+from agent_sandbox.spelling import Seal
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `fault` is the first thing that is wrong; what lies behind it was not examined."""
+
+    first: int = 0
+    last: int = 0
+    head: str = ""
+    entries: int = 0
+    torn: int = 0  # writes that were cut short, and are sealed
+    unsealed: int = 0  # bytes of one at the end that is not sealed yet
+    removed_before: int = 0  # entries before this one were removed by rotation, as the chain says
+    checkpoints: tuple[int, ...] = ()  # the entries whose signed checkpoint holds
+    fault: str = ""
+    missing: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing that is here was found to be changed."""
+        return not self.fault
+
+    @property
+    def complete(self) -> bool | None:
+        """Whether all of it is here; None when that cannot be told, as it cannot behind a fault."""
+        return False if self.missing else None if self.untold or self.fault else True
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known from elsewhere: the key, the anchor, checkpoints that were given away, and the public key to trust."""
+
+    seal: Seal | None = None
+    anchor: Anchor | None = None
+    notes: tuple[Checkpoint, ...] = ()
+    public_key: str | None = None
+
+
+@dataclass
+class _Walked:
+    """What has been seen so far."""
+
+    first: int = 0
+    before: Entry | None = None
+    entries: int = 0
+    torn: int = 0
+    unsealed: int = 0
+    oldest: int = 0
+    end: int = 0  # bytes of the last file up to the end of its last entry
+    checkpoints: list[int] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    wanted: dict[int, str] = field(default_factory=dict)  # entries that are known from elsewhere, by number
+
+
+def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str | None = None) -> Evidence:
+    """What the directory of a ledger's keys holds. Raises `LedgerBroken` when its anchor is damaged, OSError when it cannot be read."""
+    seal: Seal | None = None
+    with suppress(FileNotFoundError):
+        seal = keys.load(directory, make=False).derived(PURPOSE)
+    try:
+        found, again = anchors.read(directory), anchors.read(directory)
+        while found != again:  # it is being written: what was read half-way is not what it says
+            found, again = again, anchors.read(directory)
+    except ValueError as error:
+        raise LedgerBroken(f"the anchor in {directory} cannot be read: {error}", hint="find out what happened to that directory") from None
+    return Evidence(seal, found, tuple(notes), public_key)
+
+
+def examine(path: str, known: Evidence) -> Report:
+    """Examine a ledger with all its files, or one file of it. Raises OSError when it cannot be read."""
+    walked = _Walked(wanted={note.sequence: note.hash for note in known.notes})
+    fault = ""
+    try:
+        for note in known.notes:
+            if not checkpoints.is_genuine(note, known.public_key):
+                raise LedgerBroken(f"the signature of the checkpoint on entry {note.sequence} does not hold")
+        for slot in (known.anchor.last, known.anchor.lasting) if known.anchor else ():
+            if slot is not None:
+                if known.seal and slot.seal != sealed(bytes.fromhex(slot.hash), known.seal):
+                    raise LedgerBroken("the anchor was not written with this key")
+                walked.wanted.setdefault(slot.sequence, slot.hash)
+        with opened(path) as all_of_it:
+            for file in all_of_it:
+                _walk_file(file, known, walked)
+    except LedgerBroken as error:
+        fault = error.message
+    return _report(walked, known, fault)
+
+
+def _walk_file(file: BinaryIO, known: Evidence, walked: _Walked) -> None:
+    walked.unsealed = 0
+    for item in walk(file, walked.before):
+        if isinstance(item, Entry):
+            _take(item, known, walked)
+        else:
+            walked.unsealed = item
+    walked.end = file.tell() - walked.unsealed
+
+
+def _take(entry: Entry, known: Evidence, walked: _Walked) -> None:
+    if known.seal and entry.seal != sealed(bytes.fromhex(entry.hash), known.seal):
+        raise broken(entry.sequence, "was not written with this key")
+    if walked.wanted.pop(entry.sequence, entry.hash) != entry.hash:
+        raise broken(entry.sequence, "is not the one that the anchor or a checkpoint names")
+    match entry.event:
+        case Torn():
+            walked.torn += 1
+        case Rotated(oldest=oldest):
+            walked.oldest = oldest
+        case Gap(last=last, hash=digest, why=why, torn=torn):
+            start = walked.before.sequence + 1 if walked.before else 1
+            walked.torn += bool(torn)
+            walked.missing.append(f"entries {start} to {last}: {why}")
+            if walked.wanted.pop(last, digest) != digest:
+                raise broken(entry.sequence, "names another entry as missing than the one that was there")
+        case Checkpoint():
+            _take_checkpoint(entry, entry.event, known, walked)
+    walked.first = walked.first or entry.sequence
+    walked.entries += 1
+    walked.before = entry
+
+
+def _take_checkpoint(entry: Entry, signed: Checkpoint, known: Evidence, walked: _Walked) -> None:
+    if (signed.sequence, signed.hash) != (entry.sequence - 1, entry.previous):
+        raise broken(entry.sequence, "is a checkpoint of something else than the entry before it")
+    with suppress(
+        LedgerUnavailable
+    ):  # the package that checks signatures is not here: the seals were checked, or it is said that they were not
+        if not checkpoints.is_genuine(signed, known.public_key):
+            raise broken(entry.sequence, "is a checkpoint whose signature does not hold")
+        walked.checkpoints.append(signed.sequence)
+
+
+def _report(walked: _Walked, known: Evidence, fault: str) -> Report:
+    last = walked.before.sequence if walked.before else 0
+    untold: list[str] = []
+    if not known.seal:
+        untold.append("whether somebody wrote all of it anew, except up to a signed checkpoint: that needs the ledger's key")
+    if not known.anchor and not any(note.sequence >= last for note in known.notes):
+        untold.append(f"whether there was anything behind entry {last}: that needs the anchor, or a checkpoint kept elsewhere")
+    if not fault:
+        walked.missing += _lacking(walked, known, last)
+    return Report(
+        first=walked.first,
+        last=last,
+        head=walked.before.hash if walked.before else "",
+        entries=walked.entries,
+        torn=walked.torn,
+        unsealed=walked.unsealed,
+        removed_before=walked.oldest if walked.oldest > 1 else 0,
+        checkpoints=(*walked.checkpoints, *(note.sequence for note in known.notes)) if not fault else tuple(walked.checkpoints),
+        fault=fault,
+        missing=tuple(walked.missing),
+        untold=tuple(untold),
+    )
+
+
+def _lacking(walked: _Walked, known: Evidence, last: int) -> list[str]:
+    """What is not here at the beginning and at the end."""
+    found: list[str] = []
+    start = max(walked.oldest, 1)
+    if walked.first > start and not walked.missing:  # a file that was begun anew says itself what it lacks
+        found.append(f"entries {start} to {walked.first - 1}: they are not in what was examined")
+    if walked.wanted and (furthest := max(walked.wanted)) > last:
+        found.append(f"entries {last + 1} to {furthest}: the anchor or a checkpoint names the last of them")
+    slot = known.anchor.last if known.anchor else None
+    if slot is not None and slot.sequence == last and walked.end < slot.size:
+        found.append(f"the end of entry {last}: its line is shorter than it was")
+    return found

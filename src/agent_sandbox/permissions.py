@@ -1,0 +1,210 @@
+"""Permissions as programs grant them, one kind at a time, and as they are enforced: together they are one policy.
+
+Nothing is permitted that is not added, and what is denied stays denied whatever else is added. A permission that no part of this version
+can enforce raises `PolicyError` when it is added, or `RuntimeUnavailable` when something is to run under it; the network is the exception:
+it may be asked for, there is none, and `PermissionSet.warnings` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+from agent_sandbox.config import PathLike, SandboxConfig
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.code.model import Grant
+from agent_sandbox.policy.hosts import NetworkRules, network_rules
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.narrowing import NO_NETWORK
+from agent_sandbox.policy.programs import ProgramRules
+
+
+class PermissionLevel(IntEnum):
+    """How much may be done with files. Each level includes those before it."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2  # what is read can be changed; changes are captured, never real
+    FULL = 3  # hidden names as well
+
+
+@dataclass(frozen=True)
+class FilePermission:
+    """Files that are shown. Patterns are those of `SandboxConfig.allowed_paths`; without any, the whole machine but its secrets."""
+
+    level: PermissionLevel = PermissionLevel.NONE
+    allowed_paths: Sequence[PathLike] = ()
+    denied_paths: Sequence[PathLike] = ()
+    allow_hidden: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not isinstance(self.level, PermissionLevel):
+            raise PolicyError(f"level must be a PermissionLevel, not {self.level!r}", hint="write PermissionLevel.READ")
+
+
+@dataclass(frozen=True)
+class NetworkPermission:
+    """Hosts and ports that may be reached. Checked when it is made; there is no network in this version, so it has no effect yet."""
+
+    allow_outbound: bool = False
+    allow_inbound: bool = False
+    allowed_hosts: Sequence[str] = ()
+    denied_hosts: Sequence[str] = ()
+    allowed_ports: Sequence[int] = ()
+    allow_localhost: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+        self.rules()
+
+    def rules(self) -> NetworkRules:
+        """What is asked for, as a value. Without `allowed_hosts` or `allowed_ports` all of them."""
+        return network_rules(
+            outbound=self.allow_outbound,
+            inbound=self.allow_inbound,
+            hosts=self.allowed_hosts or None,
+            denied=self.denied_hosts,
+            ports=self.allowed_ports or None,
+            localhost=self.allow_localhost,
+        )
+
+
+@dataclass(frozen=True)
+class ProcessPermission:
+    """Programs that may be started, by name, with wildcards; without `allowed_commands` all that are there, less the denied ones.
+
+    `max_processes` counts processes and threads together, as the kernel does.
+    """
+
+    allow_subprocess: bool = False
+    allow_shell: bool = False
+    allowed_commands: Sequence[str] = ()
+    denied_commands: Sequence[str] = ()
+    max_processes: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+        self.programs()
+
+    def programs(self) -> ProgramRules:
+        """The names as a value."""
+        allowed = (tuple(self.allowed_commands),) if self.allowed_commands else ()
+        return ProgramRules(allowed, tuple(self.denied_commands), self.allow_shell, lines=self.allow_shell)
+
+
+Permission = FilePermission | NetworkPermission | ProcessPermission
+
+
+class PermissionSet:
+    """Permissions that hold together. Empty, it permits code to run, and nothing else."""
+
+    def __init__(self, permissions: Iterable[Permission] = ()) -> None:
+        self._held: dict[type, Permission] = {}
+        for permission in permissions:
+            self.add(permission)
+
+    def __repr__(self) -> str:
+        return f"PermissionSet({list(self)!r})"
+
+    def __iter__(self) -> Iterator[Permission]:
+        return iter(self._held.values())
+
+    def __eq__(self, other: object) -> bool:
+        return self._held == other._held if isinstance(other, PermissionSet) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def add(self, permission: Permission) -> PermissionSet:
+        """Permit this as well, and return the set. Raises `PolicyError`, having changed nothing, for what cannot be enforced together."""
+        if not isinstance(permission, Permission):
+            raise PolicyError(f"not a permission: {permission!r}", hint="add a FilePermission, NetworkPermission or ProcessPermission")
+        kind, before = type(permission), self._held.get(type(permission))
+        together = permission if before is None else _together(before, permission)
+        SandboxConfig(**_settings({**self._held, kind: together}))  # raises for a path or a number that cannot be
+        self._held[kind] = together
+        return self
+
+    @property
+    def network(self) -> NetworkRules:
+        """What of the network is asked for."""
+        held = self._held.get(NetworkPermission)
+        return held.rules() if isinstance(held, NetworkPermission) else NetworkRules()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is asked for and not had, in words for the person who asked."""
+        return (NO_NETWORK,) if self.network.asks else ()
+
+    @property
+    def grants(self) -> frozenset[Grant]:
+        """What code need not be warned of, because it is permitted. Never the network, which there is none of."""
+        files, processes = self._held.get(FilePermission), self._held.get(ProcessPermission)
+        found = {Grant.FILES} if isinstance(files, FilePermission) and files.level > PermissionLevel.NONE else set()
+        if isinstance(processes, ProcessPermission) and processes.allow_subprocess:
+            found |= {Grant.PROCESSES, Grant.SHELL} if processes.allow_shell else {Grant.PROCESSES}
+        return frozenset(found)
+
+    def settings(self, **more: Any) -> SandboxConfig:
+        """The same as settings of a sandbox, with more of them."""
+        return SandboxConfig(**{**_settings(self._held), **more})
+
+    def policy(self) -> Policy:
+        """The policy that these permissions are, for this user on this machine."""
+        return self.settings().policy()
+
+
+def _settings(held: dict[type, Permission]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    files, processes = held.get(FilePermission), held.get(ProcessPermission)
+    if isinstance(files, FilePermission):
+        found |= {
+            "allow_file_read": files.level >= PermissionLevel.READ,
+            "allow_file_write": files.level >= PermissionLevel.WRITE,
+            "allowed_paths": files.allowed_paths,
+            "denied_paths": files.denied_paths,
+            # Nothing is shown of an empty permission, so there is nothing to hide either: hiding costs a copy.
+            "allow_hidden": files.allow_hidden or files.level in (PermissionLevel.NONE, PermissionLevel.FULL),
+        }
+    if isinstance(processes, ProcessPermission):
+        found |= {
+            "allow_subprocess": processes.allow_subprocess,
+            "allow_shell": processes.allow_shell,
+            "allowed_commands": processes.allowed_commands,
+            "denied_commands": processes.denied_commands,
+        }
+        found |= {} if processes.max_processes is None else {"max_processes": processes.max_processes}
+    return found
+
+
+def _together(one: Permission, other: Permission) -> Permission:
+    """Two of a kind as one: their lists joined. What is no list has to be the same, because it holds for all that they name."""
+    joined: dict[str, Any] = {}
+    for field in fields(one):
+        ours, theirs = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(ours, tuple):
+            unrestricted = field.name.startswith("allowed_") and not (ours and theirs)  # one of them names no limit
+            joined[field.name] = () if unrestricted else tuple(dict.fromkeys((*ours, *theirs)))
+        elif ours != theirs:
+            name = type(one).__name__
+            why = (
+                f"two of {name} differ in {field.name}: {ours!r} and {theirs!r}; it holds for all that they name, so it has to be one value"
+            )
+            raise PolicyError(why, hint=f"use one value of {field.name}, or two sandboxes")
+        else:
+            joined[field.name] = ours
+    return type(one)(**joined)
+
+
+def _check(permission: Any) -> None:
+    """The shapes of the fields: lists become tuples, and a text where a list belongs is refused."""
+    for field in fields(permission):
+        value = getattr(permission, field.name)
+        if field.type == "bool" and not isinstance(value, bool):
+            raise PolicyError(f"{field.name} must be True or False, not {value!r}", hint="it is a permission; say which")
+        if str(field.type).startswith("Sequence"):
+            if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+                raise PolicyError(f"{field.name} must be a list, not {value!r}", hint=f"write {field.name}=[{value!r}]")
+            object.__setattr__(permission, field.name, tuple(value))

@@ -1,0 +1,187 @@
+"""Look for patterns in Python: on the tree, with aliases followed and expressions of constants worked out.
+
+Errs on the side of more, with three exceptions that ordinary programs need: a method of an unknown object is not the function of the same
+name (`re.compile`, `image.open`), a name that the program defines at its top is its own, and what a parameter is called says nothing.
+"""
+
+from __future__ import annotations
+
+import _ast as ast  # the classes alone; `ast` itself is slow to load
+
+from agent_sandbox.policy.code.model import Findings, Matcher, Rule
+from agent_sandbox.policy.code.rules import COMPUTED, INTRICATE, PYTHON_REFLECTION, REFLECTION
+from agent_sandbox.policy.code.words import python_words
+from agent_sandbox.source.measure import too_much
+from agent_sandbox.source.names import BINDING, BUILTINS, Names, by_kind, own_name
+from agent_sandbox.source.parsing import parse
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# With these, a program reaches what it never names. `__class__`, `__dict__` and `__mro__` alone are met in ordinary programs.
+_INNARDS = frozenset(
+    {
+        *("__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "__bases__", "__base__", "__reduce_ex__"),
+        *("f_globals", "f_builtins", "f_locals", "f_back", "gi_frame", "gi_code", "cr_frame", "ag_frame", "tb_frame", "func_globals"),
+        *("_getframe", "__loader__", "__getattribute__"),
+    }
+)
+_GETTERS = frozenset({"builtins.getattr", "operator.attrgetter", "operator.methodcaller", "inspect.getattr_static"})
+_NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
+
+
+def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
+    """Note what the text reaches for. Never raises, whatever the text."""
+    if too_much(source):
+        found.add(INTRICATE, 1)
+        return
+    tree = parse(source)
+    if isinstance(tree, str):  # no Python, or not for this interpreter: then its words are all there is
+        python_words(source, rules, found)
+        return
+    names, nodes = Names(), by_kind(tree)
+    for kind in BINDING:
+        for node in nodes.get(kind, ()):
+            names.add(node)
+    _Walk(names, rules, found, _defined(tree, nodes)).through(nodes)
+    if names.exhausted:
+        found.add(INTRICATE, 1)
+
+
+def _defined(tree: Any, nodes: dict[type, list[Any]]) -> dict[str, int]:
+    """The functions and classes that the program defines at its top and never takes away, with their lines."""
+    deleted = {target.id for node in nodes.get(ast.Delete, ()) for target in node.targets if isinstance(target, ast.Name)}
+    made = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
+    return {node.name: node.lineno for node in made if node.name not in deleted}
+
+
+class _Walk:
+    def __init__(self, names: Names, rules: tuple[Rule, ...], found: Findings, defined: dict[str, int]) -> None:
+        self._names = names
+        self._match = Matcher(tuple(rule for rule in rules if rule not in PYTHON_REFLECTION))  # those are met by other signs
+        self._wanted = frozenset(rule.pattern for rule in rules)
+        self._found = found
+        self._defined = defined
+        self._modules = names.imported() | {"__builtins__"}
+        self._of_name: dict[str, tuple[Rule, ...]] = {}
+        self._looked_into: set[int] = set()  # names right before a dot
+        self._called: set[int] = set()
+        self._loose: dict[str, int] = {}  # modules handed on as values, which are not followed further
+        self._attributes: dict[str, int] = {}
+
+    def through(self, nodes: dict[type, list[Any]]) -> None:
+        """Look at every node, in any order."""
+        self._looked_into = {id(node.value) for node in nodes.get(ast.Attribute, ())}
+        self._called = {id(node.func) for node in nodes.get(ast.Call, ())}
+        for kind, look in _LOOKS.items():
+            for node in nodes.get(kind, ()):
+                look(self, node)
+        for module, line in self._loose.items():
+            for attribute in self._attributes:
+                self._check(f"{module}.{attribute}", max(line, self._attributes[attribute]))
+
+    def _check(self, dotted: str, line: int) -> None:
+        rule = self._match.name(own_name(dotted))
+        if rule is not None:
+            self._found.add(rule, line)
+
+    def _note(self, rule: Rule, line: int) -> None:
+        if rule.pattern in self._wanted:
+            self._found.add(rule, line)
+
+    def import_(self, node: ast.Import) -> None:
+        """`import a.b`: a rule for `a` as a whole has been met, and one for things in it may yet be."""
+        for each in node.names:
+            self._check(each.name, node.lineno)
+
+    def import_from(self, node: ast.ImportFrom) -> None:
+        """`from a import b`: it is `a.b` that counts."""
+        for each in node.names if node.module and not node.level else ():
+            self._check(node.module or "" if each.name == "*" else f"{node.module}.{each.name}", node.lineno)
+
+    def attribute(self, node: ast.Attribute) -> None:
+        """`a.b`, where `a` may be anything that names a module."""
+        attribute = node.attr
+        if attribute in _INNARDS:
+            self._note(REFLECTION, node.lineno)
+        self._attributes.setdefault(attribute, node.lineno)
+        if attribute in self._match.words:
+            for name in self._names.origins(node):
+                self._check(name, node.lineno)
+
+    def name(self, node: ast.Name) -> None:
+        """A bare name: called, handed on, or the beginning of something that is looked at with its whole."""
+        known = self._of_name.get(node.id)
+        if known is None:
+            known = self._of_name[node.id] = self._rules_of(node)
+        own = self._defined.get(node.id, node.lineno) < node.lineno
+        before_a_dot = id(node) in self._looked_into
+        for rule in () if own or (before_a_dot and node.id in self._modules) else known:  # then `a.b` says more than `a`
+            self._found.add(rule, node.lineno)
+        if not before_a_dot and not own:
+            function = self._match.function(node.id) if id(node) in self._called else None
+            if function is not None:  # also where it is bound elsewhere: what binds it may never run
+                self._found.add(function, node.lineno)
+            for module in self._names.origins(node) if node.id in self._modules else ():
+                self._loose.setdefault(module, node.lineno)
+
+    def _rules_of(self, node: ast.Name) -> tuple[Rule, ...]:
+        known = node.id in BUILTINS or node.id == "__builtins__" or self._names.is_bound(node.id)
+        origins = self._names.origins(node) if known or self._names.takes_all else ()
+        met = {rule.pattern: rule for name in origins if (rule := self._match.name(own_name(name))) is not None}
+        if not origins and not self._names.is_bound(node.id) and (rule := self._match.function(node.id)) is not None:
+            met[rule.pattern] = rule  # a function of the language that the tables of names do not know
+        return tuple(met.values())
+
+    def call(self, node: ast.Call) -> None:
+        """What a call gives: `getattr(os, "system")`, `__import__("os")`, `vars(os).get("system")`."""
+        functions = self._names.origins(node.func)
+        if functions or isinstance(node.func, ast.Attribute | ast.Call):
+            for name in self._names.origins(node):
+                self._check(name, node.lineno)
+        if functions & _GETTERS and node.args:
+            self._getter(node)
+
+    def _getter(self, node: ast.Call) -> None:
+        key = node.args[min(1, len(node.args) - 1)]
+        texts = self._names.texts(key)
+        if texts is None:
+            if any(self._match.within(own_name(base)) for base in self._names.origins(node.args[0])):
+                self._note(COMPUTED, node.lineno)
+        elif any(part in _INNARDS for text in texts for part in text.split(".")):
+            self._note(REFLECTION, node.lineno)
+        else:
+            for text in texts:
+                for part in text.split("."):
+                    self._attributes.setdefault(part, node.lineno)
+
+    def subscript(self, node: ast.Subscript) -> None:
+        """`vars(os)["system"]`, `sys.modules["os"]`, `__builtins__["eval"]`."""
+        for name in self._names.origins(node):
+            self._check(name, node.lineno)
+        bases = self._names.origins(node.value)
+        namespace = isinstance(node.value, ast.Call) and self._names.origins(node.value.func) & _NAMESPACES
+        if (bases or namespace) and isinstance(node.ctx, ast.Load):
+            modules = {own_name(base.removesuffix(".__dict__")) for base in bases if base == "builtins" or base.endswith(".__dict__")}
+            used = id(node) in self._called or id(node) in self._looked_into  # `globals()[name]` alone is met in ordinary programs
+            open_ended = any(map(self._match.within, modules)) or (used and (namespace or "sys.modules" in bases))
+            if open_ended and self._names.texts(node.slice) is None:
+                self._note(COMPUTED, node.lineno)
+
+    def constant(self, node: ast.Constant) -> None:
+        """Text that is a key into a namespace somewhere: `"__globals__"` is not met in ordinary programs."""
+        if type(node.value) is str and node.value in _INNARDS and node.value.startswith("__"):
+            self._note(REFLECTION, node.lineno)
+
+
+_LOOKS: dict[type, Callable[[_Walk, Any], None]] = {
+    ast.Import: _Walk.import_,
+    ast.ImportFrom: _Walk.import_from,
+    ast.Attribute: _Walk.attribute,
+    ast.Name: _Walk.name,
+    ast.Call: _Walk.call,
+    ast.Subscript: _Walk.subscript,
+    ast.Constant: _Walk.constant,
+}

@@ -1,0 +1,57 @@
+"""Validate code: the one function that the rest of the program calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import LANGUAGES, canonical_language
+from agent_sandbox.policy.code.model import Findings, Grant, Rule, Validation
+from agent_sandbox.policy.code.rules import DEFAULT
+
+BY_HAND = "is on the list of patterns that this sandbox was given"
+
+
+def validate(
+    source: str, language: str = "python", *, grants: Iterable[Grant] = (), rules: Iterable[Rule | str] | None = None
+) -> Validation:
+    """What the code reaches for that the grants do not cover. Pure, bounded in time by the length of the text, and never raises for a text.
+
+    `rules` replace the defaults; a bare string is a pattern by its own name, or a default one with all that it catches. Raises
+    `PolicyError` for a language or a pattern that there is none of.
+    """
+    name = canonical_language(language)
+    if name not in LANGUAGES:
+        raise PolicyError(f"unknown language {language!r}", hint=f"use one of {', '.join(LANGUAGES)}")
+    held = frozenset(grants)
+    wanted = tuple(rule for rule in rules_of(name, rules) if not rule.granted_by or not rule.granted_by <= held)
+    found = Findings()
+    _reader(name)(source, wanted, found)
+    return found.result()
+
+
+def _reader(language: str) -> Callable[[str, tuple[Rule, ...], Findings], None]:
+    """Each is loaded when it is needed."""
+    if language == "python":
+        from agent_sandbox.policy.code import python
+
+        return python.look
+    if language == "javascript":
+        from agent_sandbox.policy.code import javascript
+
+        return javascript.look
+    if language == "ruby":
+        from agent_sandbox.policy.code import ruby
+
+        return ruby.look
+    from agent_sandbox.policy.code import bash
+
+    return bash.look
+
+
+def rules_of(language: str, rules: Iterable[Rule | str] | None) -> tuple[Rule, ...]:
+    """The rules that are meant: the defaults of the language, or those that are given."""
+    if rules is None:
+        return DEFAULT[language]
+    defaults = {rule.pattern: rule for rule in DEFAULT[language]}
+    return tuple(rule if isinstance(rule, Rule) else defaults.get(rule) or Rule(rule, BY_HAND) for rule in rules)

@@ -1,0 +1,125 @@
+"""What a program would print, where its text tells: `echo` and `printf` of constants, through filters that only turn letters around."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from agent_sandbox.policy.commands.expanding import Variables, expand, joined
+from agent_sandbox.policy.commands.syntax import Command, Program, Simple
+
+_LONGEST = 1 << 16
+_ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\\\", "\\"))
+
+
+def printed(program: Program, variables: Variables) -> str | None:
+    """The output of a program that is one pipeline of such commands; None for any other."""
+    return printed_by(program[0].commands, variables) if len(program) == 1 else None
+
+
+def printed_by(commands: tuple[Command, ...], variables: Variables) -> str | None:
+    """The same for the commands of a pipeline."""
+    text: str | None = ""
+    for index, command in enumerate(commands):
+        if not isinstance(command, Simple) or command.assignments:
+            return None
+        fields = [field for word in command.words for field in expand(word, variables, lambda inner: printed(inner, variables))]
+        words = [field.text for field in fields]
+        if not words or None in words:
+            return None
+        given = _given(command, variables) if command.redirections else text
+        text = _step([word or "" for word in words], given, first=index == 0 and not command.redirections)
+        if text is None or len(text) > _LONGEST:
+            return None
+    return text
+
+
+def _given(command: Simple, variables: Variables) -> str | None:
+    last = command.redirections[-1]
+    return joined(last.word, variables, lambda inner: printed(inner, variables)) if last.operator.startswith("<<") else None
+
+
+def _step(words: list[str], text: str | None, *, first: bool) -> str | None:
+    name, arguments = words[0].rpartition("/")[2], words[1:]
+    if name in ("echo", "printf") and first:
+        return _echoed(arguments) if name == "echo" else _formatted(arguments)
+    if name in ("which", "type") and first and len(arguments) == 1:
+        return arguments[0]
+    if name == "command" and first and arguments[:1] == ["-v"] and len(arguments) == 2:
+        return arguments[1]
+    if first or text is None:
+        return None
+    return _filtered(name, arguments, text)
+
+
+def _echoed(arguments: list[str]) -> str:
+    escapes = False
+    while arguments and arguments[0].startswith("-") and set(arguments[0][1:]) <= set("neE") and len(arguments[0]) > 1:
+        escapes = escapes or "e" in arguments[0]
+        arguments = arguments[1:]
+    text = " ".join(arguments)
+    return _unescaped(text) if escapes else text
+
+
+def _formatted(arguments: list[str]) -> str | None:
+    """printf with nothing but %s: widths would make as much text as they say."""
+    if not arguments:
+        return None
+    form, values = _unescaped(arguments[0]), arguments[1:]
+    if form.count("%") != form.count("%s") or form.count("%s") != len(values):
+        return None
+    for value in values:
+        form = form.replace("%s", value, 1)
+    return form
+
+
+def _unescaped(text: str) -> str:
+    for written, meant in _ESCAPES:
+        text = text.replace(written, meant)
+    parts = text.split("\\x")
+    made = parts[0]
+    for part in parts[1:]:
+        digits = part[:2]
+        is_number = len(digits) == 2 and all(digit in "0123456789abcdefABCDEF" for digit in digits)
+        made += chr(int(digits, 16)) + part[2:] if is_number else "\\x" + part
+    return made
+
+
+def _filtered(name: str, arguments: list[str], text: str) -> str | None:
+    try:
+        if name == "cat" and not arguments:
+            return text
+        if name == "rev" and not arguments:
+            return "\n".join(line[::-1] for line in text.split("\n"))
+        if name == "base64" and arguments and arguments[0] in ("-d", "-D", "--decode", "-di"):
+            return base64.b64decode("".join(text.split())).decode("utf-8", "replace")
+        if name == "base32" and arguments[:1] in (["-d"], ["--decode"]):
+            return base64.b32decode("".join(text.split())).decode("utf-8", "replace")
+        if name == "xxd" and {*arguments} <= {"-r", "-p", "-ps", "-rp"} and arguments:
+            return bytes.fromhex(text).decode("utf-8", "replace")
+        if name == "tr" and len(arguments) == 2:
+            return _translated(arguments, text)
+    except (ValueError, binascii.Error):
+        return None
+    return None
+
+
+def _translated(arguments: list[str], text: str) -> str | None:
+    if arguments[0] == "-d":
+        return "".join(each for each in text if each not in _letters(arguments[1]))
+    from_, to = _letters(arguments[0]), _letters(arguments[1])
+    to += to[-1:] * (len(from_) - len(to))
+    return text.translate(dict(zip(map(ord, from_), to, strict=False)))
+
+
+def _letters(written: str) -> str:
+    """`a-z` written out."""
+    made, at = "", 0
+    while at < len(written):
+        if at + 2 < len(written) and written[at + 1] == "-" and ord(written[at]) <= ord(written[at + 2]) < 0x100:
+            made += "".join(map(chr, range(ord(written[at]), ord(written[at + 2]) + 1)))
+            at += 3
+        else:
+            made += written[at]
+            at += 1
+    return made

@@ -1,0 +1,20 @@
+"""The tools that agents use, and what each does with its arguments. `effects_of` is the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_sandbox.policy.commands.effects import Effect
+from agent_sandbox.policy.commands.expanding import Field
+from agent_sandbox.policy.commands.registry.spec import Spec
+from agent_sandbox.policy.commands.registry.tables import BUILTINS, TOOLS
+
+__all__ = ["BUILTINS", "TOOLS", "effects_of"]
+
+
+def effects_of(tool: str, arguments: Sequence[Field]) -> tuple[Effect, ...] | None:
+    """What a tool does with these arguments; None for a tool that is not known."""
+    known = TOOLS.get(tool)
+    if known is None:
+        return None
+    return tuple(dict.fromkeys(known.effects(arguments) if isinstance(known, Spec) else known(arguments)))

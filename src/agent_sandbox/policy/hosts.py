@@ -1,0 +1,137 @@
+"""Which hosts may be reached, as values. This version has no network for sandboxes: these rules say what is wished, and are checked.
+
+A host is written as it is in an address: `api.example.com`, `192.0.2.1`, `[2001:db8::1]`, or `*.example.com` for every name beneath
+`example.com`, at any depth, but not itself. Names are compared in lower case, without a final dot, in their ASCII form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.values import dataclass
+
+_LOCAL = ("localhost", "*.localhost")
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
+
+
+@dataclass(frozen=True)
+class NetworkRules:
+    """What may leave. Allowed hosts come in groups, one from each layer, and a host has to be in all of them; so with ports."""
+
+    outbound: bool = False
+    inbound: bool = False
+    hosts: tuple[tuple[str, ...], ...] = ()
+    denied: tuple[str, ...] = ()
+    ports: tuple[tuple[int, ...], ...] = ()
+    localhost: bool = False
+
+    def permits(self, host: str, port: int) -> bool:
+        """Whether a connection may be opened. Names only: what a name resolves to is for the egress to judge again."""
+        name = canonical_host(host)
+        if not self.outbound or covers(self.denied, name) or not all(port in group for group in self.ports):
+            return False
+        if is_local(name):
+            return self.localhost
+        return all(covers(group, name) for group in self.hosts)
+
+    def narrowed(self, other: NetworkRules) -> NetworkRules:
+        """What both permit."""
+        return NetworkRules(
+            self.outbound and other.outbound,
+            self.inbound and other.inbound,
+            tuple(dict.fromkeys((*self.hosts, *other.hosts))),
+            tuple(dict.fromkeys((*self.denied, *other.denied))),
+            tuple(dict.fromkeys((*self.ports, *other.ports))),
+            self.localhost and other.localhost,
+        )
+
+    @property
+    def asks(self) -> bool:
+        """Whether any network is wished for."""
+        return self.outbound or self.inbound
+
+
+def network_rules(
+    *,
+    outbound: bool = False,
+    inbound: bool = False,
+    hosts: Iterable[str] | None = None,
+    denied: Iterable[str] = (),
+    ports: Iterable[int] | None = None,
+    localhost: bool = False,
+) -> NetworkRules:
+    """Rules of one layer, checked. Without `hosts` every host, without `ports` every port. Raises `PolicyError` naming what cannot be."""
+    groups = () if hosts is None else (tuple(canonical_pattern(each) for each in hosts),)
+    numbers = () if ports is None else (tuple(canonical_port(each) for each in ports),)
+    return NetworkRules(outbound, inbound, groups, tuple(canonical_pattern(each) for each in denied), numbers, localhost)
+
+
+def canonical_pattern(written: object) -> str:
+    """The one spelling of a host or of `*.` and a name."""
+    if isinstance(written, str) and written == "*":
+        return "*"
+    if isinstance(written, str) and written.startswith("*."):
+        return f"*.{canonical_host(written[2:])}"
+    return canonical_host(written)
+
+
+def canonical_host(written: object) -> str:
+    """The one spelling of a host. Raises `PolicyError` for what is none: an address with a scheme, a port, a path, a space."""
+    if not isinstance(written, str) or not written:
+        raise _refused(written, "is no name of a host", 'write "api.example.com"')
+    if written.startswith("[") and written.endswith("]"):
+        return _address(written[1:-1], written)
+    if "://" in written or "/" in written:
+        raise _refused(written, "is an address, not a host", "leave the scheme and the path away")
+    if "*" in written:
+        raise _refused(written, "holds a * in the middle", 'write "*.example.com", which stands for all names beneath it')
+    if written.count(":") > 1:
+        return _address(written, written)
+    if ":" in written:
+        raise _refused(written, "names a port", "name ports in allowed_ports, and the host alone here")
+    try:
+        name = written.removesuffix(".")
+        ascii_name = (name if name.isascii() else name.encode("idna").decode("ascii")).lower()
+    except UnicodeError:
+        raise _refused(written, "cannot be the name of a host", "check its spelling") from None
+    labels = ascii_name.split(".")
+    if not all(
+        0 < len(label) < 64 and set(label) <= _LETTERS and not label.startswith("-") and not label.endswith("-") for label in labels
+    ):
+        raise _refused(written, "cannot be the name of a host", "names are letters, digits and - between dots")
+    if labels[-1].isdigit() or labels[-1].startswith("0x"):
+        return _address(ascii_name, written)
+    return ascii_name
+
+
+def canonical_port(written: object) -> int:
+    """A port as a number."""
+    if isinstance(written, bool) or not isinstance(written, int) or not 0 < written < 65536:
+        raise PolicyError(f"not a port: {written!r}", hint="ports are whole numbers from 1 to 65535")
+    return written
+
+
+def covers(patterns: Iterable[str], host: str) -> bool:
+    """Whether one of the patterns is this canonical host."""
+    return any(pattern in ("*", host) or (pattern.startswith("*.") and host.endswith(pattern[1:])) for pattern in patterns)
+
+
+def is_local(host: str) -> bool:
+    """Whether a canonical host is this machine by its spelling."""
+    return covers(_LOCAL, host) or host.startswith("127.") or host in ("::1", "0.0.0.0", "::")
+
+
+def _address(text: str, written: str) -> str:
+    from ipaddress import ip_address  # slow to load, and addresses are rare in policies
+
+    try:
+        address = ip_address(text)
+    except ValueError:
+        raise _refused(written, "is no address", "write four numbers from 0 to 255, or an IPv6 address in brackets") from None
+    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 is 127.0.0.1, and must not be judged as something else
+    return str(mapped or address)
+
+
+def _refused(written: object, reason: str, remedy: str) -> PolicyError:
+    return PolicyError(f"the host {written!r} {reason}", hint=remedy)

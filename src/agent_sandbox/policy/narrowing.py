@@ -1,0 +1,173 @@
+"""Layers of policy: each takes away from what the one above it left. Narrowing is intersection, so no order and no mistake can widen.
+
+What cannot be intersected exactly is refused with both patterns named, never approximated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.hosts import NetworkRules, network_rules
+from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.model import FileRules, Policy, implied
+from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
+from agent_sandbox.policy.presets import preset
+from agent_sandbox.values import dataclass, replace
+
+NO_NETWORK = "the network is asked for, and this version has none for sandboxes: every connection will fail"
+_LIMITS = {
+    "limits.timeout_seconds": ("wall_seconds", 1),
+    "limits.cpu_seconds": ("cpu_seconds", 1),
+    "limits.memory_mb": ("memory_bytes", MIB),
+    "limits.disk_mb": ("disk_bytes", MIB),
+    "limits.output_bytes": ("output_bytes", 1),
+    "limits.open_files": ("open_files", 1),
+    "limits.fuel": ("fuel", 1),
+    "processes.max": ("processes", 1),
+}
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What is in force: the policy that is enforced, and what is only looked at before.
+
+    `network` is what is wished for; there is none. `validate` and `blocked` are for the early look at code. `warnings` are for people.
+    """
+
+    policy: Policy
+    network: NetworkRules = NetworkRules()
+    validate: bool = True
+    blocked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def effective(ceiling: Policy, layers: Iterable[Document], *, home: str, network: NetworkRules | None = None) -> Effective:
+    """The policy that all layers together leave of the ceiling. Raises `PolicyError` naming the layer and the setting."""
+    found = Effective(ceiling, network or NetworkRules())
+    for layer in layers:
+        base = layer.get("extends")
+        if base is not None:
+            found = narrowed(found, preset(base), home=home)
+        found = narrowed(found, layer, home=home)
+    return found
+
+
+def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
+    """What one more layer leaves."""
+    policy = above.policy
+    limits = _limits(policy.limits, layer)
+    processes = policy.processes and layer.get("processes.allow", True)
+    programs = policy.programs.narrowed(
+        allowed=layer.get("processes.commands"),
+        denied=layer.get("processes.denied_commands", ()),
+        shell=layer.get("processes.shell", True),
+    )
+    requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())}
+    name = f"{policy.name}+{layer.name}" if layer.settings else policy.name
+    network = above.network.narrowed(_network(layer))
+    return Effective(
+        replace(
+            policy,
+            name=name,
+            files=_files(policy.files, layer, home),
+            processes=processes,
+            limits=limits,
+            programs=programs,
+            requires=requires | implied(processes, limits, programs),
+            system=policy.system and processes,
+        ),
+        network,
+        above.validate or layer.get("code.validate", False),
+        tuple(dict.fromkeys((*above.blocked, *layer.get("code.blocked", ())))),
+        (*above.warnings, *_warnings(layer)),
+    )
+
+
+def _warnings(layer: Document) -> tuple[str, ...]:
+    asks = layer.get("network.outbound", False) or layer.get("network.inbound", False)
+    return (f"{layer.origin}: {NO_NETWORK}",) if asks else ()
+
+
+def _files(files: FileRules, layer: Document, home: str) -> FileRules:
+    allowed, denied = layer.get("files.allowed"), layer.get("files.denied", ())
+    return replace(
+        files,
+        read=files.read and layer.get("files.read", True),
+        write=files.write and layer.get("files.write", True),
+        allowed=files.allowed
+        if allowed is None
+        else intersection(files.allowed, [parse(each, home=home) for each in allowed], layer.origin),
+        denied=tuple(dict.fromkeys((*files.denied, *(parse(each, home=home) for each in denied)))),
+        allow_hidden=files.allow_hidden and layer.get("files.allow_hidden", True),
+    )
+
+
+def _limits(limits: Limits, layer: Document) -> Limits:
+    changes: dict[str, float] = {}
+    for key, (name, unit) in _LIMITS.items():
+        value, before = layer.get(key), getattr(limits, name)
+        if value is not None and (before is None or value * unit < before):
+            changes[name] = value * unit
+    return replace(limits, **changes)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it checks
+
+
+def _network(layer: Document) -> NetworkRules:
+    """What a layer leaves of the network. A layer that says nothing of it leaves what there is."""
+    return network_rules(
+        outbound=layer.get("network.outbound", True),
+        inbound=layer.get("network.inbound", True),
+        hosts=layer.get("network.hosts"),
+        denied=layer.get("network.denied_hosts", ()),
+        ports=layer.get("network.ports"),
+        localhost=layer.get("network.localhost", True),
+    )
+
+
+def intersection(ours: Iterable[PathPattern], theirs: Iterable[PathPattern], origin: str) -> tuple[PathPattern, ...]:
+    """Patterns that cover what both sides cover. Raises `PolicyError` for two that no pattern can be the intersection of."""
+    theirs = tuple(theirs)
+    found = (_both(one, other, origin) for one in ours for other in theirs)
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def _both(one: PathPattern, other: PathPattern, origin: str) -> PathPattern | None:
+    if one == other or _holds(other, one):
+        return one
+    if _holds(one, other):
+        return other
+    if not _meet(one, other):
+        return None
+    why = f"{origin}: files.allowed: {written(other)!r} and {written(one)!r} of the layer above overlap in part"
+    raise PolicyError(why, hint="write a pattern that lies within one of the layer above")
+
+
+def _holds(outer: PathPattern, inner: PathPattern) -> bool:
+    """Whether all that the inner pattern covers is covered by the outer one; False also where that cannot be told."""
+    top = anchor(inner)
+    match outer:
+        case Tree():
+            return matches(outer, top)
+        case Beneath(path=path):
+            return matches(outer, top) or (path == top and not isinstance(inner, Tree))
+        case _:
+            return matches(outer, top)  # what matches a directory covers all beneath it
+
+
+def _meet(one: PathPattern, other: PathPattern) -> bool:
+    """Whether two patterns of which neither holds the other may cover something together: when one starts within the other's top."""
+    first, second = anchor(one), anchor(other)
+    return matches(Tree(first), second) or matches(Tree(second), first)
+
+
+def written(pattern: PathPattern) -> str:
+    """A pattern as a user would write it."""
+    match pattern:
+        case Tree(path=path):
+            return path
+        case Beneath(path=path):
+            return f"{path.rstrip('/')}/*"
+        case _:
+            return f"{pattern.directory.rstrip('/')}/{pattern.pattern}"

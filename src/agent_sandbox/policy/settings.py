@@ -1,0 +1,111 @@
+"""Every setting of a policy file, in one table: the loader, the published schema and the explanations are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.code.model import Rule
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
+from agent_sandbox.policy.paths import parse
+from agent_sandbox.policy.programs import check_name
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_LARGEST = 1 << 40  # of a whole number in a file; a terabyte of anything is a slip of the pen
+_ANY_HOME = "/home"  # patterns are checked when a file is read; whose home `~` is shows later
+
+
+class Shape(Enum):
+    """What a value looks like."""
+
+    BOOL = "true or false"
+    COUNT = "a positive whole number"
+    NUMBER = "a positive number"
+    TEXT = "a text"
+    TEXTS = "a list of texts"
+    COUNTS = "a list of positive whole numbers"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key: its shape, what it means, an example for messages, and what each of its items must be beyond its shape."""
+
+    key: str
+    shape: Shape
+    meaning: str
+    example: str
+    check: Callable[[Any], object] | None = None
+    pattern: str = ""  # the same as a regular expression, as far as one can say it; for the schema
+    most: int = _LARGEST
+    one_of: tuple[str, ...] = ()
+
+
+def _path(text: str) -> object:
+    return parse(text, home=_ANY_HOME)
+
+
+def _known(text: str) -> object:
+    if text not in {guarantee.value for guarantee in Guarantee}:
+        raise PolicyError(f"there is no guarantee {text!r}", hint=f"use one of {', '.join(sorted(each.value for each in Guarantee))}")
+    return text
+
+
+def _pattern_of_code(text: str) -> object:
+    return Rule(text, "named in a policy")
+
+
+_PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
+_COMMANDS = r"^[^/\u0000\\]+$"
+_HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # an end that is none before a line end, either
+GUARANTEES = tuple(sorted(guarantee.value for guarantee in Guarantee))
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "name",
+        Shape.TEXT,
+        "what this policy is called in messages and in the ledger",
+        '"my-project"',
+        pattern=r"^[^\u0000-\u001f\u007f]{1,80}(?![\s\S])",
+    ),
+    Setting("extends", Shape.TEXT, "a preset to begin with", '"medium"'),
+    Setting("requires", Shape.TEXTS, "guarantees without which nothing runs", '["memory-hard"]', _known, one_of=GUARANTEES),
+    Setting("files.read", Shape.BOOL, "whether the files of the machine are shown", "true"),
+    Setting("files.write", Shape.BOOL, "whether what is shown can be changed; changes are captured, never real", "true"),
+    Setting("files.allowed", Shape.TEXTS, "what is shown, and nothing else", '["~/project", "/data/*"]', _path, _PATHS),
+    Setting("files.denied", Shape.TEXTS, "what is not there, whatever is allowed", '["**/*.pem"]', _path, _PATHS),
+    Setting("files.allow_hidden", Shape.BOOL, "whether names that begin with a dot are shown", "true"),
+    Setting("processes.allow", Shape.BOOL, "whether programs may be started", "true"),
+    Setting("processes.shell", Shape.BOOL, "whether a shell may be started", "false"),
+    Setting("processes.commands", Shape.TEXTS, "the programs that are there, and no others", '["git", "python*"]', check_name, _COMMANDS),
+    Setting("processes.denied_commands", Shape.TEXTS, "programs that are not there", '["curl", "mkfs*"]', check_name, _COMMANDS),
+    Setting("processes.max", Shape.COUNT, "processes and threads at once", "64"),
+    Setting("network.outbound", Shape.BOOL, "whether connections may be opened", "false"),
+    Setting("network.inbound", Shape.BOOL, "whether connections may be accepted", "false"),
+    Setting("network.hosts", Shape.TEXTS, "hosts that may be reached, and no others", '["*.example.com"]', canonical_pattern, _HOSTS),
+    Setting("network.denied_hosts", Shape.TEXTS, "hosts that may not be reached", '["*.example.net"]', canonical_pattern, _HOSTS),
+    Setting("network.ports", Shape.COUNTS, "ports that may be reached, and no others", "[443]", canonical_port, most=65535),
+    Setting("network.localhost", Shape.BOOL, "whether the sandbox's own loopback may be used", "true"),
+    Setting("limits.timeout_seconds", Shape.NUMBER, "wall time of one run", "30.0"),
+    Setting("limits.cpu_seconds", Shape.NUMBER, "processor time of one run", "60.0"),
+    Setting("limits.memory_mb", Shape.COUNT, "memory of everything a run starts, in MiB", "256"),
+    Setting("limits.disk_mb", Shape.COUNT, "what a run may write, in MiB", "256"),
+    Setting("limits.output_bytes", Shape.COUNT, "what is kept of each of stdout and stderr", "100000"),
+    Setting("limits.open_files", Shape.COUNT, "open descriptors of each process", "1024"),
+    Setting("limits.fuel", Shape.COUNT, "steps of code inside WebAssembly, which alone counts them", "1000000000", most=1 << 60),
+    Setting("code.validate", Shape.BOOL, "whether code is looked at before it runs; an early warning, never the wall", "true"),
+    Setting(
+        "code.blocked",
+        Shape.TEXTS,
+        "patterns of code that are refused, beside the default ones",
+        '["pickle.loads"]',
+        _pattern_of_code,
+        r"\S",
+    ),
+)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+SECTIONS = tuple(dict.fromkeys(setting.key.partition(".")[0] for setting in SETTINGS if "." in setting.key))

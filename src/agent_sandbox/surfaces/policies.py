@@ -1,0 +1,129 @@
+"""The policy files of this machine, this user and this project, and what they leave of what the command line would permit.
+
+The system's file binds everybody. The user's and the project's are below it, and an option that a person types is above those two: it may
+widen what they say, up to the system's ceiling. No file widens anything.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from agent_sandbox import places
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.model import Policy, implied
+from agent_sandbox.values import TYPE_CHECKING, dataclass, fields, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent_sandbox.policy.document import Document
+    from agent_sandbox.policy.narrowing import Effective
+
+SYSTEM = "/etc/agent-sandbox/policy.toml"
+PROJECT_FILES = ("agent-sandbox.toml", "pyproject.toml")
+_LARGEST = 1 << 20  # bytes
+_TABLE = b"agent-sandbox"  # a pyproject.toml without it says nothing to us, and need not be understood
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The documents that there are, from the top."""
+
+    system: tuple[Document, ...] = ()
+    below: tuple[Document, ...] = ()  # the user's, then the project's
+
+    @property
+    def all(self) -> tuple[Document, ...]:
+        """All of them."""
+        return (*self.system, *self.below)
+
+
+def layers_of(project: str, *, system: str = SYSTEM, user: str | None = None) -> Layers:
+    """The policy files for a project. Raises `PolicyError` for one that is there and cannot be read or understood."""
+    user = os.path.join(places.config_dir(), "policy.toml") if user is None else user
+    ours = [_parsed(path, data) for path in (system, user) if (data := _trusted(path)) is not None]
+    above = 1 if ours and ours[0].origin == system else 0
+    return Layers(tuple(ours[:above]), (*ours[above:], *_of_project(project)))
+
+
+def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None]) -> Effective:
+    """What the layers leave of a policy, with limits that a person typed: within the system's, and in place of what the other files say."""
+    from agent_sandbox.policy.narrowing import effective
+
+    top = effective(ceiling, layers.system, home=places.home())
+    found = effective(top.policy, layers.below, home=places.home())
+    # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
+    most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged}
+    typed = {name: _within(value, most[name]) for name, value in flagged.items()}
+    limits = replace(found.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
+    requires = found.policy.requires | implied(found.policy.processes, limits, found.policy.programs)
+    warnings = (*top.warnings, *found.warnings)
+    return replace(found, policy=replace(found.policy, limits=limits, requires=requires), warnings=warnings)
+
+
+def _within(value: float | None, most: float | None) -> float | None:
+    return most if value is None or (most is not None and value > most) else value
+
+
+def _trusted(path: str) -> bytes | None:
+    """A file of the system's or the user's own, which may be a link; None when there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _content(fd, path)
+
+
+def _of_project(project: str) -> tuple[Document, ...]:
+    """The project's own file. An agent may have written it, so nothing but a regular file is opened, and no link is followed."""
+    for name in PROJECT_FILES:
+        path = os.path.join(project, name)
+        if not os.path.lexists(path):
+            continue
+        from agent_sandbox.workspace.beneath import open_file  # slow to load, and most projects have no such file
+
+        try:
+            directory = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                data = _content(open_file(directory, name), path)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if name == PROJECT_FILES[0] or _TABLE in data:
+            return (_parsed(path, data),)
+    return ()
+
+
+def _content(fd: int, path: str) -> bytes:
+    """All of a regular file, which is then closed."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise PolicyError(f"{path} is no regular file", hint="put a file there, or remove it")
+    with open(fd, "rb") as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise PolicyError(f"{path} has more than {_LARGEST} bytes", hint="a policy is short")
+    return data
+
+
+def _parsed(path: str, data: bytes) -> Document:
+    from agent_sandbox.policy.document import parse_toml
+
+    try:
+        return parse_toml(data.decode("utf-8"), origin=path)
+    except UnicodeDecodeError:
+        raise PolicyError(f"{path} is not UTF-8, which TOML has to be", hint="save it as UTF-8") from None
+
+
+def _unreadable(path: str, error: OSError) -> PolicyError:
+    return PolicyError(f"the policy file {path} cannot be read: {error.strerror}", hint="make it readable, or remove it")
+
+
+def changed_limits(before: object, after: object) -> dict[str, float | None]:
+    """The fields in which two limits differ: what options have changed."""
+    names = [each.name for each in fields(after)]  # type: ignore[arg-type]
+    return {name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)}

@@ -1,0 +1,108 @@
+"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Runs nothing."""
+
+from __future__ import annotations
+
+import json
+
+from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.explaining import Tried, explain, lint, try_command
+from agent_sandbox.policy.schema import json_schema
+from agent_sandbox.surfaces.arguments import Request, UsageError
+from agent_sandbox.surfaces.current import effective_of, project_of
+from agent_sandbox.surfaces.messages import remark, shown
+from agent_sandbox.surfaces.policies import layers_of
+
+DENIED = 126  # as when it is run
+
+
+def policy(request: Request) -> int:
+    """The verb `policy`."""
+    what, *rest = request.words
+    match what:
+        case "explain" if not rest:
+            return _explain(request)
+        case "lint" if not rest:
+            return _lint(request)
+        case "schema" if not rest:
+            print(json.dumps(json_schema(), indent=2))
+            return 0
+        case "test" if len(rest) == 1:
+            return _test(request, rest[0])
+        case _:
+            raise UsageError(
+                f"policy takes explain, lint, schema, or test and a command, not {' '.join(request.words)!r}", hint="help policy"
+            )
+
+
+def _explain(request: Request) -> int:
+    project = project_of(request)
+    found, layers = effective_of(request, project), layers_of(project.path)
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import print_document
+
+        said = {"name": found.policy.name, "digest": found.policy.digest(), "lines": list(explain(found)), "warnings": list(found.warnings)}
+        print_document("policy", {**said, "files": [layer.origin for layer in layers.all]})
+        return 0
+    for layer in layers.all:
+        print(f"from {shown(layer.origin)}")
+    for line in explain(found):
+        print(shown(line))
+    return 0
+
+
+def _lint(request: Request) -> int:
+    """Exits with 1 when there is something to remark on."""
+    project = project_of(request)
+    layers = layers_of(project.path)
+    remarks = lint(layers.all, effective_of(request, project))
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import print_document
+
+        print_document("policy-lint", {"remarks": [{"key": each.key, "what": each.what, "remedy": each.remedy} for each in remarks]})
+        return 1 if remarks else 0
+    for each in remarks:
+        print(shown(f"{each.key}: {each.what} ({each.remedy})"))
+    if not remarks and not request.has("--quiet"):
+        remark(f"nothing is odd about {len(layers.all)} policy files" if layers.all else "there are no policy files")
+    return 1 if remarks else 0
+
+
+def _test(request: Request, command: str) -> int:
+    """Exits with 0 when it would be allowed, and with 126 when not, as a run would."""
+    tried = try_command(effective_of(request, project_of(request)).policy, command)
+    allowed = isinstance(tried.verdict, Allow)
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import print_document
+
+        print_document("policy-test", _document(tried, allowed))
+        return 0 if allowed else DENIED
+    print(shown(f"{'allowed' if allowed else 'denied'}: {tried.verdict.because.why}"))
+    if tried.verdict.because.remedy:
+        print(shown(f"  {tried.verdict.because.remedy}"))
+    understood = tried.understood
+    for use in understood.uses:
+        effects = ", ".join(f"{effect.kind.value} {effect.what}".rstrip() for effect in use.effects) or "no effect that is known of"
+        print(shown(f"  {' '.join((use.tool, *use.arguments))}: {effects}"))
+    for unknown in (*understood.unknown, *((understood.unreadable,) if understood.unreadable else ())):
+        print(shown(f"  not known: {unknown}"))
+    return 0 if allowed else DENIED
+
+
+def _document(tried: Tried, allowed: bool) -> dict[str, object]:
+    because, understood = tried.verdict.because, tried.understood
+    return {
+        "allowed": allowed,
+        "rule": because.rule,
+        "why": because.why,
+        "remedy": because.remedy,
+        "tools": list(understood.tools),
+        "uses": [
+            {
+                "tool": use.tool,
+                "arguments": list(use.arguments),
+                "effects": [{"kind": effect.kind.value, "what": effect.what} for effect in use.effects],
+            }
+            for use in understood.uses
+        ],
+        "unknown": [*understood.unknown, *((understood.unreadable,) if understood.unreadable else ())],
+    }

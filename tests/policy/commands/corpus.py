@@ -1,0 +1,30 @@
+"""The corpus of command lines, read from its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_sandbox.policy.commands.effects import Kind
+
+LETTERS = {
+    "R": Kind.READS,
+    "W": Kind.WRITES,
+    "D": Kind.DESTROYS,
+    "N": Kind.NETWORK,
+    "C": Kind.RUNS_CODE,
+    "P": Kind.PRIVILEGE,
+    "K": Kind.PROCESSES,
+    "S": Kind.SYSTEM,
+    "?": Kind.UNKNOWN,
+}
+
+
+def corpus() -> list[tuple[str, tuple[str, ...], frozenset[Kind]]]:
+    """Each command with the tools that it starts and the sorts of effects that it has."""
+    found = []
+    for line in Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            kinds, tools, command = (part.strip() for part in line.split("|", 2))
+            names = tuple(name.strip() for name in tools.split(",") if name.strip())
+            found.append((command.replace("⏎", "\n"), names, frozenset(LETTERS[each] for each in kinds if each != "-")))
+    return found

@@ -1,0 +1,126 @@
+"""Policies in words: what they mean, what they would say, and what is odd about them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_sandbox.policy.decide import Allow, Deny
+from agent_sandbox.policy.document import from_mapping
+from agent_sandbox.policy.explaining import explain, lint, try_command
+from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import cloned, locked
+from agent_sandbox.policy.narrowing import Effective, effective
+from agent_sandbox.policy.paths import Beneath, Glob, Tree
+from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.secrets import Mask
+
+NO_LIMITS = Limits(wall_seconds=None, memory_bytes=None, processes=None, open_files=None, output_bytes=None, disk_bytes=None)
+
+
+def said(found: Effective, about: str) -> list[str]:
+    return [line for line in explain(found) if line.startswith(about)]
+
+
+def test_a_locked_policy_is_explained_in_sentences() -> None:
+    lines = explain(Effective(locked()))
+    assert lines[0].startswith("policy locked (")
+    assert "files: none of the machine but the interpreter's own; /tmp is private and empty" in lines
+    assert "processes: none can be started; threads can" in lines
+    assert (
+        "limits: 30 s, 256 MiB of memory, 64 processes and threads, 1024 open files, 100000 bytes of each output, 256 MiB on disk" in lines
+    )
+    assert "network: none" in lines and "code: looked at before it runs; an early warning, never the wall" in lines
+    assert any(line.startswith("requires: ") and "no-network" in line for line in lines)
+
+
+def test_every_part_of_a_policy_has_its_sentence() -> None:
+    files = locked(
+        read=True,
+        write=True,
+        allowed=[Tree("/data"), Beneath("/srv"), Glob("/etc", "*.json"), Beneath("/")],
+        denied=[Tree("/data/x")],
+        masks=[Mask("/data/k", "a key")],
+        processes=True,
+        programs=ProgramRules((("git", "cat"), ("git", "ls")), ("rm",), shell=False),
+        limits=NO_LIMITS,
+    )
+    found = Effective(files, validate=False, blocked=("pickle",), warnings=("x",))
+    assert said(found, "files") == [
+        "files: /data, /srv/*, /etc/*.json, /* can be read and changed; changes are captured, never real",
+        "files: not there: /data/x",
+        "files: secrets that are hidden: 1",
+        "files: names that begin with a dot are not shown",
+    ]
+    assert said(found, "processes") == [
+        "processes: only programs of git, cat and of git, ls are there",
+        "processes: not there: rm",
+        "processes: no shell is there",
+        "processes: git runs what it is given: it can do whatever this sandbox permits",
+    ]
+    assert said(found, "limits") == ["limits: none"]
+    assert said(found, "network")[0].startswith("network: none; the network is asked for")
+    assert said(found, "code") == ["code: not looked at before it runs", "code: refused as well: pickle"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        (locked(read=True, allow_hidden=True), "files: nothing can be read"),
+        (locked(write=True, allowed=[Tree("/a")], allow_hidden=True), "files: /a can be written, and are empty"),
+        (cloned(masks=()), "processes: every program of the view can be started"),
+        (locked(processes=True, programs=ProgramRules(denied=("rm",))), "processes: programs of the view can be started"),
+    ],
+)
+def test_the_rest_of_the_sentences(policy: object, line: str) -> None:
+    assert line in explain(Effective(policy))  # type: ignore[arg-type]
+
+
+def test_a_command_is_tried_without_being_run() -> None:
+    policy = locked(processes=True, programs=ProgramRules((("git", "bash"),)))
+    refused = try_command(policy, "git log && npm install")
+    assert isinstance(refused.verdict, Deny) and "'npm'" in refused.verdict.because.why
+    assert refused.understood.tools == ("git", "npm")
+    assert isinstance(try_command(policy, "git log").verdict, Allow)
+    assert isinstance(try_command(policy, ["git", "log"]).verdict, Allow)
+    assert isinstance(try_command(policy, ["npm", "i"]).verdict, Deny)
+    assert isinstance(try_command(locked(), "ls").verdict, Deny)
+
+
+def remarks(table: dict[str, object]) -> list[tuple[str, str]]:
+    layer = from_mapping(table, origin="x")
+    return [(remark.key, remark.what) for remark in lint([layer])]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "what"),
+    [
+        ({"files": {"read": False, "allowed": ["/a"]}}, "files.allowed", "has no effect: files.read is false"),
+        ({"processes": {"allow": False, "commands": ["cat"]}}, "processes.commands", "has no effect: processes.allow is false"),
+        ({"network": {"hosts": ["example.com"]}}, "network.hosts", "has no effect without network.outbound = true"),
+        ({"network": {"outbound": True}}, "network.outbound", "the network is asked for"),
+        ({"processes": {"commands": ["cat", "rm"], "denied_commands": ["r*"]}}, "processes.commands", "'rm' is denied as well"),
+        ({"processes": {"commands": ["bash"]}}, "processes.commands", "'bash' runs what it is given"),
+        ({"processes": {"commands": ["python3"]}}, "processes.commands", "'python3' runs what it is given"),
+        ({"processes": {"commands": ["gti"]}}, "processes.commands", "'gti' is no tool that is known here"),
+        ({"files": {"read": True}}, "files.read", "is set to what it is without being set"),
+    ],
+)
+def test_what_is_odd_about_a_file_is_remarked_on(table: dict[str, object], key: str, what: str) -> None:
+    found = remarks(table)
+    assert any(where == key and words.startswith(what) for where, words in found), found
+
+
+def test_an_ordinary_file_gives_no_reason_for_a_remark() -> None:
+    assert (
+        remarks(
+            {"files": {"write": False, "allowed": ["~/x"]}, "processes": {"commands": ["cat", "l*", "echo"]}, "code": {"validate": True}}
+        )
+        == []
+    )
+
+
+def test_layers_that_leave_nothing_are_remarked_on() -> None:
+    layers = [from_mapping({"files": {"allowed": [path]}, "processes": {"commands": []}}, origin="x") for path in ("/a", "/b")]
+    found = effective(cloned(masks=()), layers, home="/home/u")
+    assert [remark.key for remark in lint(layers, found)] == ["files.allowed", "processes.commands"]
+    assert lint([], Effective(cloned(masks=()))) == ()

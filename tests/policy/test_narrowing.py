@@ -1,0 +1,182 @@
+"""Layers of policy: whatever they say and in whatever order, together they permit no more than the ceiling, nor than each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import RunCode, RunCommand
+from agent_sandbox.policy.decide import Allow, decide
+from agent_sandbox.policy.document import Document, from_mapping
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.hosts import network_rules
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.narrowing import Effective, effective, intersection, written
+from agent_sandbox.policy.paths import matches, parse
+from agent_sandbox.policy.presets import PRESETS
+
+HOME = "/home/u"
+CEILING = cloned(masks=())
+PATHS = ["/", "/data", "/data/a", "/data/a/b.json", "/home/u", "/home/u/.ssh", "/home/u/x", "/srv/.git/x", "/data/secrets/k"]
+PROGRAMS = ["git", "python3", "bash", "rm", "cat"]
+
+patterns = st.lists(
+    st.sampled_from(["/", "/data", "/data/*", "/data/a", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]), max_size=2, unique=True
+)
+names = st.lists(st.sampled_from([*PROGRAMS, "python*", "*"]), max_size=3, unique=True)
+
+
+def _table(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=values)
+
+
+layers = st.fixed_dictionaries(
+    {},
+    optional={
+        "extends": st.sampled_from(PRESETS),
+        "files": _table(read=st.booleans(), write=st.booleans(), allowed=patterns, denied=patterns, allow_hidden=st.booleans()),
+        "processes": _table(allow=st.booleans(), shell=st.booleans(), commands=names, denied_commands=names, max=st.integers(1, 9999)),
+        "limits": _table(timeout_seconds=st.integers(1, 99), memory_mb=st.integers(1, 99999), open_files=st.integers(1, 9999)),
+        "network": _table(outbound=st.booleans(), hosts=st.just(["*.example.com"])),
+        "code": _table(validate=st.booleans(), blocked=st.just(["pickle"])),
+        "requires": st.lists(st.sampled_from([each.value for each in Guarantee]), max_size=1),
+    },
+).map(lambda table: from_mapping(table, origin="layer"))
+
+
+def laid(ceiling: Policy, *documents: Document) -> Effective:
+    try:
+        return effective(ceiling, documents, home=HOME)
+    except PolicyError as error:
+        assert "overlap in part" in error.message
+        assume(False)
+        raise
+
+
+def permitted(policy: Policy) -> set[object]:
+    """Everything of a small world that a policy permits."""
+    files = policy.files
+    found: set[object] = {("reach", path) for path in PATHS if files.reaches(path)}
+    found |= {("read", path) for path in PATHS if files.read and files.reaches(path)}
+    found |= {("write", path) for path in PATHS if files.write and files.reaches(path)}
+    for program in PROGRAMS:
+        if isinstance(decide(policy, (), RunCommand((program,)), now=0.0), Allow):
+            found.add(("run", program))
+    for path in PATHS:
+        if isinstance(decide(policy, (), RunCode("python", "0" * 64, 1, path), now=0.0), Allow):
+            found.add(("be in", path))
+    return found
+
+
+def no_looser(limits: Policy, than: Policy) -> bool:
+    ours, theirs = vars(limits.limits), vars(than.limits)
+    return all(theirs[name] is None or (ours[name] is not None and ours[name] <= theirs[name]) for name in theirs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers, layers)
+def test_merging_layers_never_widens(one: Document, other: Document) -> None:
+    alone, together = laid(CEILING, one), laid(CEILING, one, other)
+    assert permitted(together.policy) <= permitted(alone.policy) <= permitted(CEILING)
+    assert permitted(together.policy) <= permitted(laid(CEILING, other).policy)
+    assert no_looser(together.policy, alone.policy) and no_looser(alone.policy, CEILING)
+    assert together.policy.requires >= alone.policy.requires
+    assert together.validate >= alone.validate and set(together.blocked) >= set(alone.blocked)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers, layers)
+def test_the_order_of_layers_does_not_matter_to_what_is_permitted(one: Document, other: Document) -> None:
+    assert permitted(laid(CEILING, one, other).policy) == permitted(laid(CEILING, other, one).policy)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers)
+def test_a_layer_twice_is_the_layer_once_and_the_answer_is_the_same_every_time(layer: Document) -> None:
+    once, twice = laid(CEILING, layer), laid(CEILING, layer, layer)
+    assert permitted(once.policy) == permitted(twice.policy)
+    assert once == laid(CEILING, layer)
+    assert once.policy.digest() == laid(CEILING, layer).policy.digest()
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers, patterns, names)
+def test_adding_a_deny_never_allows_more(layer: Document, paths: list[str], programs: list[str]) -> None:
+    deny = from_mapping({"files": {"denied": paths}, "processes": {"denied_commands": programs}}, origin="deny")
+    assert permitted(laid(CEILING, layer, deny).policy) <= permitted(laid(CEILING, layer).policy)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers)
+def test_what_is_locked_stays_locked_whatever_a_layer_says(layer: Document) -> None:
+    assert permitted(laid(locked(), layer).policy) <= {("be in", "/tmp")}
+
+
+@settings(max_examples=40, deadline=None)
+@given(patterns, patterns, st.sampled_from(PATHS))
+def test_an_intersection_covers_exactly_what_both_sides_cover(one: list[str], other: list[str], path: str) -> None:
+    ours, theirs = [parse(each, home=HOME) for each in one], [parse(each, home=HOME) for each in other]
+    try:
+        both = intersection(ours, theirs, "x")
+    except PolicyError:
+        assume(False)
+        raise
+    covered = any(matches(each, path) for each in ours) and any(matches(each, path) for each in theirs)
+    assert any(matches(each, path) for each in both) == covered
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("/data/*.json", "/data/a"), ("/data/*.json", "/data/x*"), ("**/*.json", "/data/*.md"), ("/data/a", "/data/*.json")]
+)
+def test_two_patterns_that_no_pattern_is_the_intersection_of_are_refused_by_name(one: str, other: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        effective(CEILING, [from_mapping({"files": {"allowed": [each]}}, origin="x.toml") for each in (one, other)], home=HOME)
+    assert repr(written(parse(one))) in caught.value.message and repr(written(parse(other))) in caught.value.message
+    assert "x.toml: files.allowed" in caught.value.message and caught.value.hint
+
+
+def test_a_layer_narrows_every_part_of_a_policy() -> None:
+    table = {
+        "name": "mine",
+        "requires": ["memory-hard"],
+        "files": {"write": False, "allowed": ["~/x"], "denied": ["~/x/secret"], "allow_hidden": False},
+        "processes": {"commands": ["git"], "denied_commands": ["rm"], "shell": False, "max": 7},
+        "limits": {"timeout_seconds": 5, "memory_mb": 64, "disk_mb": 99999},
+        "code": {"blocked": ["pickle"]},
+    }
+    found = effective(CEILING, [from_mapping(table, origin="x.toml")], home=HOME)
+    policy = found.policy
+    assert policy.name == "cloned+mine"
+    assert policy.files.reaches("/home/u/x/a") and not policy.files.reaches("/home/u/x/secret") and not policy.files.reaches("/home/u/y")
+    assert (policy.files.read, policy.files.write, policy.files.allow_hidden) == (True, False, False)
+    assert policy.programs.permits("git") and not policy.programs.permits("cat")
+    assert (policy.limits.processes, policy.limits.wall_seconds, policy.limits.memory_bytes) == (7, 5, 64 * MIB)
+    assert policy.limits.disk_bytes == CEILING.limits.disk_bytes, "more than the ceiling is the ceiling"
+    assert {Guarantee.MEMORY_HARD, Guarantee.PROGRAMS_CONFINED} <= policy.requires
+    assert found.blocked == ("pickle",) and found.validate
+
+
+def test_a_network_that_is_asked_for_is_not_had_and_the_asking_layer_is_named() -> None:
+    ask = from_mapping({"network": {"outbound": True, "hosts": ["example.com"]}}, origin="x.toml")
+    found = effective(CEILING, [ask], home=HOME)
+    assert found.policy.network is False and not found.network.asks
+    assert found.warnings[0].startswith("x.toml: the network is asked for")
+    later = effective(CEILING, [ask], home=HOME, network=network_rules(outbound=True))
+    assert later.network.permits("example.com", 443) and not later.network.permits("example.net", 443)
+
+
+def test_the_tiers_are_what_their_table_says() -> None:
+    high, medium, low = (
+        effective(CEILING, [from_mapping({"extends": tier}, origin="x")], home=HOME).policy for tier in ("high", "medium", "low")
+    )
+    assert permitted(high) == permitted(CEILING)
+    assert medium.files.reaches("/home/u/x") and not medium.files.reaches("/data")
+    assert medium.programs.permits("git") and not medium.programs.permits("sudo")
+    assert not (low.files.read or low.files.write or low.files.reaches("/home/u"))
+    assert low.programs.permits("cat") and not low.programs.permits("rm") and not low.programs.permits("bash")
+    assert permitted(low) <= permitted(high)

@@ -1,0 +1,117 @@
+"""`approve` as the one who is asked sees it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from agent_sandbox import places
+from agent_sandbox.engine.approvals.question import Question
+from agent_sandbox.engine.gate import Granted, Refused
+from agent_sandbox.surfaces import approve as approve_module
+from agent_sandbox.surfaces.cli import main
+
+
+class Asker:
+    """Somebody in a run who waits for an answer."""
+
+    def __init__(self) -> None:
+        action = {"kind": "RunCommand", "argv": ["git", "push", "\x1b[2K--force"], "cwd": "/p"}
+        now = time.time()
+        self.question = Question(action, "p" * 64, "box", "run", "it pushes", now, now + 60)
+        self.got: list[Granted | Refused] = []
+        self._thread = Thread(target=lambda: self.got.append(places.inbox().ask(self.question)))
+        self._thread.start()
+        while not (waiting := places.inbox().waiting()):
+            continue
+        self.digest = waiting[0].digest
+
+    def answer(self) -> Granted | Refused:
+        self._thread.join(30)
+        return self.got[0]
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            main(["approve", self.digest, "--refuse"])
+            self._thread.join(30)
+
+
+@pytest.fixture
+def asker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asker]:
+    monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
+    made = Asker()
+    yield made
+    made.end()
+
+
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    import io
+    import sys
+
+    monkeypatch.setattr(approve_module, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+
+
+def test_what_waits_is_shown_without_one_control_character(asker: Asker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve"]) == 3, "nobody at a terminal: nothing is answered"
+    shown = capsys.readouterr().out
+    assert "git push '\\x1b[2K--force'" in shown and asker.digest in shown and shown.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(("typed", "kind", "code"), [("y\n", Granted, 0), ("n\n", Refused, 0)])
+def test_who_is_asked_at_a_terminal_answers(asker: Asker, monkeypatch: pytest.MonkeyPatch, typed: str, kind: type, code: int) -> None:
+    at_a_terminal(monkeypatch, typed)
+    assert main(["approve", asker.digest[:8]]) == code
+    assert isinstance(asker.answer(), kind)
+
+
+def test_enter_leaves_it(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_a_terminal(monkeypatch, "\n")
+    assert main(["approve"]) == 3 and len(places.inbox().waiting()) == 1
+
+
+def test_unseen_only_the_whole_digest_will_do(asker: Asker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "--yes"]) == 2 and main(["approve", asker.digest[:32], "--yes"]) == 2
+    assert main(["approve", asker.digest, "--yes", "--refuse"]) == 2
+    assert main(["approve", asker.digest, "--yes", "--for-run", "--timeout", "none"]) == 2
+    assert main(["approve", asker.digest, "--yes", "--for-run", "--timeout", "10m"]) == 0
+    assert isinstance(asker.answer(), Granted)
+
+
+def test_another_digest_is_no_question(asker: Asker) -> None:
+    assert main(["approve", "0" * 64, "--yes"]) == 2 and main(["approve", "abc"]) == 2
+    assert asker.got == []
+
+
+def test_programs_read_what_waits_and_answer_by_digest(asker: Asker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "--json"]) == 0
+    (waiting,) = json.loads(capsys.readouterr().out)["waiting"]
+    assert waiting["digest"] == asker.digest
+    assert main(["approve", asker.digest, "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answered"] == "once"
+    assert isinstance(asker.answer(), Granted)
+
+
+def test_watching_asks_about_each_as_it_comes(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_a_terminal(monkeypatch, "y\n")
+
+    def enough(seconds: float) -> None:
+        if asker.got:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", enough)
+    assert main(["approve", "--watch"]) == 130
+    assert isinstance(asker.answer(), Granted)
+
+
+def test_with_nothing_waiting_nothing_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
+    assert main(["approve"]) == 3 and "nothing is waiting" in capfd.readouterr().err
+    assert main(["approve", "--watch"]) == 2
