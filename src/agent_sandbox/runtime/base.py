@@ -151,6 +151,7 @@ class Launch:
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
     watch_inputs: bool = False  # of a deterministic run: have it told which files it looked into (`Completed.inputs`)
+    observe: bool = False  # have it told what the program tried (`Completed.observed`)
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True
     on_tick: Callable[[int], None] | None = None
