@@ -22,12 +22,11 @@ from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace import protected
-from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
+from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.drift import Moved, judge
 from agent_sandbox.workspace.history import Snapshot
 from agent_sandbox.workspace.locking import Holder
 from agent_sandbox.workspace.merging import Conflict
-from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion import undoing
 from agent_sandbox.workspace.promotion.expecting import look_at
 from agent_sandbox.workspace.promotion.foreseeing import protected_classes
@@ -129,7 +128,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
     with stored.state.lock(command="promote"), stored.opened() as stack:
         everything, bases = stored.changes_in(stack, policy), stored.bases()
         root = "/" if wanted.system else stored.state.project
-        chosen = with_their_places(everything.within(root), wanted.chosen)
+        chosen = everything.within(root).chosen(wanted.chosen)
         expected = look_at(root, chosen)
         hidden = {
             change.path for change in chosen if change.masks_real
@@ -149,22 +148,6 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
         yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
-
-
-def with_their_places(changes: ChangeSet, chosen: Callable[[Change], bool]) -> ChangeSet:
-    """The chosen ones, and the new directories that they are in: a file cannot be carried over without its place."""
-    new = {change.path for change in changes if change.kind in (Kind.ADDED, Kind.RETYPED) and _is_directory(change)}
-    taken = {change.path for change in changes if chosen(change)}
-    for change in changes if new else ():
-        above = change.path.rpartition("/")[0] if change.path in taken and change.after is not None else ""
-        while above in new and above not in taken:
-            taken.add(above)
-            above = above.rpartition("/")[0]
-    return ChangeSet(tuple(change for change in changes if change.path in taken))
-
-
-def _is_directory(change: Change) -> bool:
-    return change.after is not None and change.after.type is EntryType.DIRECTORY
 
 
 def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:

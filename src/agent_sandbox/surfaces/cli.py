@@ -78,7 +78,7 @@ def _verb(request: Request) -> int:
         case "replay":
             from agent_sandbox.surfaces.replay import replay as do
         case "sim" | "simulate":
-            from agent_sandbox.surfaces.sim import sim as do
+            from agent_sandbox.surfaces.run import sim as do
         case "carry-out":
             from agent_sandbox.surfaces.carrying_out import carry_out as do
         case "diff":

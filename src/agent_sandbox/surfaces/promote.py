@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from agent_sandbox.policy.paths import covering
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, current, policy_of
 from agent_sandbox.surfaces.diff import show
-from agent_sandbox.surfaces.messages import remark, say, shown
+from agent_sandbox.surfaces.messages import at_a_terminal, remark, say, says_yes, shown
 from agent_sandbox.surfaces.preview.material import check, gather
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
@@ -184,18 +183,6 @@ def agreement(request: Request, proposal: Proposal) -> Proposal | None:
     if request.has("--yes"):
         return proposal
     return proposal if asking and says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
-
-
-def at_a_terminal() -> bool:
-    """Whether there is somebody to ask."""
-    return os.isatty(0) and sys.stderr.isatty()
-
-
-def says_yes(question: str) -> bool:
-    """Ask, and wait for the answer. Anything but a yes is a no."""
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: str) -> int:

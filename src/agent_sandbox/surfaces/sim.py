@@ -9,19 +9,18 @@ from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.simulation.plan import EffectPlan
 from agent_sandbox.engine.simulation.simulating import simulated
 from agent_sandbox.engine.stored import Stored
-from agent_sandbox.engine.work import Command, Work
+from agent_sandbox.engine.work import Work
 from agent_sandbox.errors import Busy
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces import pager, streams
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import policy_of
 from agent_sandbox.surfaces.diff import aside, paged, show
-from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.messages import at_a_terminal, remark, says_yes
 from agent_sandbox.surfaces.painting import Painter
-from agent_sandbox.surfaces.performing import code_of, perform, say_how_it_ended
+from agent_sandbox.surfaces.performing import code_of, say_how_it_ended
 from agent_sandbox.surfaces.preview import document, effects
 from agent_sandbox.surfaces.preview.material import Material, check, gather
-from agent_sandbox.surfaces.promote import at_a_terminal, says_yes
 from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
@@ -30,12 +29,6 @@ from agent_sandbox.workspace.preview.sources import Formerly
 from agent_sandbox.workspace.project import Project
 
 _NOT_WITH = ("--diff", "--watch-reads", "--record")
-
-
-def sim(request: Request) -> int:
-    """The verb `sim`."""
-    words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])
-    return perform(replace(request, given={**request.given, "--simulate": ("",)}), Command(words), stdin=0)
 
 
 def refuse_mixtures(request: Request) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox.engine.promoting import with_their_places
 from agent_sandbox.engine.session import SCRATCH, Session
 from agent_sandbox.engine.simulation import effects, git, risk
 from agent_sandbox.engine.simulation.plan import EffectPlan, Ended, FileEffect
@@ -69,7 +68,7 @@ def simulated(
             except (effects.TooMuchToRead, OSError) as error:
                 after, problem = {}, _UNREADABLE if isinstance(error, effects.TooMuchToRead) else f"it cannot be read: {error.strerror}"
             touched = {path for path, effect in after.items() if before.get(path) != effect}
-            changes = with_their_places(everything, lambda change: change.path in touched)
+            changes = everything.chosen(lambda change: change.path in touched)
             files = effects.with_risks([after[change.path] for change in changes], changes, stack, project)
             given_up = sorted(path for path in before if path not in after)
             plan = replace(
