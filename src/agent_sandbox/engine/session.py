@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.programs import Gating
     from agent_sandbox.engine.stored import ForRun, Stored
     from agent_sandbox.runtime.base import Guest
+    from agent_sandbox.runtime.observed import Observed
     from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
@@ -232,7 +233,16 @@ class Session:
                 refused=ran.guest.refused,
                 notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
                 inputs=ran.completed.inputs,
+                observed=self._observed(ran) if work.observe else (),
             )
+
+    def _observed(self, ran: _Ran) -> tuple[Observed, ...]:
+        from agent_sandbox.engine.observing import judged  # few runs are observed
+        from agent_sandbox.policy.programs import reads_a_line
+
+        launch = ran.guest.launch
+        line = isinstance(launch.program, Argv) and reads_a_line(launch.program.words)
+        return judged(ran.completed.observed, self.policy, ran.plan, started=launch.executables[:1], line=line)
 
     def _not_the_same(self, end: Exit) -> tuple[str, ...]:
         """What is to be said of a deterministic run that was ended from outside."""
@@ -347,6 +357,7 @@ class Session:
             talk=work.talk if isinstance(program, PythonCode) else None,
             deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
             watch_inputs=work.watch_inputs,
+            observe=work.observe,
         )
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:

@@ -16,6 +16,8 @@ from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 if TYPE_CHECKING:
     from typing import Any, Literal
 
+    from agent_sandbox.runtime.observed import Seen
+
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
@@ -165,13 +167,15 @@ class Launch:
 class Completed:
     """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so.
 
-    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output.
+    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output. `observed` is what it tried and how often,
+    in the order of first appearance.
     """
 
     exit: Exit
     stdout: bytes
     stderr: bytes
     inputs: bytes = b""
+    observed: tuple[tuple[Seen, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,7 @@ class Process(Protocol):
 class Guest(Process, Protocol):
     """A running guest as the engine holds it."""
 
+    launch: Launch
     layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
     notes: tuple[str, ...]  # what was weaker or different than might be expected
     refused: str  # why the program could not be started inside, or nothing

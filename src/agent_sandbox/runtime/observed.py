@@ -20,3 +20,14 @@ class Observed:
     program: str
     allowed: bool
     times: int = 1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a runtime can say of it, which knows no rules. `there` is whether a program that was to be executed is in the view at all: one
+    that is looked for along a search path is asked for at every place on it."""
+
+    kind: str
+    target: str
+    program: str
+    there: bool = True
