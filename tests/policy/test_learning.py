@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jsonschema  # type: ignore[import-untyped]
@@ -25,6 +25,7 @@ from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.policy.widening import widened
 
 HOME, PROJECT = "/home/ada", "/home/ada/app"
+NONE: Mapping[str, Nature] = {}
 GIT, LITTLE = Programs((Asked("git", "started by bash"),)), Spent(processes=1)
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
@@ -39,10 +40,9 @@ class Seen:
     allowed: bool = True
 
 
-def propose(*seen: Seen, programs: Programs = GIT, spent: Spent = LITTLE, **natures: Nature) -> Proposal:
-    """In a project of Ada's, where everything that was named is a file unless `natures` says otherwise: `_` for `/`."""
-    known = {each.target: Nature.FILE for each in seen if each.kind in ("read", "write", "execute")}
-    known |= {name.replace("_", "/"): nature for name, nature in natures.items()}
+def propose(*seen: Seen, natures: Mapping[str, Nature] = NONE, programs: Programs = GIT, spent: Spent = LITTLE) -> Proposal:
+    """In a project of Ada's, where everything that was named is a file unless `natures` says otherwise."""
+    known = {each.target: Nature.FILE for each in seen if each.kind in ("read", "write", "execute")} | dict(natures)
     rules = cloned(masks=[Mask(f"{HOME}/.ssh", "private keys")]).files
     place = Place(PROJECT, HOME, (PROJECT,), ("/usr", "/lib", "/tmp", "/dev", "/proc", "/etc/passwd"), rules, CLONED_LIMITS)
     return learn(seen, known, place, programs, spent)
@@ -78,8 +78,8 @@ def test_a_commit_asks_for_the_project_and_a_file_of_the_home_and_each_line_says
         "max = 32  # 5 at once were used; 4 times that, rounded up, and at least 32\n"
         "\n"
         "[limits]\n"
-        "timeout_seconds = 60  # 1 s were used; 10 times that, rounded up, and at least 60\n"
-        "cpu_seconds = 60  # 1 s were used; 10 times that, rounded up, and at least 60\n"
+        "timeout_seconds = 60  # 0.3 s were used; 10 times that, rounded up, and at least 60\n"
+        "cpu_seconds = 60  # 0.0 s were used; 10 times that, rounded up, and at least 60\n"
         "memory_mb = 256  # 20 MiB were used; 4 times that, rounded up, and at least 256\n"
         "disk_mb = 256  # 1 MiB left at the end were used; 4 times that, rounded up, and at least 256\n"
     )
@@ -97,13 +97,16 @@ def test_who_only_reads_is_not_to_write_and_who_needs_no_file_gets_none() -> Non
 
 
 def test_what_was_not_there_asks_for_nothing_and_what_was_made_asks_for_its_directory() -> None:
-    assert allowed(propose(Seen("read", "/data/none"), _data_none=Nature.MISSING)) == ("~/app",)
-    assert allowed(propose(Seen("write", "/nowhere/x"), _nowhere_x=Nature.MISSING)) == ("~/app",)
-    assert allowed(propose(Seen("write", "/data/out/x"), _data_out_x=Nature.MADE, _data_out=Nature.MADE)) == ("~/app", "/data")
-    gone = propose(Seen("write", "/data/out/x"), _data_out_x=Nature.MISSING, _data_out=Nature.DIRECTORY)
+    assert allowed(propose(Seen("read", "/data/none"), natures={"/data/none": Nature.MISSING})) == ("~/app",)
+    assert allowed(propose(Seen("write", "/nowhere/x"), natures={"/nowhere/x": Nature.MISSING})) == ("~/app",)
+    assert allowed(propose(Seen("write", "/data/out/x"), natures={"/data/out/x": Nature.MADE, "/data/out": Nature.MADE})) == (
+        "~/app",
+        "/data",
+    )
+    gone = propose(Seen("write", "/data/out/x"), natures={"/data/out/x": Nature.MISSING, "/data/out": Nature.DIRECTORY})
     assert allowed(gone) == ("~/app", "/data/out"), "a scratch file that is gone at the end had to be made first"
-    assert allowed(propose(_data_x=Nature.MADE)) == ("~/app", "/data"), "it is enough that it changed"
-    assert allowed(propose(_usr_local_x=Nature.MADE)) == ("~/app", "/usr/local"), "to be read there is not to be written there"
+    assert allowed(propose(natures={"/data/x": Nature.MADE})) == ("~/app", "/data"), "it is enough that it changed"
+    assert allowed(propose(natures={"/usr/local/x": Nature.MADE})) == ("~/app", "/usr/local"), "to be read there is not to be written there"
 
 
 def test_several_names_of_one_directory_become_the_directory() -> None:
@@ -113,13 +116,13 @@ def test_several_names_of_one_directory_become_the_directory() -> None:
     at_the_top = [Seen("read", f"/etc/{number:02}") for number in range(21)]
     assert len(allowed(propose(*at_the_top[:20]))) == 21
     assert allowed(propose(*at_the_top)) == ("~/app", "/etc")
-    inside = propose(Seen("read", "/data/a"), Seen("read", "/data"), _data=Nature.DIRECTORY)
+    inside = propose(Seen("read", "/data/a"), Seen("read", "/data"), natures={"/data": Nature.DIRECTORY})
     assert allowed(inside) == ("~/app", "/data")
 
 
 @pytest.mark.parametrize("path", ["/", "/home", HOME])
 def test_a_home_and_what_is_above_it_is_never_proposed_and_that_is_said(path: str) -> None:
-    found = propose(Seen("read", path, "/usr/bin/ls"), **{path.replace("/", "_"): Nature.DIRECTORY})
+    found = propose(Seen("read", path, "/usr/bin/ls"), natures={path: Nature.DIRECTORY})
     assert allowed(found) == ("~/app",)
     assert found.left_out == (f"{path} (ls) would take {path} as a whole, which is never proposed",)
     many = propose(*(Seen("read", f"{HOME}/{number:02}") for number in range(30)))

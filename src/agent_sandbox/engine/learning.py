@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Command, Outcome, Work
@@ -27,6 +27,7 @@ from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.noise import is_noise
 from agent_sandbox.workspace.view import PRIVATE
 
+_READ_AND_NOT_MISSED = ("/etc/locale.alias",)  # by every program that speaks a language, through a link below /usr
 _MOST_NAMES = 200  # programs that are told apart; a run that starts more is not described by a list
 
 
@@ -46,19 +47,25 @@ def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str) -> 
     natures = _natures(seen, changes)
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
     place = Place(project, home, starts, given, policy.files, policy.limits)
-    return learn(seen, natures, place, _programs(runs, project), _spent(runs))
+    made = {path for path, nature in natures.items() if nature is Nature.MADE}
+    return learn(seen, natures, place, _programs(runs, project, made), _spent(runs))
 
 
 def difference(first: Outcome, again: Outcome) -> str:
-    """How two runs of the same differ, in words; empty when they do not. What they wrote is not compared: it may hold the time of day."""
+    """How two runs of the same differ, in words; empty when they do not. What they wrote is not compared: it may hold the time of day.
+
+    Both were observed: what was there for the first and is refused to the second counts, even if it ends the same way without.
+    """
     if (first.exit.code, first.exit.reason) != (again.exit.code, again.exit.reason):
         return f"it ended with {_end(again)} instead of {_end(first)}"
+    had = {replace(each, times=1) for each in first.observed if _nature(each.target) is not Nature.MISSING}
     for kind in Kind:
         before, after = (_files_of(outcome, kind) for outcome in (first, again))
         if len(before) != len(after):
             missing = sorted(before - after)
             return f"{len(after)} files were {kind.value} instead of {len(before)}" + (f"; not {missing[0]}" if missing else "")
-    return ""
+    refused = [each for each in again.observed if each.kind in ("read", "write") and not each.allowed]
+    return next((f"it may not {each.kind} {each.target}" for each in refused if replace(each, allowed=True, times=1) in had), "")
 
 
 def _end(outcome: Outcome) -> str:
@@ -75,7 +82,7 @@ def _given() -> tuple[str, ...]:
     """What is there for every command, whatever the rules about files."""
     needs = languages.tools()
     linked, made = (path for path, _ in needs.links), (path for path, _ in needs.contents)
-    return (*PRIVATE, *needs.trees, *needs.tools, *needs.files, *linked, *made)
+    return (*PRIVATE, *needs.trees, *needs.tools, *needs.files, *linked, *made, *_READ_AND_NOT_MISSED)
 
 
 def _in(trees: Iterable[str], path: str, project: str) -> bool:
@@ -120,15 +127,18 @@ def _spent(runs: Sequence[Ran]) -> Spent:
     )
 
 
-def _programs(runs: Sequence[Ran], project: str) -> Programs:
+def _programs(runs: Sequence[Ran], project: str, made: Collection[str]) -> Programs:
     """The fewest names under which everything starts that was started, and that the gate asks for when it reads the command."""
     lines = all(isinstance(ran.work.what, Command) and reads_a_line(ran.work.what.argv) for ran in runs)
     search_path = next((ran.work.env.get("PATH", os.defpath) for ran in runs), os.defpath)
     started = {each.target: each.program for ran in runs for each in ran.outcome.observed if each.kind == EXECUTE and each.allowed}
-    started = {path: by for path, by in started.items() if os.access(path, os.X_OK)}
+    started = {path: by for path, by in started.items() if os.access(path, os.X_OK) or path in made}
     named = {name.rpartition("/")[2] for ran in runs for name in _named(ran.work)}
-    reasons = {os.path.basename(path): f"started by {os.path.basename(by) or by}" for path, by in started.items()}
-    reasons |= {name: reasons.get(name, "named on the command line, and not started") for name in named}
+    reasons: dict[str, str] = {}
+    for path, by in started.items():
+        reasons.setdefault(os.path.basename(path), f"started by {os.path.basename(by) or by}")
+    for name in named:
+        reasons.setdefault(name, "named on the command line, and not started")
     if len(reasons) > _MOST_NAMES:
         return Programs(unnameable=f"{len(reasons)} programs were started")
     names = [name for name in reasons if not (lines and name in LINE_SHELLS)]

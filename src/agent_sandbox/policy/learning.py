@@ -221,7 +221,7 @@ def _process_lines(programs: Programs, spent: Spent, limits: Limits, left_out: l
 
 
 def _limit_lines(spent: Spent, limits: Limits) -> list[Line]:
-    wall, cpu = _whole(spent.wall_seconds), _whole(spent.cpu_seconds)
+    wall, cpu = round(spent.wall_seconds, 1), round(spent.cpu_seconds, 1)
     memory, disk = _mib(spent.memory_bytes), _mib(spent.disk_bytes)
     return [
         *_amount("limits.timeout_seconds", wall, "s", factor=10, least=60, most=limits.wall_seconds),
@@ -231,7 +231,7 @@ def _limit_lines(spent: Spent, limits: Limits) -> list[Line]:
     ]
 
 
-def _amount(key: str, used: int, unit: str, *, factor: int, least: int, most: float | None) -> list[Line]:
+def _amount(key: str, used: float, unit: str, *, factor: int, least: int, most: float | None) -> list[Line]:
     """A power of two times the least that is ever proposed, so that the next run of the same does not propose another."""
     value = least
     while value < used * factor:
@@ -275,10 +275,6 @@ def _parent(path: str) -> str:
 
 def _covers(directory: str, path: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
-def _whole(seconds: float) -> int:
-    return -int(-seconds // 1)
 
 
 def _mib(count: int) -> int:

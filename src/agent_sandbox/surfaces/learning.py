@@ -18,7 +18,7 @@ from agent_sandbox.engine.learning import Ran, difference, propose
 from agent_sandbox.engine.routing import Runtimes
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
-from agent_sandbox.errors import Denied, PolicyError
+from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.document import Document
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import effective
@@ -76,6 +76,12 @@ def _learnt(request: Request, commands: tuple[Command, ...], own: Document | Non
             say_how_it_ended(work, outcome)
             ran.append(Ran(work, outcome))
             codes.append(code)
+        if unseen := [each for each in ran if not each.outcome.observed and not each.outcome.refused]:
+            raise RuntimeUnavailable(
+                f"what {' '.join(_line(unseen[0].work.what))!r} did could not be observed",
+                missing=("observer",),
+                hint="; ".join(unseen[0].outcome.notes) or "see: agent-sandbox doctor",
+            )
         proposal = propose(ran, ceiling, project=project.path, home=places.home())
         if own is not None:
             proposal = widened(own, proposal, home=places.home())
@@ -89,9 +95,9 @@ def _tried(proposal: Proposal, ran: list[Ran], ceiling: Policy, runtimes: Runtim
     differs = []
     for each in ran:
         try:
-            again, _ = _run(_session(policy, runtimes, project), replace(each.work, on_output=None, collect=False))
+            again, _ = _run(_session(policy, runtimes, project), replace(each.work, on_output=None, observe=True))
             how = difference(each.outcome, again)
-        except (Denied, PolicyError) as error:
+        except SandboxError as error:
             how = error.message
         if how:
             differs.append(f"under the proposal {' '.join(_line(each.work.what))!r} does not end the same way: {how}")
