@@ -76,6 +76,12 @@ def effective_of(request: Request, project: Project) -> Effective:
     return policies.under(policies.layers_of(project.path), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
 
 
+def ceiling_of(request: Request, project: Project) -> Policy:
+    """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
+    layers = policies.Layers(policies.layers_of(project.path).system)
+    return policies.under(layers, _preset(request, project, CLONED_LIMITS), policies.changed_limits(CLONED_LIMITS, _limits(request))).policy
+
+
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
     """The command line's own, without the limits among the options."""
     masks = places.masks_for(project.path)

@@ -42,7 +42,7 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         session, found, project = session_for(request, runtimes, _say_who_has_it)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
-        watch, cwd = request.has("--watch-reads"), _directory(request, project)
+        watch, cwd = request.has("--watch-reads"), directory_of(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
         if same:
             from agent_sandbox.surfaces.repeating import repeated
@@ -144,7 +144,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
             runtime.close(leaving=True)
 
 
-def _directory(request: Request, project: Project) -> str:
+def directory_of(request: Request, project: Project) -> str:
     """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
     named = request.value("--cwd")
     if named == "":

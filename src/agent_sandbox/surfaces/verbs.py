@@ -91,6 +91,7 @@ _OPTIONS = (
     Option("--watch", help="wait for questions and ask about each as it comes"),
     Option("--simulate", help="keep nothing; show what it would do, and how much to mind it (as `sim COMMAND` does)"),
     Option("--files-only", help="carry over what a plan changed although it reaches beyond files, too, and that is not done"),
+    Option("--add", help="print the project's policy file, widened by what was learnt"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
     Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
@@ -257,9 +258,10 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
     ),
     "policy": Verb(
-        'policy explain | lint | schema | policy test "COMMAND"',
-        "say what the policy files mean here, what is odd about them, or what they would say to a command",
-        words=(1, 2),
+        'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
+        "say what the policy files mean here, what is odd about them, what they would say to a command, or what it would need",
+        ("--add", "--cwd", "--env", "--timeout"),
+        (1, ANY),
         too_many="put the command in quotes",
         details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
 agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
@@ -269,7 +271,14 @@ it left; an option on the command line counts more than the last two, and never 
   agent-sandbox policy test "git push --force"
 
 test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied.
-lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.""",
+lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.
+
+  agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
+
+learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints the
+smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under that
+policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
+file is widened by as much as that takes, and printed. It exits as the commands do, and with 1 when they end differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
