@@ -42,7 +42,8 @@ class _Judge:
         self._started = {*started, *(os.path.realpath(path) for path in started)}
         self._line = line
         trees = (step.target for step in plan.steps if isinstance(step, Overlay | Bind | File | Symlink))
-        copies = (f"{step.target.rstrip('/')}/{entry}" for step in plan.steps if isinstance(step, Copies) for entry in step.entries)
+        copied = ((step, (*step.entries, *(name for name, _ in step.contents))) for step in plan.steps if isinstance(step, Copies))
+        copies = (f"{step.target.rstrip('/')}/{entry}" for step, entries in copied for entry in entries)
         self._shown = (*_MADE_ANEW, "/sys", *trees, *copies)
 
     def allows(self, seen: Seen) -> bool:

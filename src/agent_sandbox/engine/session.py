@@ -91,6 +91,12 @@ class Session:
         self._beside = beside
         self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
 
+    def on(self, state: SandboxState) -> Session:
+        """The same on the layers of another sandbox, for a run that nobody comes back to: what is in the project is not noted beside it."""
+        return Session(
+            self._gate, self._runtimes, project=self._project, state=state, look=self._look, on_busy=self._on_busy, beside=lambda do: None
+        )
+
     @property
     def gate(self) -> Gate:
         """The door of all that is done here."""

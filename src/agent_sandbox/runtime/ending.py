@@ -46,6 +46,7 @@ def exit_of(
         wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else wall,
         cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
         peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
+        peak_processes=used.peak_processes,
         fuel=burnt,
     )
     return Exit(128 + number if number is not None else os.WEXITSTATUS(status), reason, number, tuple(hit), usage)

@@ -76,6 +76,12 @@ def effective_of(request: Request, project: Project) -> Effective:
     return policies.under(policies.layers_of(project.path), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
 
 
+def ceiling_of(request: Request, project: Project) -> Policy:
+    """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
+    layers = policies.Layers(policies.layers_of(project.path).system)
+    return policies.under(layers, _preset(request, project, CLONED_LIMITS), policies.changed_limits(CLONED_LIMITS, _limits(request))).policy
+
+
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
     """The command line's own, without the limits among the options."""
     masks = places.masks_for(project.path)
@@ -124,8 +130,8 @@ def _warn(request: Request, project: Project) -> None:
 
 
 def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
-    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
-    found = None if request.has("--throw-away") or request.has("--diff") else current(request)
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
+    found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     _warn(request, project)
     gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")

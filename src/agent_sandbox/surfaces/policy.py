@@ -1,4 +1,4 @@
-"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Runs nothing."""
+"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Only `learn` runs anything."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import effective_of, project_of
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.policies import layers_of
+from agent_sandbox.surfaces.verbs import COMMON
 
 DENIED = 126  # as when it is run
 
@@ -18,6 +19,13 @@ DENIED = 126  # as when it is run
 def policy(request: Request) -> int:
     """The verb `policy`."""
     what, *rest = request.words
+    if what == "learn" and rest:
+        from agent_sandbox.surfaces.learning import learn  # and with it all that runs something
+
+        return learn(request, tuple(rest))
+    for option in request.given:
+        if option not in COMMON:
+            raise UsageError(f"{option} goes with policy learn", hint="help policy")
     match what:
         case "explain" if not rest:
             return _explain(request)
@@ -30,7 +38,8 @@ def policy(request: Request) -> int:
             return _test(request, rest[0])
         case _:
             raise UsageError(
-                f"policy takes explain, lint, schema, or test and a command, not {' '.join(request.words)!r}", hint="help policy"
+                f"policy takes explain, lint, schema, test and a command, or learn and commands, not {' '.join(request.words)!r}",
+                hint="help policy",
             )
 
 

@@ -89,7 +89,9 @@ _OPTIONS = (
     Option("--for-run", help="yes also to the same question again in that run"),
     Option("--refuse", help="no"),
     Option("--watch", help="wait for questions and ask about each as it comes"),
-    Option("--simulate", later="simulation"),
+    Option("--simulate", help="keep nothing; show what it would do, and how much to mind it (as `sim COMMAND` does)"),
+    Option("--files-only", help="carry over what a plan changed although it reaches beyond files, too, and that is not done"),
+    Option("--add", help="print the project's policy file, widened by what was learnt"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
     Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
@@ -114,7 +116,7 @@ VERBS = {
     "run": Verb(
         'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a copy-on-write clone of this machine",
-        (*_RUNNING, "--diff"),
+        (*_RUNNING, "--diff", "--simulate"),
         (1, ANY),
         command=True,
         details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command
@@ -131,7 +133,7 @@ It exits as the command does; 124 timed out, 125 the sandbox could not start, 12
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
         "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
-        (*_RUNNING, "--diff", "--language"),
+        (*_RUNNING, "--diff", "--simulate", "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
         details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from
@@ -173,6 +175,39 @@ Characters that cannot be seen are shown escaped, and lines that go away are nev
 
 With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
 error, the diff to standard output, and it exits as the command does.""",
+    ),
+    "sim": Verb(
+        'sim [OPTION…] "COMMAND" | sim [OPTION…] -- PROGRAM [ARGUMENT…]',
+        "run a command on a throw-away clone, and show what it would do",
+        (*_RUNNING, "--all", "--stat", "--side-by-side", "--no-pager"),
+        (1, ANY),
+        command=True,
+        details="""It prints an effect plan: which files would change and how, which programs it starts, what it asks of the network,
+which secrets it comes near, how it ends, and for each of these how much to mind it. The clone is the machine as the
+project's sandbox sees it, with what waits there (not with --throw-away). Neither is changed.
+
+  agent-sandbox sim "make clean"
+  agent-sandbox --simulate run "git commit -m 'fix: bug'"
+
+What the command prints goes to standard error, the plan to standard output, and it exits as the command does. The plan is
+kept for an hour, for carry-out to do exactly what it says.""",
+    ),
+    "carry-out": Verb(
+        "carry-out DIGEST [--yes] [--approve KINDS] [--system] [--files-only]",
+        "do what a plan of sim says, exactly",
+        ("--yes", "--approve", "--system", "--files-only", "--all", "--stat", "--side-by-side", "--no-pager"),
+        (1, 1),
+        details="""The first letters of the digest are enough. It shows the plan once more and asks. The files become what the plan says,
+byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it has changed since: the plan,
+the policy, what waits in the sandbox, or a file that it changes. A plan is good for once.
+
+Kinds of files that run by themselves need a yes of their own, as for promote. What a plan asked of the network cannot be
+done by this version: such a plan is refused, unless --files-only says that its files are wanted without that.
+
+  agent-sandbox carry-out 3f9a1c0b2d4e --yes
+  agent-sandbox carry-out 3f9a --approve git-history
+
+It exits with 1 when reality has moved on, with 3 when nobody said yes; nothing was changed then.""",
     ),
     "status": Verb(
         "status [--all]",
@@ -223,9 +258,10 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
     ),
     "policy": Verb(
-        'policy explain | lint | schema | policy test "COMMAND"',
-        "say what the policy files mean here, what is odd about them, or what they would say to a command",
-        words=(1, 2),
+        'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
+        "say what the policy files mean here, what is odd about them, what they would say to a command, or what it would need",
+        ("--add", "--cwd", "--env", "--timeout"),
+        (1, ANY),
         too_many="put the command in quotes",
         details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
 agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
@@ -235,7 +271,14 @@ it left; an option on the command line counts more than the last two, and never 
   agent-sandbox policy test "git push --force"
 
 test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied.
-lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.""",
+lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.
+
+  agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
+
+learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints the
+smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under that
+policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
+file is widened by as much as that takes, and printed. It exits as the commands do, and with 1 when they end differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
@@ -300,12 +343,12 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 }
 
 _LATER = {
-    "simulation": ("sim", "simulate"),
     "parallel experiments": ("try",),
     "time travel": ("timeline", "rewind", "fork"),
     "the daemon": ("serve",),
     "the MCP server": ("mcp",),
 }
+VERBS["simulate"] = replace(VERBS["sim"], usage="simulate …", summary="the same as sim")
 VERBS["apply"] = replace(VERBS["promote"], usage="apply …", summary="the same as promote")
 _NOT_YET = Verb("", "", tuple(OPTIONS), (0, ANY), command=True)
 VERBS |= {name: replace(_NOT_YET, later=what) for what, names in _LATER.items() for name in names}
