@@ -24,7 +24,7 @@ from contextlib import suppress
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.observing import Listener, take_listener
 from agent_sandbox.kernel.protocol import HEARD, LISTENING, SCRIPTS
-from agent_sandbox.runtime.interpreting import Interpreter
+from agent_sandbox.runtime.interpreting import Found, Interpreter
 from agent_sandbox.runtime.naming import LARGEST_QUESTION, Names
 from agent_sandbox.runtime.observed import RESOLVE, Seen
 
@@ -57,7 +57,7 @@ class Observer:
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = Names(search)
         self._interpreter = Interpreter(python, self._names)
-        self._seen: dict[Seen, int] = {}
+        self._seen: dict[Found, int] = {}
         self._characters = 0
         self._unseen = self._failed = 0
         self._begun = False
@@ -85,7 +85,7 @@ class Observer:
             notes.append(f"it tried more different things than are kept: {unseen} calls after {len(seen)} of them were not looked at")
         if failed:
             notes.append(f"{failed} of its calls could not be looked at")
-        return tuple(seen.items()), tuple(notes)
+        return tuple((Seen(*found), times) for found, times in seen.items()), tuple(notes)
 
     def close(self) -> None:
         """When nothing of the guest lives. Idempotent."""
@@ -123,7 +123,7 @@ class Observer:
         call = self._listener.next()
         if call is None:
             return
-        seen: list[Seen] = []
+        seen: list[Found] = []
         if self._begun and not self._full:
             try:
                 seen = self._interpreter.seen(call)
@@ -149,14 +149,16 @@ class Observer:
             answer, name = self._names.answer(packet)
             with self._lock:
                 if name and self._begun and not self._full:
-                    self._keep(Seen(RESOLVE, name, self._interpreter.asking))
+                    self._keep((RESOLVE, name, self._interpreter.asking, True))
             if answer:
                 with suppress(OSError):  # it has gone, or reads nothing: names are asked for again
                     sock.sendto(answer, address)
 
-    def _keep(self, seen: Seen) -> None:
-        if seen.target == SCRIPTS or seen.target.startswith(f"{SCRIPTS}/"):  # where code is put before it runs
+    def _keep(self, found: Found) -> None:
+        _, target, program, _ = found
+        if target.startswith(SCRIPTS) and target[len(SCRIPTS) :][:1] in ("", "/"):  # where code is put before it runs
             return
-        if seen not in self._seen:
-            self._characters += len(seen.target) + len(seen.program)
-        self._seen[seen] = self._seen.get(seen, 0) + 1
+        times = self._seen.get(found, 0)
+        if not times:
+            self._characters += len(target) + len(program)
+        self._seen[found] = times + 1
