@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent_sandbox.engine import languages
-from agent_sandbox.engine.attempts import lack_of, question_of, rest
+from agent_sandbox.engine.attempts import lack_of, on_a_plan_that_holds, question_of, rest
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
-from agent_sandbox.errors import Busy, LaunchFailed, RuntimeUnavailable, SandboxError, WorkspaceError
+from agent_sandbox.errors import Busy, LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError, WorkspaceError
 from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode
 from agent_sandbox.policy.decide import Allow
@@ -289,6 +289,16 @@ class Session:
         """Start it, wherever of the machine's runtimes that succeeds."""
         failed: dict[str, str] = {}
         while True:
+            try:
+                return choice, *self._launched(work, choice, kept, stack, spent)
+            except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
+                if spent is not _NOTHING_SPENT:  # a second try goes nowhere else
+                    raise
+                failed[choice.runtime.name] = error.message
+                choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
+
+    def _launched(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage) -> tuple[MountPlan, Guest]:
+        def attempt() -> tuple[MountPlan, Guest]:
             program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
             launch = self._launch(work, program, executables, plan, spent)
             if work.watch_reads:
@@ -298,12 +308,12 @@ class Session:
                 stack.callback(reading.end)
                 launch = replace(launch, on_ready=reading.begin)
             try:
-                return choice, plan, choice.runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
-            except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
-                if spent is not _NOTHING_SPENT:  # a second try goes nowhere else
-                    raise
-                failed[choice.runtime.name] = error.message
-                choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
+                return plan, choice.runtime.launch(replace(launch, on_tick=kept.growth) if kept and kept.growth else launch)
+            except Overtaken:
+                self._known.clear()
+                raise
+
+        return on_a_plan_that_holds(attempt)
 
     def _question(self, work: Work) -> Question:
         return question_of(work, self.policy, stored=self._state is not None)
