@@ -165,9 +165,9 @@ def _is_directory(change: Change) -> bool:
     return change.after is not None and change.after.type is EntryType.DIRECTORY
 
 
-def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
+def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
-    was changed."""
+    was changed. `details` is the diff, for whoever is asked."""
     refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
     _refuse_moved(proposal)
     return _done(
@@ -176,14 +176,22 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
         proposal.action(),
         lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
         _leaving(proposal),
+        details,
     )
 
 
-def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], leaving: Leaving) -> CarriedOver:
+def _done(
+    stored: Stored,
+    gate: Gate,
+    action: Promote | Undo,
+    deed: Callable[[], Promotion],
+    leaving: Leaving,
+    details: Callable[[], str] = str,
+) -> CarriedOver:
     """Do it through the gate, and then to the layers what follows from it. Wherever this is cut off, `recovering` goes on from there."""
     UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
-        promotion = gate.perform(action, lambda allow: deed(), describe=_facts)
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, details=details)
     except BaseException:
         note = UnderWay.recall(stored)
         if note is not None and note.done(stored) is None:

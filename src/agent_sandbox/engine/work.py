@@ -61,6 +61,10 @@ class Work:
     watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
     record: str = ""  # of such a run: the file to write its record to
 
+    def text(self) -> str:
+        """Code as somebody should see it before agreeing to it; a command speaks for itself."""
+        return self.what.source if isinstance(self.what, Code) else ""
+
 
 @dataclass(frozen=True)
 class Outcome:
