@@ -117,25 +117,32 @@ class Session:
 
             return run_recorded(self, work, action)
         if not work.tools:
-            return self._gate.perform(self._judged(work, action), lambda allow: self._deed(work, allow), describe=facts)
+            return self._gate.perform(self._judged(work, action), lambda allow: self._deed(work, allow), describe=facts, details=work.text)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
 
         hearing = Hearing(self._gate, work.tools)
         talking = replace(work, talk=hearing.talk())
-        outcome = self._gate.perform(self._judged(work, action), lambda allow: self._deed(talking, allow), describe=facts)
+        outcome = self._gate.perform(
+            self._judged(work, action), lambda allow: self._deed(talking, allow), describe=facts, details=work.text
+        )
         return replace(outcome, tool_errors=tuple(hearing.errors))
 
     def _judged(self, work: Work, action: Action | None) -> Action:
-        """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words.
+        """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words;
+        and what in it somebody is to be asked about.
 
         The shell that reads the line is ours to start, and not among them.
         """
-        action = action or action_of(work)
-        if self.policy.programs.restricts and isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash":
-            from agent_sandbox.policy.commands.reading import understand  # few policies name programs
+        action, programs, asks = action or action_of(work), self.policy.programs, self.policy.asks
+        if not (isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash"):
+            return action
+        if not (programs.restricts or asks.asks):
+            return action
+        from agent_sandbox.policy.asking import touched
+        from agent_sandbox.policy.commands.reading import understand  # few policies name programs
 
-            return replace(action, programs=understand(work.what.source).tools)
-        return action
+        found = understand(work.what.source)
+        return replace(action, programs=found.tools if programs.restricts else (), touches=touched(asks, found) if asks.asks else None)
 
     def open(self, work: Work) -> Opened:
         """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
