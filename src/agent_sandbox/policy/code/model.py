@@ -45,11 +45,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Issue:
-    """A pattern that was found, and where first."""
+    """A pattern that was found, where first, and the permissions that together would make it none."""
 
     pattern: str
     reason: str
     line: int
+    granted_by: frozenset[Grant] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Findings:
         """Note a rule that was met."""
         before = self._found.get(rule.pattern)
         if before is None or line < before.line:
-            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line)
+            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
         """All of them."""
