@@ -66,11 +66,15 @@ class Validation:
 
 
 class Matcher:
-    """Rules by the names they catch."""
+    """Rules by the names they catch. Those `apart` are met by other signs than their names."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
+        self.rules = rules
+        self.patterns = frozenset(rule.pattern for rule in rules)
         self._of: dict[str, Rule | None] = {}
         for rule in rules:
+            if rule in apart:
+                continue
             for name in rule.spelt:
                 self._of[name.removeprefix("!")] = None if name.startswith("!") else rule
         self.words = frozenset(part for name in self._of for part in name.removesuffix("(").split("."))
