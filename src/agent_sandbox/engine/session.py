@@ -32,6 +32,7 @@ from agent_sandbox.workspace.view import plan_view
 if TYPE_CHECKING:
     from agent_sandbox.engine.programs import Gating
     from agent_sandbox.engine.stored import ForRun, Stored
+    from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.runtime.base import Guest
     from agent_sandbox.runtime.observed import Observed
     from agent_sandbox.workspace.store import SandboxState
@@ -77,10 +78,11 @@ class Session:
         look: Callable[[], Host] = Host.look,
         on_busy: Callable[[Busy], None] | None = None,
         beside: Callable[[Callable[[], None]], None] = lambda do: do(),
+        early: EarlyLook | None = None,
     ) -> None:
         """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`.
 
-        `beside` does what takes a while and nobody waits for, beside the run.
+        `beside` does what takes a while and nobody waits for, beside the run. `early` looks at code before it runs.
         """
         self._gate = gate
         self._runtimes = runtimes
@@ -89,12 +91,20 @@ class Session:
         self._look = look
         self._on_busy = on_busy
         self._beside = beside
+        self._early = early
         self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
 
     def on(self, state: SandboxState) -> Session:
         """The same on the layers of another sandbox, for a run that nobody comes back to: what is in the project is not noted beside it."""
         return Session(
-            self._gate, self._runtimes, project=self._project, state=state, look=self._look, on_busy=self._on_busy, beside=lambda do: None
+            self._gate,
+            self._runtimes,
+            project=self._project,
+            state=state,
+            look=self._look,
+            on_busy=self._on_busy,
+            beside=lambda do: None,
+            early=self._early,
         )
 
     @property
@@ -117,23 +127,23 @@ class Session:
 
             return run_recorded(self, work, action)
         if not work.tools:
-            return self._gate.perform(self._judged(work, action), lambda allow: self._deed(work, allow), describe=facts, details=work.text)
+            return self._gate.perform(self.judged(work, action), lambda allow: self._deed(work, allow), describe=facts, details=work.text)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
 
         hearing = Hearing(self._gate, work.tools)
         talking = replace(work, talk=hearing.talk())
-        outcome = self._gate.perform(
-            self._judged(work, action), lambda allow: self._deed(talking, allow), describe=facts, details=work.text
-        )
+        outcome = self._gate.perform(self.judged(work, action), lambda allow: self._deed(talking, allow), describe=facts, details=work.text)
         return replace(outcome, tool_errors=tuple(hearing.errors))
 
-    def _judged(self, work: Work, action: Action | None) -> Action:
+    def judged(self, work: Work, action: Action | None = None) -> Action:
         """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words;
         and what in it somebody is to be asked about.
 
-        The shell that reads the line is ours to start, and not among them.
+        The shell that reads the line is ours to start, and not among them. Raises `Denied` for code that the early look is against.
         """
         action, programs, asks = action or action_of(work), self.policy.programs, self.policy.asks
+        if self._early is not None:
+            self._early.check(self._gate, work.what, action)
         if not (isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash"):
             return action
         if not (programs.restricts or asks.asks):

@@ -10,9 +10,10 @@ from agent_sandbox.policy.commands.reading import understand, understand_argv
 from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
 from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.narrowing import NO_NETWORK, Effective, written
+from agent_sandbox.policy.narrowing import Effective, written
 from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.policy.settings import BY_KEY
 from agent_sandbox.values import dataclass, fields

@@ -8,9 +8,8 @@ from agent_sandbox.policy.decide import Allow, Ask
 from agent_sandbox.policy.explaining import Tried, explain, lint, try_command
 from agent_sandbox.policy.schema import json_schema
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.current import effective_of, project_of
+from agent_sandbox.surfaces.current import effective_of, layers_for, project_of
 from agent_sandbox.surfaces.messages import remark, shown
-from agent_sandbox.surfaces.policies import layers_of
 from agent_sandbox.surfaces.verbs import COMMON
 
 ASKED, DENIED = 3, 126  # as when it is run
@@ -45,7 +44,7 @@ def policy(request: Request) -> int:
 
 def _explain(request: Request) -> int:
     project = project_of(request)
-    found, layers = effective_of(request, project), layers_of(project.path)
+    found, layers = effective_of(request, project), layers_for(request, project)
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
@@ -62,7 +61,7 @@ def _explain(request: Request) -> int:
 def _lint(request: Request) -> int:
     """Exits with 1 when there is something to remark on."""
     project = project_of(request)
-    layers = layers_of(project.path)
+    layers = layers_for(request, project)
     remarks = lint(layers.all, effective_of(request, project))
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document

@@ -101,6 +101,7 @@ _OPTIONS = (
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
     Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
+    Option("--policy", "NAME|FILE", "hold it to this policy as well: high, medium, low, another preset, or a file"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
@@ -113,7 +114,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--allow", "--deny-command", "--capability"),
+    *("--allow", "--deny-command", "--capability", "--policy"),
     *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--deterministic", "--seed", "--fuel", "--record"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
@@ -168,7 +169,7 @@ nothing by its record.
         (
             *_SHOWING,
             *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
-            *("--allow", "--deny-command"),
+            *("--allow", "--deny-command", "--policy"),
         ),
         (0, ANY),
         command=True,
@@ -266,7 +267,7 @@ the last, so going back loses nothing. The machine itself is not touched.""",
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
         "say what the policy files mean here, what is odd about them, what they would say to a command, or what it would need",
-        ("--add", "--cwd", "--env", "--timeout"),
+        ("--policy", "--add", "--cwd", "--env", "--timeout"),
         (1, ANY),
         too_many="put the command in quotes",
         details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
@@ -275,7 +276,9 @@ it left; an option on the command line counts more than the last two, and never 
 
   agent-sandbox policy explain
   agent-sandbox policy test "git push --force"
+  agent-sandbox policy explain --policy low
 
+--policy holds everything to one more policy, by the name of a preset or in a file, which can only take away, too.
 test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied, and with 3
 when somebody would be asked.
 lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.
