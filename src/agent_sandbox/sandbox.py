@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
-from agent_sandbox.audit import AuditLog
+from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
@@ -139,6 +139,11 @@ class Sandbox:
         with self._lock:
             return SandboxStatus.RUNNING if self._runs else self._last
 
+    @property
+    def observes(self) -> bool:
+        """Whether what runs try is seen and recorded: at the level DEBUG, but not inside WebAssembly, where nobody can look."""
+        return self.config.enable_audit and self.config.audit_level is AuditLevel.DEBUG and self.config.runtime != "wasm"
+
     def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
         """Run code as a script of its own and wait for its end.
 
@@ -205,7 +210,10 @@ class Sandbox:
                 record="" if record is None else os.fspath(record),
             )
             check_seed(work.seed)
-            made = self._result(work, timeout, self.config.deterministic if deterministic is None else deterministic)
+            same = self.config.deterministic if deterministic is None else deterministic
+            if self.observes and not same:
+                work = replace(work, observe=True, log_observed=True)
+            made = self._result(work, timeout, same)
             status = made.status
         finally:
             self.end(run, status)
