@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agent_sandbox.asking import Asking
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records.record import Record
+    from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.asking import AskRules
@@ -155,6 +156,33 @@ class Sandbox:
     def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
         return self.perform(Run(), work_of(work), **options)
+
+    def simulate(
+        self,
+        work: str | Sequence[str] | Shell,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+    ) -> EffectPlan:
+        """Run it, as `run` does, for what it does: its files, programs, network requests and secrets, each with a risk.
+
+        Everything that runs here is thrown away, so such a plan cannot be carried out: see `Workspace.simulate`. Raises `Denied`, and as
+        the module describes.
+        """
+        from agent_sandbox.engine.simulation.simulating import plan_apart  # few sandboxes simulate anything
+
+        run, status = Run(), SandboxStatus.FAILED
+        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
+        self.begin(run)
+        try:
+            asked = Work(with_arguments(work_of(work), args), env, cwd=self.config.cwd, stdin=encoded(stdin), on_start=run.started)
+            plan = plan_apart(self.within(timeout, deterministic=self.config.deterministic)[0], asked, self.config.cwd or SCRATCH)
+            status = SandboxStatus.COMPLETED
+        finally:
+            self.end(run, status)
+        return plan
 
     def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
         """A Python interpreter that stays: what one turn leaves, the next finds. To be closed, best by `with`.
