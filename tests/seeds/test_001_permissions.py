@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus
+from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus, SandboxWarning
 from agent_sandbox.policy.code.rules import DEFAULT
 from tests.seeds.conftest import Example
 
@@ -164,7 +164,8 @@ def test_the_executor_runs_code_in_its_context(example: Example) -> None:
 
 def test_the_executor_runs_code_under_the_permissions_of_the_document(example: Example) -> None:
     names = names_of(example, example(PERMISSIONS)["permissions"])
-    assert example(EXECUTION, **names)["result"].stdout == "executed\n"
+    with pytest.warns(SandboxWarning, match="network"):
+        assert example(EXECUTION, **names)["result"].stdout == "executed\n"
 
 
 def test_the_patterns_of_the_document_are_blocked_by_default(example: Example) -> None:

@@ -1,8 +1,9 @@
-"""How a run ended, from what its init and its cgroup say of it, and what we had against it. Pure."""
+"""How a run ended, from what its init and its cgroup say of it, and what we had against it."""
 
 from __future__ import annotations
 
 import os
+import select
 
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Exit, Reason, Usage
@@ -49,3 +50,19 @@ def exit_of(
         fuel=burnt,
     )
     return Exit(128 + number if number is not None else os.WEXITSTATUS(status), reason, number, tuple(hit), usage)
+
+
+def await_end_of(init: int, seconds: float) -> None:
+    """It was killed, and could not say that nothing of the guest lives; when it has gone, that is so. The kernel sees to it."""
+    if not init:
+        return
+    try:
+        handle = os.pidfd_open(init)
+    except OSError:  # gone altogether
+        return
+    try:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.poll(seconds * 1000)
+    finally:
+        os.close(handle)

@@ -12,6 +12,7 @@ otherwise work as ever, and what they refuse is not told. The made-up names of `
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -20,8 +21,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.observing import Listener, take_listener
-from agent_sandbox.kernel.protocol import SCRIPTS
+from agent_sandbox.kernel.protocol import HEARD, LISTENING, SCRIPTS
 from agent_sandbox.runtime.interpreting import Interpreter
 from agent_sandbox.runtime.naming import LARGEST_QUESTION, Names
 from agent_sandbox.runtime.observed import RESOLVE, Seen
@@ -30,9 +32,20 @@ MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of what is kept: things that differ, 
 _QUESTIONS_AT_ONCE = 16
 
 
-def observe(guest: int, number: int, sockets: Sequence[int], search: Sequence[str]) -> Observer:
-    """Observe a guest that waits for that, and has the listener under this number. Raises OSError where the host does not let us."""
-    return Observer(take_listener(guest, number), sockets, search, python=os.path.realpath(sys.executable))
+def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str]) -> Observer | None:
+    """Hear of what a guest does from here on, and answer on these sockets, which are taken over. Raises OSError where the host does not
+    let us. None when the guest says something else than that it is to be heard: why it cannot be."""
+    try:
+        if payload.recv(1, socket.MSG_PEEK) != LISTENING:
+            return None
+        guest = channel.credentials(payload)
+        listener = take_listener(guest, int.from_bytes(payload.recv(4), "big"))
+        taken, sockets = sockets, ()
+        observer = Observer(listener, taken, search, python=os.path.realpath(sys.executable))
+        payload.send(HEARD)
+        return observer
+    finally:
+        channel.close_all(sockets)
 
 
 class Observer:
@@ -50,7 +63,12 @@ class Observer:
         self._begun = False
         self._stop, self._stopper = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="agent-sandbox-observer", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the application may not have another thread
+            self._let_go()
+            os.close(self._stopper)
+            raise OSError(errno.EAGAIN, "no thread could be started to observe the run") from None
 
     def begin(self) -> None:
         """The guest gets its program: what it did before was our own doing."""
@@ -86,10 +104,13 @@ class Observer:
                 for fd in ready:
                     self._answer(self._sockets[fd])
         finally:
-            self._listener.close()
-            os.close(self._stop)
-            for sock in self._sockets.values():
-                sock.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._listener.close()
+        os.close(self._stop)
+        for sock in self._sockets.values():
+            sock.close()
 
     def _hear(self) -> None:
         call = self._listener.next()

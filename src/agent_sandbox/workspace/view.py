@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
@@ -168,18 +169,21 @@ def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
 
 def _split(plan: Draft, directory: str, project: str | None) -> None:
     """Rootless: a directory with mounts below it cannot be one layer, so its entries become one each."""
-    plan.steps.append(Directory(directory))
-    targets = {mount.target: mount for mount in plan.host.mounts}
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except PermissionError:
-        return  # the guest could not look in either
+        entries = []  # the guest could not look in either
+    except FileNotFoundError:
+        return  # gone since its parent was read
+    plan.steps.append(Directory(directory))
+    targets = {mount.target: mount for mount in plan.host.mounts}
     for entry in entries:
         mount = targets.get(entry.path)
         if entry.path in PRIVATE or (mount is not None and mount.fstype in mountinfo.PSEUDO):
             continue
         if entry.is_symlink():
-            plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
+            with suppress(FileNotFoundError):  # the same
+                plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
         elif entry.is_dir(follow_symlinks=False):
             if not os.access(entry.path, os.R_OK | os.X_OK):
                 plan.steps.append(Directory(entry.path))
@@ -188,13 +192,13 @@ def _split(plan: Draft, directory: str, project: str | None) -> None:
             else:
                 _show(plan, entry.path, required=covers(entry.path, project))
         elif entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
-            plan.steps.append(Bind(entry.path, entry.path))
+            plan.steps.append(Bind(entry.path, entry.path, required=False))
 
 
 def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None = None, required: bool = True) -> None:
     source = source or target
     if os.path.isfile(source):  # a file bound over a file, as container engines do with /etc/resolv.conf
-        plan.steps.append(Bind(source, target))
+        plan.steps.append(Bind(source, target, required=required))
         return
     plan.overlays.append(
         Overlay(source, target, quote_target(target), writable=plan.rules.write if writable is None else writable, required=required)
