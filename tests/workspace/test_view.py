@@ -147,6 +147,8 @@ def test_a_link_that_is_allowed_is_there_as_a_link_and_what_it_leads_to_under_it
     assert set(copies) == {str(tmp_path), f"{tmp_path}/real"}, "a copy over what is shown anyway would hide it"
     assert sorted(copies[str(tmp_path)].entries) == ["one", "three", "two"]
     assert copies[f"{tmp_path}/real"].entries == ("file",)
+    barred = plan(rules_for(f"{tmp_path}/one", denied=(f"{tmp_path}/real/fi*",)))
+    assert [step.entries for step in barred.steps if isinstance(step, Copies)] == [("one", "two")], "a link is no way to what is denied"
 
 
 def test_what_is_mounted_below_copies_has_a_place_among_them(tmp_path: Path) -> None:

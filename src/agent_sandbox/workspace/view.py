@@ -133,7 +133,7 @@ def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) 
         return
     if stat.S_ISREG(mode):
         for place, parent in _on_the_way(path):
-            if place == path or not any(covers(tree, place) for tree in shown):
+            if not plan.rules.bars(place) and (place == path or not any(covers(tree, place) for tree in shown)):
                 _copy_file(plan, place, parent, writable=writable)
     elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
         _show(plan, path, source=real, writable=writable)
