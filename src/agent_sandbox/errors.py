@@ -5,6 +5,7 @@
     ├── Denied               the policy refused an action (carries the verdict)
     ├── RuntimeUnavailable   this host cannot give a guarantee that was asked for (carries what is missing)
     ├── LaunchFailed         the sandbox could not be built; nothing of the guest ran
+    │   └── Overtaken        something was mounted on the machine after its view was planned
     ├── WorkspaceError       the stored state of a sandbox cannot be used
     │   ├── Busy             another run holds it
     │   ├── ForeignStore     another version wrote it
@@ -61,6 +62,10 @@ class RuntimeUnavailable(SandboxError):
 
 class LaunchFailed(SandboxError):
     """The sandbox could not be built. Nothing of the guest ran, and nothing was left behind."""
+
+
+class Overtaken(LaunchFailed):
+    """Something was mounted on the machine after the view had been planned, where the plan knew of nothing. A new plan would know."""
 
 
 class WorkspaceError(SandboxError):

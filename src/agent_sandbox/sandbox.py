@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -36,8 +36,14 @@ from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 
 if TYPE_CHECKING:
+    from agent_sandbox.asking import Asking
+    from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records.record import Record
     from agent_sandbox.permissions import PermissionSet
+    from agent_sandbox.policy.action import Action
+    from agent_sandbox.policy.asking import AskRules
+    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.decide import Ask
     from agent_sandbox.replaying import Replay
     from agent_sandbox.sessions import SandboxSession
 
@@ -81,24 +87,38 @@ class Sandbox:
         *,
         permissions: PermissionSet | None = None,
         audit: AuditLog | None = None,
+        asks: AskRules | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+        name: str = "",
         **settings: Any,
     ) -> None:
         """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced.
 
         `permissions` stand in place of the fields that permit something, which are then to be left alone. `audit` is a log to write to in
         place of one of its own.
+
+        `asks` is what somebody has to agree to. Who is asked is the `approver`: a function that is given the action and the question and
+        returns True for yes; without one, whoever answers with `agent-sandbox approve`. What is in `capabilities` is not asked about. An
+        answer for the whole run holds until this sandbox is closed. Capabilities are for the sandbox with this `name`, or else this `id`.
         """
         made = replace(config or SandboxConfig(), **settings)
         self.config = made if permissions is None else permissions.over(made)
         self.id = secrets.token_hex(8)
+        self._asking: Asking | None = None
+        if asks is not None and asks.asks:
+            from agent_sandbox.asking import Asking  # few sandboxes ask
+
+            self._asking = Asking(name or self.id, approver, capabilities)
+        elif approver is not None or capabilities:
+            raise PolicyError("an approver and capabilities are for what is asked about, and nothing is", hint="add asks=AskRules(…)")
         if audit is None and self.config.enable_audit:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # what this sandbox did, in memory
         self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
         self._early = self.config.early_look()
-        self._session = self._lately = self._session_for(
-            self.config.policy(), self._early
-        )  # and the last one for a run with settings of its own
+        policy = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
+        self._session = self._lately = self._session_for(policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -249,6 +269,22 @@ class Sandbox:
         """A result with what was asked for and is not had among its notes."""
         return replace(made, notes=(*made.notes, *self.config.warnings)) if self.config.warnings else made
 
+    def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
+        """Let what these patterns cover be done in this sandbox without asking, such as "call lookup *", for a time, or so often.
+
+        The token can be narrowed (`attenuate`), handed on as text (`str`), and taken back. Raises `PolicyError` where nothing is asked.
+        """
+        return self._asked().grant(patterns, seconds=seconds, times=times)
+
+    def revoke(self, token: Token | str) -> None:
+        """Take a grant back, with all that was derived from it: the next run, turn or call of a tool is asked about again."""
+        self._asked().revoke(token)
+
+    def _asked(self) -> Asking:
+        if self._asking is None:
+            raise PolicyError("this sandbox asks nobody about anything", hint="make it with asks=AskRules(…)")
+        return self._asking
+
     def _without_tools(self, work: Work) -> Work:
         """Those of the configuration are for Python code; asking for them with anything else is refused, not forgotten."""
         if work.tools.keys() - {*self.config.toolbox}:
@@ -281,7 +317,8 @@ class Sandbox:
         return seconds, "wall", left
 
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
-        gate = Gate(policy, self._ledger, clock=time.time, sandbox=self.id)
+        approver = self._asking.approver(policy) if self._asking is not None else None
+        gate = Gate(policy, self._ledger, clock=time.time, approver=approver, sandbox=self.id)
         return Session(gate, shared.runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:
@@ -332,6 +369,8 @@ class Sandbox:
             sessions = list(self._sessions)
         for session in sessions:
             session.close()
+        if self._asking is not None:
+            self._asking.end()
 
     def __enter__(self) -> Self:
         return self

@@ -88,7 +88,8 @@ class Turns:
             message = crossing.packed({"source": turn.source, "stdin": turn.stdin})
         except ValueError as error:
             raise PolicyError(f"the code and input of a turn: {error}", hint="put it into a file, or take several turns") from None
-        return self._session.gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts)
+        gate = self._session.gate
+        return gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts, details=lambda: turn.source)
 
     def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
         began = time.monotonic()

@@ -94,7 +94,7 @@ class Overlay:
     links: tuple[tuple[str, str], ...] = ()  # and for links, with where they lead
     stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view`
     writable: bool = True
-    required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so
+    required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so; or nothing, when it has gone by then
 
     def describe(self) -> str:
         hidden = f", hiding {', '.join(mask.path + ('/*' if mask.keep else '') for mask in self.masks)}" if self.masks else ""
@@ -127,6 +127,7 @@ class Bind:
     kind: ClassVar[str] = "bind"
     source: str
     target: str
+    required: bool = True  # when it has gone by then: fail, or do without
 
     def describe(self) -> str:
         return f"bind file {self.source} on {self.target} [read-only]"

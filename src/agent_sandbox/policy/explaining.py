@@ -44,6 +44,7 @@ def explain(found: Effective) -> tuple[str, ...]:
         *_of_files(policy),
         *_of_processes(policy),
         *_of_limits(policy),
+        *_of_asking(policy),
         *_rest(found),
     )
 
@@ -97,6 +98,18 @@ def _of_limits(policy: Policy) -> list[str]:
     given = [(field.name, getattr(policy.limits, field.name)) for field in fields(policy.limits) if field.name in units]
     words = [f"{value / units[name][0]:g} {units[name][1]}" for name, value in given if value is not None]
     return [f"limits: {', '.join(words)}"] if words else ["limits: none"]
+
+
+def _of_asking(policy: Policy) -> list[str]:
+    asks = policy.asks
+    about = [*(f"{each!r}" for each in asks.commands), *(f"what is of the kind {each}" for each in asks.effects)]
+    about += [f"the tool {each}" for each in asks.tools]
+    about += ["every change of real files"] * asks.promotions + ["changes of protected kinds"] * asks.protected
+    about += ["commands that cannot be understood whole"] * bool(asks.opaque)
+    lines = [f"approvals: somebody is asked about {', '.join(about)}; what is not understood is no matter of this: the view is the wall"]
+    lines += [f"approvals: only the word of {', '.join(asks.approvers) or 'nobody'} counts"] if asks.approvers is not None else []
+    lines += [f"approvals: a yes needs {' and '.join(asks.needs)}"] if asks.needs else []
+    return lines if about else []
 
 
 def _rest(found: Effective) -> list[str]:
@@ -155,8 +168,16 @@ def _contradictions(layer: Document) -> list[Remark]:
 
 
 def _says_nothing(layer: Document, key: str) -> bool:
-    """In a layer that can only take away, true permits nothing. Only `code.validate` takes away when it is true."""
-    return layer.get(key) is True and key in BY_KEY and key not in ("code.validate", "network.outbound", "network.inbound")
+    """In a layer that can only take away, true permits nothing. A few take away when they are true."""
+    return layer.get(key) is True and key in BY_KEY and key not in _TAKES_AWAY
+
+
+_TAKES_AWAY = frozenset(
+    {
+        *("code.validate", "network.outbound", "network.inbound"),
+        *("approvals.promotions", "approvals.protected", "approvals.opaque"),
+    }
+)
 
 
 def _names(layer: Document) -> list[Remark]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import AskRules
 from agent_sandbox.policy.document import Document
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import NO_NETWORK, NetworkRules, network_rules
@@ -78,11 +79,27 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
             programs=programs,
             requires=requires | implied(processes, limits, programs),
             system=policy.system and processes,
+            asks=policy.asks.narrowed(_asks(layer)),
         ),
         network,
         above.validate or layer.get("code.validate", False),
         tuple(dict.fromkeys((*above.blocked, *layer.get("code.blocked", ())))),
         (*above.warnings, *_warnings(layer)),
+    )
+
+
+def _asks(layer: Document) -> AskRules:
+    need = layer.get("approvals.high_risk")
+    return AskRules(
+        commands=layer.get("approvals.commands", ()),
+        effects=layer.get("approvals.effects", ()),
+        tools=layer.get("approvals.tools", ()),
+        promotions=layer.get("approvals.promotions", False),
+        protected=layer.get("approvals.protected", False),
+        opaque=layer.get("approvals.opaque"),
+        approvers=layer.get("approvals.approvers"),
+        needs=(need,) if need is not None else (),
+        elevate=layer.get("approvals.elevate"),
     )
 
 

@@ -23,7 +23,7 @@ from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
-from agent_sandbox.workspace.store import SandboxState, Store
+from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.validating import EarlyLook
@@ -83,6 +83,12 @@ def effective_of(request: Request, project: Project) -> Effective:
     return policies.under(layers_for(request, project), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
 
 
+def ceiling_of(request: Request, project: Project) -> Policy:
+    """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
+    layers = policies.Layers(policies.layers_of(project.path).system)
+    return policies.under(layers, _preset(request, project, CLONED_LIMITS), policies.changed_limits(CLONED_LIMITS, _limits(request))).policy
+
+
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
     """The command line's own, without the limits among the options."""
     masks = places.masks_for(project.path)
@@ -133,12 +139,22 @@ def _look_at_files(request: Request, project: Project) -> EarlyLook | None:
     return policies.early_look(found)
 
 
+def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
+    """The door for a command, with who is asked where the policy asks. What is thrown away is the project's for capabilities and people."""
+    if not policy.asks.asks:
+        return Gate(policy, places.ledger(), clock=time.time, sandbox=sandbox)
+    from agent_sandbox.surfaces.asking import desk_for  # few policies ask
+
+    desk = desk_for(request, policy, sandbox=sandbox or sandbox_id(project.path), prompt=prompt)
+    return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
+
+
 def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
-    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
-    found = None if request.has("--throw-away") or request.has("--diff") else current(request)
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
+    found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     early = _look_at_files(request, project)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
+    gate = gate_for(request, policy_of(request, project), project, found.state.id if found else "")
     session = Session(
         gate,
         runtimes,

@@ -1,0 +1,175 @@
+"""`carry-out`: exactly what a plan says, once, and not at all when anything of it has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cutting import cut_off
+from tests.e2e.program import Shell, words
+from tests.e2e.sitting import sitting
+from tests.e2e.test_sim import repository, tree
+
+__all__ = ["repository"]
+
+EVERYTHING = (
+    "echo two >> greeting.txt; printf 'a\\0b\\377' > bytes; mkdir -p deep/er; echo x > deep/er/x; chmod 0640 deep/er/x; chmod 0750 deep; "
+    "ln -s greeting.txt link; ln -s nowhere dangling; rm src/app.py; mv notes.txt renamed.txt; touch $'odd\\n\\x1bname'"
+)
+
+
+def plan_of(shell: Shell, *line: str) -> str:
+    document = json.loads(shell("--json", "sim", *line).stdout)
+    assert document["kept"], document
+    digest: str = document["digest"]
+    return digest
+
+
+def plans(shell: Shell) -> list[Path]:
+    return [each for each in Path(shell.env["AGENT_SANDBOX_STATE"], "plans").iterdir() if not each.name.startswith(".")]
+
+
+def test_what_is_carried_out_is_what_the_command_would_have_done(shell: Shell, tmp_path: Path) -> None:
+    (shell.cwd / "notes.txt").write_text("notes\n")
+    really = tmp_path / "really"
+    shutil.copytree(shell.cwd, really, symlinks=True)
+    before = tree(shell.cwd)
+    digest = plan_of(shell, EVERYTHING)
+    assert tree(shell.cwd) == before
+    done = shell("carry-out", digest[:12], "--yes")
+    assert done.returncode == 0, words(done)
+    subprocess.run(["bash", "-c", EVERYTHING], cwd=really, check=True)
+    assert tree(shell.cwd) == tree(really) != before
+    assert plans(shell) == []
+    assert shell("undo", "--yes").returncode == 0 and tree(shell.cwd) == before
+    again = shell("carry-out", digest, "--yes")
+    assert again.returncode == 2 and "there is no plan" in words(again)
+
+
+def test_a_commit_is_carried_out_when_git_history_is_agreed_to(repository: Shell) -> None:
+    digest = plan_of(repository, "git commit -m 'fix: bug'")
+    refused = repository("carry-out", digest, "--yes")
+    assert refused.returncode == 3 and "git-history" in words(refused)
+    assert repository("carry-out", digest, "--yes", "--approve", "git-history").returncode == 0
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=repository.cwd, capture_output=True, check=True).stdout
+    assert log == b"fix: bug\nfirst\n"
+    subprocess.run(["git", "fsck", "--strict"], cwd=repository.cwd, capture_output=True, check=True)
+    entries = [json.loads(line) for line in repository("log", "--format", "jsonl").stdout.splitlines()]
+    assert any(digest in json.dumps(entry) for entry in entries)
+
+
+def test_a_person_is_asked_after_the_plan(shell: Shell) -> None:
+    with sitting(shell, "sim", "--no-pager", "echo x > made.txt") as person:
+        person.expect(b"Carry out the plan")
+        person.type(b"n\r")
+        assert person.end() == 0
+    assert not (shell.cwd / "made.txt").exists()
+    with sitting(shell, "sim", "--no-pager", "echo x > made.txt") as person:
+        person.expect(b"Carry out the plan")
+        person.type(b"y\r")
+        assert person.end() == 0
+    assert (shell.cwd / "made.txt").read_text() == "x\n"
+
+
+def test_nobody_saying_yes_is_a_no(shell: Shell) -> None:
+    digest = plan_of(shell, "echo x > made.txt")
+    done = shell("carry-out", digest)
+    assert done.returncode == 3 and b"made.txt" in done.stdout and not (shell.cwd / "made.txt").exists()
+    assert shell("carry-out", digest, "--yes").returncode == 0
+
+
+def test_a_plan_is_refused_when_anything_of_it_has_changed(shell: Shell) -> None:
+    line = "echo x > made.txt; echo two >> greeting.txt"
+
+    def refused(digest: str, why: str, code: int = 2) -> None:
+        done = shell("carry-out", digest, "--yes")
+        assert done.returncode == code and why in words(done), words(done)
+        assert not (shell.cwd / "made.txt").exists()
+
+    digest = plan_of(shell, line)
+    (text,) = plans(shell)[0].glob("plan-*")
+    text.write_bytes(text.read_bytes().replace(b"made.txt", b"nade.txt"))
+    refused(digest, "the plan has been changed")
+    shutil.rmtree(plans(shell)[0])
+
+    digest = plan_of(shell, line)
+    (file,) = plans(shell)[0].rglob("made.txt")
+    file.write_text("y\n")
+    refused(digest, "not what was shown")
+    file.write_text("x\n")
+    refused_once = shell("carry-out", digest, "--yes")  # the control: what was put back is carried out
+    assert refused_once.returncode == 0, words(refused_once)
+    assert shell("undo", "--yes").returncode == 0
+
+    digest = plan_of(shell, line)
+    (shell.cwd / "greeting.txt").write_text("somebody else\n")
+    refused(digest, "moved on in reality", 1)
+
+    digest = plan_of(shell, line)
+    shell("run", "echo waiting > waiting.txt")
+    refused(digest, "what waits in the project's sandbox has changed")
+    shell("reset", "--yes")
+
+    (shell.cwd / "agent-sandbox.toml").write_text('[files]\ndenied = ["/nowhere"]\n')
+    refused(digest, "the policy has changed")
+
+
+def test_a_plan_is_good_for_an_hour_and_a_few_are_kept(shell: Shell) -> None:
+    digest = plan_of(shell, "echo x > made.txt")
+    (text,) = plans(shell)[0].glob("plan-*")
+    os.utime(text, (time.time() - 3700,) * 2)
+    assert "there is no plan" in words(shell("carry-out", digest, "--yes")) and plans(shell) == []
+
+
+def test_what_reaches_beyond_files_is_refused_unless_only_the_files_are_wanted(shell: Shell) -> None:
+    digest = plan_of(shell, "echo x > made.txt; curl --max-time 2 -s http://nowhere.invalid/; true")
+    refused = shell("carry-out", digest, "--yes")
+    assert refused.returncode == 2 and "nowhere.invalid" in words(refused) and not (shell.cwd / "made.txt").exists()
+    done = shell("carry-out", digest, "--yes", "--files-only")
+    assert done.returncode == 0 and "NOT carried out" in words(done) and (shell.cwd / "made.txt").exists()
+
+
+def test_what_lies_outside_the_project_needs_its_own_word(shell: Shell, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    digest = plan_of(shell, f"echo x > made.txt; touch {outside}/made {Path.home()}/.agent-sandbox-carried-out")
+    done = shell("carry-out", digest, "--yes")
+    assert done.returncode == 2 and "outside the project" in words(done)
+    assert not (shell.cwd / "made.txt").exists() and not (Path.home() / ".agent-sandbox-carried-out").exists()
+
+
+IN_THE_MAKING = (
+    "agent_sandbox.engine.stored:Stored.after_run",
+    "agent_sandbox.workspace.plans:Plans.keep",
+    "agent_sandbox.workspace.plans:write_atomically",
+)
+
+
+@pytest.mark.parametrize("at", IN_THE_MAKING)
+def test_killed_while_a_plan_is_kept_there_is_none(shell: Shell, at: str) -> None:
+    before = tree(shell.cwd)
+    cut_off(shell, at, "sim", "echo x > made.txt")
+    assert tree(shell.cwd) == before and len(plans(shell)) == 1
+    digest = plan_of(shell, "echo y > made.txt")  # which sweeps what was left
+    assert len(plans(shell)) == 1
+    assert shell("carry-out", digest, "--yes").returncode == 0 and plans(shell) == []
+
+
+CUT = {"agent_sandbox.workspace.promotion.performing:make": False, "agent_sandbox.workspace.plans:Plans.drop": True}
+
+
+@pytest.mark.parametrize("at", CUT)
+def test_killed_while_it_is_carried_out_it_is_all_there_or_nothing_and_never_twice(shell: Shell, at: str) -> None:
+    before = tree(shell.cwd)
+    digest = plan_of(shell, "echo x > made.txt; rm greeting.txt")
+    cut_off(shell, at, "carry-out", digest, "--yes")
+    shell("status")
+    after = tree(shell.cwd)
+    assert after == before if not CUT[at] else "made.txt" in after and "greeting.txt" not in after
+    assert "there is no plan" in words(shell("carry-out", digest, "--yes")) and tree(shell.cwd) == after
