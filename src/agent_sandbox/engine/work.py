@@ -64,6 +64,10 @@ class Work:
     log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
 
+    def text(self) -> str:
+        """Code as somebody should see it before agreeing to it; a command speaks for itself."""
+        return self.what.source if isinstance(self.what, Code) else ""
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.errors import LaunchFailed
+from agent_sandbox.errors import LaunchFailed, Overtaken
 from agent_sandbox.kernel import cgroups, channel, ids
 from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
@@ -164,7 +164,8 @@ class ProcessGuest:
             self._control.send(MAPPED)
         message, descriptors = channel.receive(self._control)
         if message["kind"] == "failed":
-            raise LaunchFailed(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
+            failure = Overtaken if message["overtaken"] else LaunchFailed
+            raise failure(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
         if self.launch.writable:
             self.layers = descriptors.pop(0)
         asked, descriptors = descriptors[: message["asked"]], descriptors[message["asked"] :]

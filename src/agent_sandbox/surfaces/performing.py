@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
@@ -38,8 +38,9 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         from agent_sandbox.surfaces.sim import refuse_mixtures  # few runs are
 
         refuse_mixtures(request)
-    with _runtimes(request, forked) as runtimes:
+    with _runtimes(request, forked) as runtimes, ExitStack() as stack:
         session, found, project = session_for(request, runtimes, _say_who_has_it)
+        stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), directory_of(request, project)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
@@ -77,6 +78,7 @@ def plan_view(
         from agent_sandbox.workspace.gating import gate  # few runs say which programs they may start
 
         gate(plan, executables)
+    _make_room_in_copies(plan)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
@@ -131,7 +133,7 @@ def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) 
         return
     if stat.S_ISREG(mode):
         for place, parent in _on_the_way(path):
-            if place == path or not any(covers(tree, place) for tree in shown):
+            if not plan.rules.bars(place) and (place == path or not any(covers(tree, place) for tree in shown)):
                 _copy_file(plan, place, parent, writable=writable)
     elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
         _show(plan, path, source=real, writable=writable)
@@ -168,18 +170,21 @@ def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
 
 def _split(plan: Draft, directory: str, project: str | None) -> None:
     """Rootless: a directory with mounts below it cannot be one layer, so its entries become one each."""
-    plan.steps.append(Directory(directory))
-    targets = {mount.target: mount for mount in plan.host.mounts}
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except PermissionError:
-        return  # the guest could not look in either
+        entries = []  # the guest could not look in either
+    except FileNotFoundError:
+        return  # gone since its parent was read
+    plan.steps.append(Directory(directory))
+    targets = {mount.target: mount for mount in plan.host.mounts}
     for entry in entries:
         mount = targets.get(entry.path)
         if entry.path in PRIVATE or (mount is not None and mount.fstype in mountinfo.PSEUDO):
             continue
         if entry.is_symlink():
-            plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
+            with suppress(FileNotFoundError):  # the same
+                plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
         elif entry.is_dir(follow_symlinks=False):
             if not os.access(entry.path, os.R_OK | os.X_OK):
                 plan.steps.append(Directory(entry.path))
@@ -188,13 +193,13 @@ def _split(plan: Draft, directory: str, project: str | None) -> None:
             else:
                 _show(plan, entry.path, required=covers(entry.path, project))
         elif entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
-            plan.steps.append(Bind(entry.path, entry.path))
+            plan.steps.append(Bind(entry.path, entry.path, required=False))
 
 
 def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None = None, required: bool = True) -> None:
     source = source or target
     if os.path.isfile(source):  # a file bound over a file, as container engines do with /etc/resolv.conf
-        plan.steps.append(Bind(source, target))
+        plan.steps.append(Bind(source, target, required=required))
         return
     plan.overlays.append(
         Overlay(source, target, quote_target(target), writable=plan.rules.write if writable is None else writable, required=required)
@@ -222,6 +227,17 @@ def _make_files_where_copies_are(plan: Draft) -> None:
             plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
     made = {step.target for step in plan.steps if isinstance(step, Copies)}
     plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in made)]
+
+
+def _make_room_in_copies(plan: Draft) -> None:
+    """What is mounted below a directory of copies needs a place there: when it is mounted, nothing can be made in what is read-only."""
+    files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | File | Symlink)]
+    mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies):
+            start = len(step.target.rstrip("/")) + 1
+            inside = {path[start:] for path in (*files, *mounted) if path != step.target and covers(step.target, path)}
+            plan.steps[index] = replace(step, places=tuple(sorted(inside)))
 
 
 def _copy(plan: Draft, directory: str) -> None:
