@@ -247,6 +247,22 @@ print(json.dumps([[name for name in held if "seccomp" in name], got]))
     assert "/etc/passwd" in seen(outcome, "read")
 
 
+def test_a_process_that_is_not_dumpable_is_observed_all_the_same(box: Box) -> None:
+    hide = "import ctypes, os\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nos.close(os.open('greeting.txt', os.O_RDWR))\n"
+    outcome = box.python(hide, observe=True)
+    target = str(box.project / "greeting.txt")
+    assert target in seen(outcome, "read") and target in seen(outcome, "write"), outcome.notes
+
+
+@pytest.mark.parametrize("made", ["mkfifo", "ln -s /dev/zero", "ln -s /proc/self/mem"])
+def test_settings_that_an_earlier_run_has_written_hold_nothing_up(box: Box, made: str) -> None:
+    kept = box.kept
+    if kept.shell(f"rm -f /etc/resolv.conf && {made} /etc/resolv.conf").exit.code:
+        pytest.skip("an unprivileged guest cannot change a file of root's")
+    outcome = kept.run("cat", "greeting.txt", observe=True)
+    assert outcome.stdout == b"hello\n" and str(box.project / "greeting.txt") in seen(outcome, "read")
+
+
 def test_a_flood_is_bounded_and_said_to_be(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_sandbox.runtime.observing.MOST", 50)
     outcome = box.python(_FLOOD, observe=True)
