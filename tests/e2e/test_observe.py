@@ -1,4 +1,4 @@
-"""`run --observe`: what a run tried is in the log, allowed and denied."""
+"""`run --observe`: what a run tried is in its document and in the log, allowed and denied."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from pathlib import Path
 from tests.e2e.program import Shell
 
 
-def test_what_a_run_tried_can_be_looked_up_by_category(shell: Shell, project: Path) -> None:
-    done = shell("run", "--observe", "--deny", str(project / "src"), "cat greeting.txt src/app.py; getent hosts canary.example.net")
-    assert done.stdout.startswith(b"hello\n")
-    logged: dict[tuple[str, str], bool] = {}
-    for category in ("file", "process", "network"):
-        lines = shell("log", "--category", category, "--format", "jsonl").stdout.splitlines()
-        logged |= {(entry["action"], entry["target"]): entry["allowed"] for entry in map(json.loads, lines)}
-    assert logged["read", str(project / "greeting.txt")] is True
-    assert logged["read", str(project / "src" / "app.py")] is False
-    assert logged["resolve", "canary.example.net"] is False
-    assert any(action == "execute" and target.endswith("/cat") for action, target in logged)
-    assert b"app.py" in shell("log", "--category", "file", "--denied").stdout
-
-
-def test_a_run_without_it_writes_no_more_than_ever(shell: Shell) -> None:
-    assert shell("run", "cat greeting.txt").stdout == b"hello\n"
-    assert shell("log", "--category", "file", "--format", "jsonl").stdout == b""
+def test_what_a_run_tried_is_in_its_document_and_in_the_log(shell: Shell, project: Path) -> None:
+    greeting, hidden = str(project / "greeting.txt"), str(project / "src" / "app.py")
+    line = "cat greeting.txt src/app.py; getent hosts canary.example.net"
+    document = json.loads(shell("run", "--observe", "--json", "--deny", str(project / "src"), line).stdout)
+    assert document["stdout"] == "hello\n"
+    (read,) = (each for each in document["observed"] if each["target"] == greeting)
+    assert (read["kind"], read["allowed"], read["times"]) == ("read", True, 1) and read["program"].endswith("/cat")
+    told = [json.loads(line) for line in shell("log", "--format", "jsonl").stdout.splitlines()]
+    logged = {(entry["category"], entry["action"], entry["target"]): entry["allowed"] for entry in told}
+    assert logged["file", "read", greeting] is True
+    assert logged["file", "read", hidden] is False
+    assert logged["network", "resolve", "canary.example.net"] is False
+    assert any(entry["action"] == "execute" and entry["target"].endswith("/cat") for entry in told if entry["category"] == "process")
+    assert hidden.encode() in shell("log", "--category", "file", "--denied").stdout

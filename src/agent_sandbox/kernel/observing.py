@@ -123,7 +123,7 @@ class Listener:
 
 def open_nameservers(notes: list[str]) -> Nameservers:
     """In init, in the guest's network and view: listen wherever programs of this view ask for names. What fails is noted."""
-    servers, search = _configured()
+    servers, search = configured()
     sockets: list[int] = []
     try:
         _give_loopback(OWN_ADDRESS)
@@ -163,7 +163,7 @@ def _give_loopback(address: str) -> None:
         raise OSError(-code, os.strerror(-code))
 
 
-def _configured() -> tuple[list[str], tuple[str, ...]]:
+def configured() -> tuple[list[str], tuple[str, ...]]:
     """Where the view's own settings say that names are asked for. A guest may have written them: a little is read, and not waited for."""
     try:
         fd = sc.openat2(sc.AT_FDCWD, _RESOLV_CONF, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, resolve=sc.RESOLVE_NO_MAGICLINKS)
