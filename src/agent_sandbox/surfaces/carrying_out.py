@@ -9,8 +9,10 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver
 from agent_sandbox.engine.simulation.carrying import Ready, carry, opened
 from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import project_of
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.preview import effects
 from agent_sandbox.surfaces.preview.material import check, gather
@@ -37,6 +39,8 @@ def carry_out(request: Request) -> int:
         return Gate(policy_of(project), places.ledger(), clock=time.time, sandbox=store.sandbox_for(project).id)
 
     def stored_of(project: str) -> Stored:
+        if request.has("--project") and project_of(request).path != project:
+            raise PolicyError(f"this is a plan of {project!r}", hint="leave out --project")
         stored = Stored(store.sandbox_for(project))
         recover(stored, gate_of(project))
         return stored

@@ -128,7 +128,8 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
     found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     _warn(request, project)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
+    named = found.state.id if found else "simulation" if request.has("--simulate") else ""
+    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=named)
     session = Session(
         gate,
         runtimes,
