@@ -128,6 +128,7 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("ledger-sixteen", "the same, from 16 processes", governance.recording_from_many),
         Subject("capability", "1,000 checks of a capability", governance.checking),
         Subject("decision", "1,000 decisions on a command", governance.deciding),
+        Subject("validation", "the early look at 1,000 lines of Python", governance.reading),
     ),
     "sim": (
         Subject("run", "run --throw-away true", partial(ours.thrown_away, "true")),

@@ -10,6 +10,7 @@ import json  # noqa: F401  for `spelling`, which would rather have it in C than 
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,7 +23,7 @@ from agent_sandbox.engine.recovering import recovered
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Rollback, Stored
 from agent_sandbox.engine.work import Code, Command, Work
-from agent_sandbox.errors import Denied, PolicyError
+from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
@@ -55,9 +56,18 @@ class Workspace:
     >>> work.promote()                                       # doctest: +SKIP
     """
 
-    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None, runtime: str = "process") -> None:
+    def __init__(
+        self,
+        stored: Stored,
+        policy: Policy,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        config: SandboxConfig | None = None,
+    ) -> None:
         """Usually made by `over`."""
-        self._runtime = runtime
+        self._runtime = config.runtime if config else "process"
+        self._early = config.early_look() if config else None
+        self._warnings = config.warnings if config else ()
         self.project = stored.state.project
         self.policy = policy
         self._stored = stored
@@ -69,8 +79,8 @@ class Workspace:
     def over(cls, project: PathLike, *, config: SandboxConfig | None = None, env_vars: Mapping[str, str] | None = None) -> Self:
         """The one of this directory, which is taken as named. Nothing is made before the first run.
 
-        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits. Raises `PolicyError` for a directory that
-        is not there, and for a configuration that allows no writing.
+        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not looked at first.
+        Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
         """
         found = find_project(os.fsdecode(project), home=places.home(), explicit=True)
         policy = config.policy() if config is not None else cloned(masks=places.masks_for(found.path))
@@ -78,7 +88,10 @@ class Workspace:
             raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
         stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
-        return cls(stored, policy, env_vars=given, runtime=config.runtime if config else "process")
+        made = cls(stored, policy, env_vars=given, config=config)
+        for warning in made._warnings:
+            warnings.warn(warning, SandboxWarning, stacklevel=2)
+        return made
 
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
@@ -107,7 +120,8 @@ class Workspace:
             return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
         if listener is not None:
             listener.finish()
-        return result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+        made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
 
     def _work(
         self,
@@ -189,6 +203,7 @@ class Workspace:
             state=self._stored.state,
             on_busy=lambda busy: None,
             beside=_in_a_thread,
+            early=self._early,
         )
 
     def changes(self) -> ChangeSet:

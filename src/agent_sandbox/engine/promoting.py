@@ -150,9 +150,9 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
 
 
-def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
+def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
-    was changed.
+    was changed. `details` is the diff, for whoever is asked.
 
     The changes of a plan are not in the layers of the project's sandbox, so nothing leaves them.
     """
@@ -164,17 +164,25 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
         proposal.action(),
         lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
         None if proposal.wanted.plan else _leaving(proposal),
+        details,
     )
 
 
-def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], leaving: Leaving | None) -> CarriedOver:
+def _done(
+    stored: Stored,
+    gate: Gate,
+    action: Promote | Undo,
+    deed: Callable[[], Promotion],
+    leaving: Leaving | None,
+    details: Callable[[], str] = str,
+) -> CarriedOver:
     """Do it through the gate, and then to the layers what follows from it, if anything does.
 
     Wherever this is cut off, `recovering` goes on from there.
     """
     UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
-        promotion = gate.perform(action, lambda allow: deed(), describe=_facts)
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, details=details)
     except BaseException:
         note = UnderWay.recall(stored)
         if note is not None and note.done(stored) is None:

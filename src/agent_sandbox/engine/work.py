@@ -61,7 +61,12 @@ class Work:
     seed: int = 0  # where the policy requires a deterministic run
     watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
     observe: bool = False  # have `Outcome.observed` tell what it tried
+    log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
+
+    def text(self) -> str:
+        """Code as somebody should see it before agreeing to it; a command speaks for itself."""
+        return self.what.source if isinstance(self.what, Code) else ""
 
 
 @dataclass(frozen=True)

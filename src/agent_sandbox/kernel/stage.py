@@ -26,7 +26,7 @@ from contextlib import suppress
 from agent_sandbox.kernel import capabilities, cgroups, channel, ids, landlock, mounting, mounts, namespaces, observing, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
-from agent_sandbox.kernel.placing import Site
+from agent_sandbox.kernel.placing import MountedBelow, Site
 from agent_sandbox.kernel.protocol import HERE, MAPPED, READY
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
@@ -241,4 +241,4 @@ def _explain(error: BaseException) -> str:
 def report_failure(control: socket.socket, error: BaseException) -> None:
     """Tell the supervisor why there will be no guest."""
     with suppress(OSError):  # it may have gone: then there is nobody to tell
-        channel.send(control, {"kind": "failed", "why": _explain(error)})
+        channel.send(control, {"kind": "failed", "why": _explain(error), "overtaken": isinstance(error, MountedBelow)})

@@ -40,13 +40,15 @@ class Reason(Enum):
 class Usage:
     """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's.
 
-    `fuel` is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the
-    engine can make it say anything.
+    `peak_processes` counts threads too, and what the sandbox itself runs in there; it is 0 where no cgroup counts them. `fuel`
+    is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the engine
+    can make it say anything.
     """
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    peak_processes: int = 0
     fuel: int | None = None
 
 

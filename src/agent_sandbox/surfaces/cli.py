@@ -101,6 +101,12 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.log import log as do
         case "approve":
             from agent_sandbox.surfaces.approve import approve as do
+        case "grant":
+            from agent_sandbox.surfaces.granting import grant as do
+        case "revoke":
+            from agent_sandbox.surfaces.granting import revoke as do
+        case "capabilities":
+            from agent_sandbox.surfaces.granting import capabilities as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":

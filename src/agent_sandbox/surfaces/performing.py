@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
@@ -38,12 +38,15 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         from agent_sandbox.surfaces.sim import refuse_mixtures  # few runs are
 
         refuse_mixtures(request)
-    with _runtimes(request, forked) as runtimes:
+    with _runtimes(request, forked) as runtimes, ExitStack() as stack:
         session, found, project = session_for(request, runtimes, _say_who_has_it)
+        stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
-        watch, cwd = request.has("--watch-reads"), _directory(request, project)
+        watch, cwd = request.has("--watch-reads"), directory_of(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if request.has("--observe"):
+            work = replace(work, observe=True, log_observed=True)
         if same:
             from agent_sandbox.surfaces.repeating import repeated
 
@@ -144,7 +147,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
             runtime.close(leaving=True)
 
 
-def _directory(request: Request, project: Project) -> str:
+def directory_of(request: Request, project: Project) -> str:
     """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
     named = request.value("--cwd")
     if named == "":

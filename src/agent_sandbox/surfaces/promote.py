@@ -12,7 +12,7 @@ from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.current import Current, current, policy_of
+from agent_sandbox.surfaces.current import Current, current, gate_for, policy_of
 from agent_sandbox.surfaces.diff import show
 from agent_sandbox.surfaces.messages import at_a_terminal, remark, say, says_yes, shown
 from agent_sandbox.surfaces.preview.material import check, gather
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.merging.resolving import Word
 
 NOBODY_AGREED = 3
+_COLUMNS = 120  # of a diff that somebody is asked about
 _LISTED = 10  # paths under one heading; --json has all
 _WORDS: tuple[Word, ...] = ("ours", "theirs", "markers")
 
@@ -38,9 +39,16 @@ def promote(request: Request) -> int:
     found = current(request)
     wanted = _wanted(request, found.project.path)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id)
-    recover(stored, gate)
-    with proposed(stored, policy, wanted) as proposal:
+    gate = gate_for(request, policy, found.project, found.state.id, prompt=True)
+    try:
+        recover(stored, gate)
+        return _promote(request, found, stored, gate, wanted)
+    finally:
+        gate.end()
+
+
+def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wanted: Wanted) -> int:
+    with proposed(stored, gate.policy, wanted) as proposal:
         if not request.has("--json"):
             _show(request, proposal, found)
         if not proposal.changes and not proposal.settled:
@@ -51,7 +59,7 @@ def promote(request: Request) -> int:
         if agreed is None:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
-        done = carry_out(agreed, stored, gate)
+        done = carry_out(agreed, stored, gate, details=lambda: _diff(request, agreed))
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
     if not agreed.changes:
@@ -62,12 +70,29 @@ def promote(request: Request) -> int:
     return 0
 
 
+def _diff(request: Request, proposal: Proposal) -> str:
+    """All that would be carried over, for whoever is asked about it."""
+    from agent_sandbox.surfaces.painting import Painter
+    from agent_sandbox.surfaces.preview.forms import rows
+
+    whole, plain = replace(request, given={"--all": ("",)}), Painter(False)
+    material = gather(whole, proposal.root, proposal.changes, proposal.contents)
+    return "\n".join(plain.line(row) for row in rows(whole, material, columns=_COLUMNS, words=False))
+
+
 def undo(request: Request) -> int:
     """The verb `undo`."""
     found = current(request)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id)
-    recover(stored, gate)
+    gate = gate_for(request, policy, found.project, found.state.id, prompt=True)
+    try:
+        recover(stored, gate)
+        return _undo(request, found, stored, gate)
+    finally:
+        gate.end()
+
+
+def _undo(request: Request, found: Current, stored: Stored, gate: Gate) -> int:
     journal = last(found.state.promotions)
     if journal is not None and not request.has("--yes") and not request.has("--json") and at_a_terminal():
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))

@@ -49,12 +49,14 @@ def simulated(
     waiting: Stored | None,
     governed: str,
     on_busy: Callable[[Busy], None] | None = None,
+    keep: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Iterator[Simulated]:
     """Simulate the work. Raises as `Session.run` does.
 
     `waiting` is the project's sandbox, for what waits in it, and None for a clone of the bare machine; `governed` the digest of the policy
-    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised.
+    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised. Without
+    `keep` nothing is left of it after the block.
     """
     policy = session.policy
     with plans.making(project) as state:
@@ -80,7 +82,7 @@ def simulated(
                 notes=plan.notes if all_of_it else (*plan.notes, inputs.NOT_ALL),
                 unlisted=problem,
             )
-            kept = bool(files) and not problem
+            kept = keep and bool(files) and not problem
             if kept:
                 try:
                     plans.keep(state, plan.text())
