@@ -145,7 +145,7 @@ def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *
         return Gate(policy, places.ledger(), clock=time.time, sandbox=sandbox)
     from agent_sandbox.surfaces.asking import desk_for  # few policies ask
 
-    desk = desk_for(request, policy, sandbox=sandbox or sandbox_id(project.path), prompt=prompt)
+    desk = desk_for(request, policy, sandbox=sandbox_id(project.path), prompt=prompt)
     return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
 
 
@@ -154,7 +154,8 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
     found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     early = _look_at_files(request, project)
-    gate = gate_for(request, policy_of(request, project), project, found.state.id if found else "")
+    named = found.state.id if found else "simulation" if request.has("--simulate") else ""
+    gate = gate_for(request, policy_of(request, project), project, named)
     session = Session(
         gate,
         runtimes,
