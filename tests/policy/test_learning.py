@@ -258,7 +258,9 @@ def test_a_policy_that_is_there_is_widened_and_keeps_what_it_denies() -> None:
         "network.hosts": ("example.com",),
         "network.ports": (443,),
     }
-    assert parse_toml(as_toml(widened(own, learnt, home=HOME)), origin="x").settings != ()
+    counted = parse_toml("[processes]\nmax = 40\n", origin="x")
+    assert widened(counted, propose(spent=Spent()), home=HOME).document().get("processes.max") == 40, "nobody counted"
+    assert widened(counted, propose(spent=Spent(processes=5000)), home=HOME).document().get("processes.max") is None
 
 
 def test_a_policy_that_shows_no_files_is_widened_by_those_that_are_needed() -> None:

@@ -196,7 +196,7 @@ def _named(work: Work) -> tuple[str, ...]:
     if not isinstance(work.what, Command):
         return ()
     argv = work.what.argv
-    return understand(argv[2]).tools if reads_a_line(argv) else understand_argv(argv).tools or argv[:1]
+    return understand(argv[2], effects=False).tools if reads_a_line(argv) else understand_argv(argv, effects=False).tools or argv[:1]
 
 
 def _not_among(there: Executables, started: Iterable[str]) -> list[str]:

@@ -94,7 +94,7 @@ def learn(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place, pro
     lines = [*_file_lines(uses, natures, place, left_out), *_process_lines(programs, spent, place.limits, left_out)]
     lines += network_lines(seen, left_out)
     lines += _limit_lines(spent, place.limits)
-    return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(lines))
+    return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(lines), () if spent.processes else ("processes.max",))
 
 
 def _uses(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place) -> tuple[dict[str, _Use], list[str]]:
