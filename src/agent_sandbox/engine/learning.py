@@ -14,7 +14,8 @@ from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.commands.reading import understand, understand_argv
-from agent_sandbox.policy.learning import FILE_KINDS, NAMED, Nature, Place, Programs, Spent, learn
+from agent_sandbox.policy.learning import FILE_KINDS, NAMED, Nature, Place, Programs, learn
+from agent_sandbox.policy.learning_amounts import Spent
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
