@@ -86,7 +86,7 @@ def test_a_commit_asks_for_the_project_and_a_file_of_the_home_and_each_line_says
         "disk_mb = 256  # 1 MiB left at the end were used; 4 times that, rounded up, and at least 256\n"
     )
     assert found.left_out == ()
-    assert found.remarks == ("git runs what it is given, or starts other programs: it can do whatever the sandbox permits",)
+    assert found.remarks == ("git starts other programs, and does with them whatever the sandbox permits",)
 
 
 def test_who_only_reads_is_not_to_write_and_who_needs_no_file_gets_none() -> None:

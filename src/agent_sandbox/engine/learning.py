@@ -180,10 +180,10 @@ def _programs(runs: Sequence[Ran], project: str, made: Collection[str]) -> Progr
         for name in [name for name in names if name not in named]:
             fewer = [each for each in names if each != name]
             if not _not_among(found(fewer), started):  # it comes with another one, as the assembler does with a compiler
-                names = fewer
+                names, there = fewer, found(fewer)
     except PolicyError as error:
         return Programs(unnameable=error.message)
-    return Programs(tuple(Asked(_pattern(name), reasons[name]) for name in sorted(names)))
+    return Programs(tuple(Asked(_pattern(name), reasons[name]) for name in sorted(names)), notes=there.notes)
 
 
 def _pattern(name: str) -> str:

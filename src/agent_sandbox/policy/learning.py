@@ -21,7 +21,7 @@ from agent_sandbox.policy.learning_network import network_lines
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import SCRATCH, FileRules
 from agent_sandbox.policy.paths import Tree, matches
-from agent_sandbox.policy.programs import is_open
+from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Line, Proposal, pattern_of
 from agent_sandbox.values import Protocol, dataclass
 
@@ -66,10 +66,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Programs:
-    """The names that a list of programs has to have, and what asked for each; or why no list of names would do."""
+    """The names that a list of programs has to have, and what asked for each; or why no list of names would do.
+
+    `notes` are what is to be said of them: which interpreters come with them, above all.
+    """
 
     names: tuple[Asked, ...] = ()
     unnameable: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -85,7 +89,7 @@ def learn(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place, pro
     lines = [*_file_lines(uses, natures, place, left_out), *_process_lines(programs, left_out)]
     lines += network_lines(seen, left_out)
     lines += amount_lines(spent, place.limits, left_out)
-    return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(lines), () if spent.processes else ("processes.max",))
+    return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(programs), () if spent.processes else ("processes.max",))
 
 
 def _uses(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place) -> tuple[dict[str, _Use], list[str]]:
@@ -214,11 +218,10 @@ def _process_lines(programs: Programs, left_out: list[str]) -> list[Line]:
     return lines
 
 
-def _remarks(lines: Iterable[Line]) -> tuple[str, ...]:
-    """What people should know about a proposal before they take it."""
-    names = next((line.value for line in lines if line.key == "processes.commands"), ())
-    opened = [asked.text for asked in names if is_open(asked.text)]
-    return tuple(f"{name} runs what it is given, or starts other programs: it can do whatever the sandbox permits" for name in opened)
+def _remarks(programs: Programs) -> tuple[str, ...]:
+    """What people should know about a proposal before they take it. Of interpreters the notes speak."""
+    starters = [asked.text for asked in programs.names if is_open(asked.text) and not interprets(asked.text)]
+    return (*(f"{name} starts other programs, and does with them whatever the sandbox permits" for name in starters), *programs.notes)
 
 
 def _is_given(path: str, place: Place) -> bool:
