@@ -127,6 +127,8 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
                     outcome = replace(made.outcome, changes=made.changes)
                     waits = waits or made.plan.base != NOTHING_WAITS
         say_how_it_ended(work, outcome)
+        for note in outcome.notes:
+            remark(note)
         _check_observed(work, outcome)
         runs.append(_First(Ran(work, outcome), printed.digest, code_of(outcome.exit, forward.received)))
     return runs, waits
