@@ -60,6 +60,7 @@ class Work:
     seed: int = 0  # where the policy requires a deterministic run
     watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
     record: str = ""  # of such a run: the file to write its record to
+    left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
 
     def text(self) -> str:
         """Code as somebody should see it before agreeing to it; a command speaks for itself."""
