@@ -147,7 +147,8 @@ def test_who_is_killed_while_granting_leaves_a_record_or_less_and_never_a_longer
     """At every system call that changes something: killed there, what stands is the whole elevation with its record, or none."""
     for cut in range(1, 40):
         place = machine.top / str(cut)
-        inside = Machine(place) if place.mkdir() is None else machine
+        place.mkdir()
+        inside = Machine(place)
         pid = os.fork()
         if pid == 0:
             _die_at(cut)

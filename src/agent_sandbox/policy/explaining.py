@@ -10,9 +10,10 @@ from agent_sandbox.policy.commands.reading import understand, understand_argv
 from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
 from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.narrowing import NO_NETWORK, Effective, written
+from agent_sandbox.policy.narrowing import Effective, written
 from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.policy.settings import BY_KEY
 from agent_sandbox.values import dataclass, fields
@@ -141,7 +142,11 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
         remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
     if found is not None and any(not group for group in found.policy.programs.groups):
         remarks.append(
-            Remark("processes.commands", "the list is empty, so no program can be started", "write processes.allow = false instead")
+            Remark(
+                "processes.commands",
+                "the list is empty, so no program can be started but the shell that reads a command line",
+                "write processes.allow = false if no command is to run at all",
+            )
         )
     return tuple(remarks)
 

@@ -81,6 +81,10 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.code import code as do
         case "replay":
             from agent_sandbox.surfaces.replay import replay as do
+        case "sim" | "simulate":
+            from agent_sandbox.surfaces.run import sim as do
+        case "carry-out":
+            from agent_sandbox.surfaces.carrying_out import carry_out as do
         case "diff":
             from agent_sandbox.surfaces.diff import diff as do
         case "status":

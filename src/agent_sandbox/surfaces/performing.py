@@ -48,24 +48,34 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
 
 def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtimes: Runtimes) -> int:
     same = _same_every_time(request)
+    if request.has("--simulate"):
+        from agent_sandbox.surfaces.sim import refuse_mixtures  # few runs are
+
+        refuse_mixtures(request)
     with ExitStack() as stack:
         opening = session_for(request, runtimes, _say_who_has_it)
         session, found, project = opening.session, opening.found, opening.project
         stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
-        watch, cwd = request.has("--watch-reads"), _directory(request, project)
+        watch, cwd = request.has("--watch-reads"), directory_of(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
             stack.callback(lambda: places.elevations().sweep())
             remark(opening.lifted.note)
+        if request.has("--observe"):
+            work = replace(work, observe=True, log_observed=True)
         if same:
             from agent_sandbox.surfaces.repeating import repeated
 
             work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
+        if request.has("--simulate"):
+            from agent_sandbox.surfaces.sim import plan_for
+
+            return plan_for(request, session, work, project, _say_who_has_it)
         if request.has("--diff"):
             from agent_sandbox.surfaces.diff import diff_of  # and with it all that makes a diff
 
@@ -156,7 +166,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
             runtime.close(leaving=True)
 
 
-def _directory(request: Request, project: Project) -> str:
+def directory_of(request: Request, project: Project) -> str:
     """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
     named = request.value("--cwd")
     if named == "":

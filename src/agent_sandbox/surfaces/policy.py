@@ -1,4 +1,4 @@
-"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Runs nothing."""
+"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Only `learn` runs anything."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from agent_sandbox.policy.decide import Allow, Ask
 from agent_sandbox.policy.explaining import Tried, explain, lint, try_command
 from agent_sandbox.policy.schema import json_schema
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.current import effective_of, project_of
+from agent_sandbox.surfaces.current import effective_of, layers_for, project_of
 from agent_sandbox.surfaces.messages import remark, shown
-from agent_sandbox.surfaces.policies import layers_of
+from agent_sandbox.surfaces.verbs import COMMON
 
 ASKED, DENIED = 3, 126  # as when it is run
 
@@ -18,6 +18,13 @@ ASKED, DENIED = 3, 126  # as when it is run
 def policy(request: Request) -> int:
     """The verb `policy`."""
     what, *rest = request.words
+    if what == "learn" and rest:
+        from agent_sandbox.surfaces.learning import learn  # and with it all that runs something
+
+        return learn(request, tuple(rest))
+    for option in request.given:
+        if option not in COMMON:
+            raise UsageError(f"{option} goes with policy learn", hint="help policy")
     match what:
         case "explain" if not rest:
             return _explain(request)
@@ -30,13 +37,14 @@ def policy(request: Request) -> int:
             return _test(request, rest[0])
         case _:
             raise UsageError(
-                f"policy takes explain, lint, schema, or test and a command, not {' '.join(request.words)!r}", hint="help policy"
+                f"policy takes explain, lint, schema, test and a command, or learn and commands, not {' '.join(request.words)!r}",
+                hint="help policy",
             )
 
 
 def _explain(request: Request) -> int:
     project = project_of(request)
-    found, layers = effective_of(request, project), layers_of(project.path)
+    found, layers = effective_of(request, project), layers_for(request, project)
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
@@ -53,7 +61,7 @@ def _explain(request: Request) -> int:
 def _lint(request: Request) -> int:
     """Exits with 1 when there is something to remark on."""
     project = project_of(request)
-    layers = layers_of(project.path)
+    layers = layers_for(request, project)
     remarks = lint(layers.all, effective_of(request, project))
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document

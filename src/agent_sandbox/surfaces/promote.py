@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from agent_sandbox.policy.paths import covering
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, current, gate_for, policy_of
 from agent_sandbox.surfaces.diff import show
-from agent_sandbox.surfaces.messages import remark, say, shown
+from agent_sandbox.surfaces.messages import at_a_terminal, remark, say, says_yes, shown
 from agent_sandbox.surfaces.preview.material import check, gather
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
@@ -56,7 +55,7 @@ def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wante
             return _end(request, proposal, None, _nothing(proposal))
         if request.has("--dry-run"):
             return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
-        agreed = _agreement(request, proposal)
+        agreed = agreement(request, proposal)
         if agreed is None:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
@@ -95,9 +94,9 @@ def undo(request: Request) -> int:
 
 def _undo(request: Request, found: Current, stored: Stored, gate: Gate) -> int:
     journal = last(found.state.promotions)
-    if journal is not None and not request.has("--yes") and not request.has("--json") and _at_a_terminal():
+    if journal is not None and not request.has("--yes") and not request.has("--json") and at_a_terminal():
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
-        if not _says_yes(f"Take back promotion {journal.number} of {when}?"):
+        if not says_yes(f"Take back promotion {journal.number} of {when}?"):
             remark("nothing was taken back")
             return NOBODY_AGREED
     done = take_back(stored, gate)
@@ -105,7 +104,7 @@ def _undo(request: Request, found: Current, stored: Stored, gate: Gate) -> int:
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
-        print_document("undo", _done(done))
+        print_document("undo", done_fields(done))
     elif not request.has("--quiet"):
         remark(f"took back promotion {done.promotion.undoes} of {done.promotion.root}{again}")
     if done.note:
@@ -139,8 +138,12 @@ def _wanted(request: Request, project: str) -> Wanted:
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    approved = frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
-    return Wanted(chosen, request.has("--system"), drift, resolve, approved)
+    return Wanted(chosen, request.has("--system"), drift, resolve, approved_kinds(request))
+
+
+def approved_kinds(request: Request) -> frozenset[str]:
+    """The protected kinds that the request agrees to."""
+    return frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
 
 
 def _show(request: Request, proposal: Proposal, found: Current) -> None:
@@ -190,31 +193,21 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
         say(f"  and {counted(len(every) - _LISTED, 'more', 'more')} (--json has all)")
 
 
-def _agreement(request: Request, proposal: Proposal) -> Proposal | None:
+def agreement(request: Request, proposal: Proposal) -> Proposal | None:
     """The proposal with what somebody at the terminal agreed to; None when nobody did. Nobody is asked about what cannot be done."""
-    asking = not request.has("--json") and _at_a_terminal()
+    asking = not request.has("--json") and at_a_terminal()
     stuck = proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse")
     if stuck:
         return proposal  # carrying it out says why not
     missing = [name for name in proposal.protected() if name not in proposal.wanted.approved]
     if asking:
-        missing = [name for name in missing if not _says_yes(f"Carry over what is of the protected kind {name!r}?")]
+        missing = [name for name in missing if not says_yes(f"Carry over what is of the protected kind {name!r}?")]
         proposal = proposal.approving(frozenset(proposal.protected()) - frozenset(missing))
     if missing:
         return None if asking else proposal  # the gate refuses it, by name
     if request.has("--yes"):
         return proposal
-    return proposal if asking and _says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
-
-
-def _at_a_terminal() -> bool:
-    return os.isatty(0) and sys.stderr.isatty()
-
-
-def _says_yes(question: str) -> bool:
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return proposal if asking and says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
 
 
 def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: str) -> int:
@@ -227,7 +220,7 @@ def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: 
                 **path_fields("root", proposal.root),
                 "carried_over": done is not None,
                 "why_not": None if done else words,
-                **(_done(done) if done else {}),
+                **(done_fields(done) if done else {}),
                 "changes": [change_document(change) for change in proposal.changes],
                 "moved": [{**path_fields("path", path), "why": moved.why()} for path, moved in proposal.moved.items()],
                 "merged": [path_fields("path", path) for path in proposal.merged],
@@ -242,7 +235,8 @@ def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: 
     return 0
 
 
-def _done(done: CarriedOver) -> dict[str, object]:
+def done_fields(done: CarriedOver) -> dict[str, object]:
+    """What was done, for a document."""
     promotion = done.promotion
     return {
         "promotion": promotion.number,
