@@ -28,6 +28,7 @@ from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 if TYPE_CHECKING:
     from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.policy.narrowing import Effective
+    from agent_sandbox.surfaces.elevating import Lifted
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
 
@@ -149,13 +150,28 @@ def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *
     return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
 
 
-def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
+@dataclass(frozen=True)
+class Opening:
+    """A session to run something in, and what it is about. Without `found`, on a throw-away sandbox; `lifted` is an elevation, if any."""
+
+    session: Session
+    found: Current | None
+    project: Project
+    lifted: Lifted | None
+
+
+def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
     """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
     found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     early = _look_at_files(request, project)
+    policy, lifted = policy_of(request, project), None
+    if os.path.isdir(places.elevations_dir()):  # as a rule it is not
+        from agent_sandbox.surfaces import elevating
+
+        lifted = elevating.lifted(policy, project.path, sandbox_id(project.path))
     named = found.state.id if found else "simulation" if request.has("--simulate") else ""
-    gate = gate_for(request, policy_of(request, project), project, named)
+    gate = gate_for(request, lifted.policy if lifted else policy, project, named)
     session = Session(
         gate,
         runtimes,
@@ -165,4 +181,4 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
         beside=in_a_child,
         early=early,
     )
-    return session, found, project
+    return Opening(session, found, project, lifted)
