@@ -130,6 +130,12 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("decision", "1,000 decisions on a command", governance.deciding),
         Subject("validation", "the early look at 1,000 lines of Python", governance.reading),
     ),
+    "sim": (
+        Subject("run", "run --throw-away true", partial(ours.thrown_away, "true")),
+        Subject("sim", "sim true", partial(ours.simulating, "true")),
+        Subject("run-busy", "run --throw-away, 100 programs and writes", partial(ours.thrown_away, ours.BUSY)),
+        Subject("sim-busy", "sim, 100 programs and writes", partial(ours.simulating, ours.BUSY)),
+    ),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),
     "promotion": _promotion(FULL),

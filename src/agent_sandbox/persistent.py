@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agent_sandbox import places, result, shared
 from agent_sandbox.config import PathLike, SandboxConfig, environment
@@ -40,6 +40,9 @@ from agent_sandbox.workspace.preview.sources import Formerly
 from agent_sandbox.workspace.preview.unified import unified
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.simulation.plan import EffectPlan
 
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
 
@@ -106,26 +109,10 @@ class Workspace:
         return self._perform(work_of(work), **options)
 
     def _perform(
-        self,
-        what: Code | Command,
-        *,
-        stdin: str | bytes = b"",
-        env_vars: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        args: Sequence[str] = (),
-        on_output: OnOutput | None = None,
-        cwd: PathLike | None = None,
-        watch_reads: bool = False,
+        self, what: Code | Command, *, timeout: float | None = None, on_output: OnOutput | None = None, **options: Any
     ) -> SandboxResult:
         listener = Listener(on_output) if on_output is not None else None
-        work = Work(
-            with_arguments(what, args),
-            {**self._env, **environment(env_vars or {})},
-            cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
-            stdin=encoded(stdin),
-            on_output=listener,
-            watch_reads=watch_reads,
-        )
+        work = replace(self._work(what, **options), on_output=listener)
         language = what.language if isinstance(what, Code) else None
         try:
             outcome = self._session(timeout).run(work)
@@ -135,6 +122,73 @@ class Workspace:
             listener.finish()
         made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
         return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+
+    def _work(
+        self,
+        what: Code | Command,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: PathLike | None = None,
+        watch_reads: bool = False,
+    ) -> Work:
+        return Work(
+            with_arguments(what, args),
+            {**self._env, **environment(env_vars or {})},
+            cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
+            stdin=encoded(stdin),
+            watch_reads=watch_reads,
+        )
+
+    def simulate(
+        self,
+        work: str | Sequence[str] | Shell,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+        cwd: PathLike | None = None,
+    ) -> EffectPlan:
+        """Run it on a clone of the machine as this sandbox sees it, and say what it would do. Neither is changed.
+
+        The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
+        """
+        from agent_sandbox.engine.simulation.simulating import simulated
+        from agent_sandbox.workspace.plans import Plans
+
+        asked = self._work(work_of(work), stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
+        recovered(self._stored, self._gate)
+        plans, governed = Plans(self._stored.state.store), self.policy.digest()
+        with simulated(
+            self._session(timeout), asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=lambda busy: None
+        ) as made:
+            return made.plan
+
+    def carry_out(
+        self, plan: EffectPlan | str, *, approve: str | Iterable[str] = (), system: bool = False, files_only: bool = False
+    ) -> CarriedOver:
+        """Do exactly what a plan of this project says; `undo` takes it back. A digest, or its beginning, names it as well.
+
+        `approve` is as for `promote`; `system` carries over what lies outside the project, too; `files_only` says that a plan that reaches
+        beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
+        protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
+        """
+        from agent_sandbox.engine.simulation.carrying import carry, opened
+        from agent_sandbox.workspace.plans import Plans
+
+        digest = plan if isinstance(plan, str) else plan.digest
+        recovered(self._stored, self._gate)
+        plans, agreed = Plans(self._stored.state.store), frozenset(_each(approve))
+
+        def own(project: str) -> Stored:
+            if project != self.project:
+                raise PolicyError(f"this is a plan of {project!r}", hint=f"use Workspace.over({project!r})")
+            return self._stored
+
+        with opened(plans, digest, own, lambda project: self.policy, approved=agreed, system=system, files_only=files_only) as ready:
+            return carry(ready, ready.proposal, plans, self._gate)
 
     def _gate_of(self, policy: Policy) -> Gate:
         return Gate(policy, places.ledger(), clock=time.time, sandbox=self._stored.state.id)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import places, result, shared
-from agent_sandbox.audit import AuditLog
+from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agent_sandbox.asking import Asking
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records.record import Record
+    from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.asking import AskRules
@@ -139,6 +140,11 @@ class Sandbox:
         with self._lock:
             return SandboxStatus.RUNNING if self._runs else self._last
 
+    @property
+    def observes(self) -> bool:
+        """Whether what runs try is seen and recorded: at the level DEBUG, but not inside WebAssembly, where nobody can look."""
+        return self.config.enable_audit and self.config.audit_level is AuditLevel.DEBUG and self.config.runtime != "wasm"
+
     def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
         """Run code as a script of its own and wait for its end.
 
@@ -150,6 +156,33 @@ class Sandbox:
     def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
         return self.perform(Run(), work_of(work), **options)
+
+    def simulate(
+        self,
+        work: str | Sequence[str] | Shell,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+    ) -> EffectPlan:
+        """Run it, as `run` does, for what it does: its files, programs, network requests and secrets, each with a risk.
+
+        Everything that runs here is thrown away, so such a plan cannot be carried out: see `Workspace.simulate`. Raises `Denied`, and as
+        the module describes.
+        """
+        from agent_sandbox.engine.simulation.simulating import plan_apart  # few sandboxes simulate anything
+
+        run, status = Run(), SandboxStatus.FAILED
+        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
+        self.begin(run)
+        try:
+            asked = Work(with_arguments(work_of(work), args), env, cwd=self.config.cwd, stdin=encoded(stdin), on_start=run.started)
+            plan = plan_apart(self.within(timeout, deterministic=self.config.deterministic)[0], asked, self.config.cwd or SCRATCH)
+            status = SandboxStatus.COMPLETED
+        finally:
+            self.end(run, status)
+        return plan
 
     def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
         """A Python interpreter that stays: what one turn leaves, the next finds. To be closed, best by `with`.
@@ -205,7 +238,10 @@ class Sandbox:
                 record="" if record is None else os.fspath(record),
             )
             check_seed(work.seed)
-            made = self._result(work, timeout, self.config.deterministic if deterministic is None else deterministic)
+            same = self.config.deterministic if deterministic is None else deterministic
+            if self.observes and not same:
+                work = replace(work, observe=True, log_observed=True)
+            made = self._result(work, timeout, same)
             status = made.status
         finally:
             self.end(run, status)

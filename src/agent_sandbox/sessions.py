@@ -61,6 +61,8 @@ class SandboxSession:
                 preload=tuple(config.preload),
                 tools=handed,
                 seed=config.seed,
+                observe=sandbox.observes and not config.deterministic,
+                log_observed=True,
             ),
         )
         self._lock = threading.Lock()

@@ -59,8 +59,6 @@ def test_each_effect_has_its_risk(shell: Shell) -> None:
     line = (
         "rm -r old; mkdir -p .github/workflows; echo x > .github/workflows/x.yml; echo x > f; cp f s; chmod u+s s; ln -s /etc out; exit 3"
     )
-    done = shell("sim", line)
-    assert done.returncode == 3
     document = shell.json("sim", line)
     assert document["schema"] == "agent-sandbox/simulation/1" and document["ended"]["code"] == 3
     risks = {os.path.basename(each["path"]): each["risk"] for each in document["changes"]}
@@ -73,11 +71,11 @@ def test_each_effect_has_its_risk(shell: Shell) -> None:
     }
     assert "120 entries" in risks["old"]["why"] and "rights of its owner" in risks["s"]["why"]
     assert document["risk"]["level"] == "high"
-    assert any("it failed" in line for line in done.stdout.decode().splitlines())
     # The same command line without any of this is nothing to mind.
     assert shell.json("sim", "echo x > f")["risk"]["level"] == "low"
 
 
+@pytest.mark.slow
 def test_a_command_is_judged_by_its_text_as_well(repository: Shell) -> None:
     predicted = repository.json("sim", "git push --force nowhere main")["predicted"]
     assert {"destroys", "network"} <= {each["effect"] for each in predicted}
@@ -96,31 +94,35 @@ def test_what_waits_in_the_sandbox_is_there_and_stays_as_it_is(shell: Shell) -> 
     assert bare.returncode == 1 and b"No such file" in bare.stderr
 
 
+@pytest.mark.slow
 def test_code_can_be_simulated_too_and_a_program_without_a_shell(shell: Shell) -> None:
     (shell.cwd / "write.py").write_text("open('made.txt', 'w').write('x')\n")
     assert b"made.txt" in shell("code", "--simulate", "write.py").stdout
-    assert b"made.txt" in shell("sim", "--", "touch", "made.txt").stdout
+    done = shell("simulate", "--", "bash", "-c", "touch made.txt; exit 7")
+    assert done.returncode == 7 and b"made.txt" in done.stdout and b"it failed" in done.stdout
     assert not (shell.cwd / "made.txt").exists()
-    assert shell("simulate", "exit 7").returncode == 7
 
 
+@pytest.mark.slow
 def test_a_variable_that_looks_secret_is_named_without_its_value(shell: Shell) -> None:
     done = shell("sim", "--env", "API_TOKEN=hunter2-value", "--env", "PLAIN=word", "true")
     assert b"variable API_TOKEN" in done.stdout and b"hunter2-value" not in done.stdout and b"PLAIN" not in done.stdout
 
 
+@pytest.mark.slow
 def test_options_that_mean_something_else_are_refused(shell: Shell) -> None:
     for option in (["--diff"], ["--watch-reads"]):
         done = shell("run", "--simulate", *option, "true")
         assert done.returncode == 2 and "does not go with a simulation" in words(done)
 
 
+@pytest.mark.slow
 def test_nothing_that_a_guest_chose_reaches_a_terminal_as_it_is(shell: Shell) -> None:
     names = [b"n" + canary + b"m" for canary in CANARIES.values() if b"/" not in canary]
     octal = ["".join(f"\\{byte:03o}" for byte in name) for name in names]
     plant = "; ".join(f"touch \"$(printf '{name}')\"; : < \"/root/.ssh/$(printf '{name}')\"" for name in octal)
     line = f"exec 2>/dev/null; {plant}; printf '{octal[0]}' > content.txt; mkdir -p .git/hooks; touch \".git/hooks/$(printf '{octal[0]}')\""
-    for form in ([], ["--all"], ["--stat"], ["--json"]):
+    for form in ([], ["--json"]):
         shown = shell("sim", *form, line).stdout
         assert shown and [what for what, canary in CANARIES.items() if canary in shown] == [], form
     with sitting(shell, "sim", "--no-pager", "--quiet", line) as person:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
-from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
@@ -135,6 +135,10 @@ class Gate:
         """Nothing more will pass here for now: what was agreed to for as long as it did is taken back, and asked for again."""
         if self._approver is not None:
             self._approver.end()
+
+    def note(self, what: str, facts: Facts) -> None:
+        """Record what is no action of its own: something seen of one that is being done. Raises as `perform` does."""
+        self._ledger.record(Noted(what, facts, self._sandbox))
 
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""

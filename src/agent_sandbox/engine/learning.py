@@ -14,7 +14,7 @@ from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.commands.reading import understand, understand_argv
-from agent_sandbox.policy.learning import FILE_KINDS, Nature, Place, Programs, Spent, learn
+from agent_sandbox.policy.learning import FILE_KINDS, NAMED, Nature, Place, Programs, Spent, learn
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
@@ -39,11 +39,15 @@ class Ran:
     outcome: Outcome
 
 
-def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str) -> Proposal:
-    """The smallest policy below `policy`, under which the runs were made, that would have allowed all of them."""
+def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
+    """The smallest policy below `policy`, under which the runs were made, that would have allowed all of them.
+
+    With `named` what the commands name counts as read: who only asks whether a file is there is not observed.
+    """
     given = _given()
     changes = [change for ran in runs for change in ran.outcome.changes if not (_in(given, change.path, project) and is_noise(change.path))]
-    seen = [each for ran in runs for each in (*ran.outcome.observed, *_behind_links(ran.outcome.observed))]
+    seen = [each for ran in runs for each in (*ran.outcome.observed, *(_named_files(ran.work, home) if named else ()))]
+    seen += _behind_links(seen)
     natures = _natures(seen, changes)
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
     place = Place(project, home, starts, given, policy.files, policy.limits)
@@ -87,6 +91,24 @@ def _given() -> tuple[str, ...]:
 
 def _in(trees: Iterable[str], path: str, project: str) -> bool:
     return not covers(project, path) and any(covers(tree, path) for tree in trees)
+
+
+def _named_files(work: Work, home: str) -> list[Observed]:
+    """The words of a command that are files of this machine."""
+    if not isinstance(work.what, Command):
+        return []
+    argv = work.what.argv
+    words: Iterable[str] = argv[1:]
+    if reads_a_line(argv):
+        from shlex import shlex  # and with it regular expressions
+
+        try:
+            words = list(shlex(argv[2], posix=True, punctuation_chars=True))
+        except ValueError:  # a quotation mark that is not closed: a here-document, or a comment
+            return []
+    places = (word.replace("~", home, 1) if word.startswith("~/") else word for word in words if "\0" not in word)
+    paths = (os.path.normpath(os.path.join(work.cwd or "/", place)) for place in places)
+    return [Observed("read", path, NAMED, allowed=True) for path in paths if os.path.lexists(path)]
 
 
 def _behind_links(observed: Iterable[Observed]) -> list[Observed]:

@@ -9,53 +9,59 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from agent_sandbox.kernel.mounts import Bind, Copies, File, MountPlan, Overlay, Symlink
+from agent_sandbox.kernel.mounts import Bind, Copies, File, Overlay, Symlink
+from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.programs import LINE_SHELLS
-from agent_sandbox.runtime.observed import Observed, Seen
+from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
+from agent_sandbox.runtime.base import Argv, Launch
+from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
 from agent_sandbox.workspace.draft import covers
 from agent_sandbox.workspace.view import PRIVATE
 
+_CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
 _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to
 
 
-def judged(
-    seen: Iterable[tuple[Seen, int]], policy: Policy, plan: MountPlan, *, started: tuple[str, ...] = (), line: bool = False
-) -> tuple[Observed, ...]:
-    """What was seen, in its order. `started` are programs that run whatever the rules say; with `line`, so is the shell that reads it.
+def judged(seen: Iterable[tuple[Seen, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
+    """What was seen of a run that was launched like this, in its order.
 
-    What was looked for along a search path and is nowhere is left out, unless it is on the machine and the rules keep it out.
+    A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
     """
-    judge = _Judge(policy, plan, started, line)
+    judge = _Judge(policy, launch)
     found: dict[tuple[str, str, str, bool], int] = {}
     for each, times in seen:
         allowed = judge.allows(each)
-        if each.there or not (allowed or not os.path.lexists(each.target)):
+        if each.there or (not allowed and os.path.lexists(each.target)):
             key = (each.kind, each.target, each.program, allowed)
             found[key] = found.get(key, 0) + times
     return tuple(Observed(*key, times) for key, times in found.items())
 
 
+def noted(observed: Observed) -> tuple[str, Facts]:
+    """What the ledger has of it: under which name, and what."""
+    facts: Facts = {"target": observed.target, "program": observed.program, "allowed": observed.allowed, "times": observed.times}
+    return f"{_CATEGORIES[observed.kind]}.{observed.kind}", facts
+
+
 class _Judge:
-    def __init__(self, policy: Policy, plan: MountPlan, started: tuple[str, ...], line: bool) -> None:
+    def __init__(self, policy: Policy, launch: Launch) -> None:
         self._policy = policy
-        self._started = {*started, *(os.path.realpath(path) for path in started)}
-        self._line = line
-        trees = (step.target for step in plan.steps if isinstance(step, Overlay | Bind | File | Symlink))
-        copied = ((step, (*step.entries, *(name for name, _ in step.contents))) for step in plan.steps if isinstance(step, Copies))
-        copies = (f"{step.target.rstrip('/')}/{entry}" for step, entries in copied for entry in entries)
-        self._shown = (*_MADE_ANEW, "/sys", *trees, *copies)
+        self._started = launch.executables[:1]  # the interpreter of code is started whatever the rules say
+        self._line = isinstance(launch.program, Argv) and reads_a_line(launch.program.words)  # and so is the shell that reads a line
+        steps = launch.root.steps
+        trees = (step.target for step in steps if isinstance(step, Overlay | Bind | File | Symlink))
+        copies = (os.path.join(step.target, entry) for step in steps if isinstance(step, Copies) for entry in step.entries)
+        self._shown = (*PRIVATE, *trees, *copies)
 
     def allows(self, seen: Seen) -> bool:
-        match seen.kind:
-            case "read":
-                return self._is_there(seen.target) and (self._policy.files.read or not self._policy.files.reaches(seen.target))
-            case "write":
-                return self._may_write(seen.target)
-            case "execute":
-                return self._may_start(seen.target)
-            case _:  # until there is a way out, nothing of the network is
-                return False
+        if seen.kind == READ:
+            files = self._policy.files
+            return self._is_there(seen.target) and (files.read or not files.reaches(seen.target))
+        if seen.kind == WRITE:
+            return self._may_write(seen.target)
+        if seen.kind == EXECUTE:
+            return self._may_start(seen.target)
+        return False  # until there is a way out, nothing of the network is
 
     def _is_there(self, path: str) -> bool:
         """Whether the view has a place for this name: what is shown, and the directories on the way to it."""
@@ -73,6 +79,6 @@ class _Judge:
     def _may_start(self, path: str) -> bool:
         if path in self._started:
             return True
-        name = path.rpartition("/")[2]
-        permitted = self._policy.programs.permits(name) or (self._line and self._policy.programs.shell and name in LINE_SHELLS)
+        programs, name = self._policy.programs, path.rpartition("/")[2]
+        permitted = programs.permits(name) or (self._line and not programs.denies(name) and name in LINE_SHELLS)
         return permitted and self._is_there(path)

@@ -256,16 +256,18 @@ class Session:
                 refused=ran.guest.refused,
                 notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
                 inputs=ran.completed.inputs,
-                observed=self._observed(ran) if work.observe else (),
+                observed=self.observed(work, ran.guest.launch, ran.completed) if work.observe else (),
             )
 
-    def _observed(self, ran: _Ran) -> tuple[Observed, ...]:
-        from agent_sandbox.engine.observing import judged  # few runs are observed
-        from agent_sandbox.policy.programs import reads_a_line
+    def observed(self, work: Work, launch: Launch, completed: Completed) -> tuple[Observed, ...]:
+        """What was seen of a run, judged; and in the ledger where that is wanted, before how the run ended is."""
+        from agent_sandbox.engine.observing import judged, noted  # few runs are observed
 
-        launch = ran.guest.launch
-        line = isinstance(launch.program, Argv) and reads_a_line(launch.program.words)
-        return judged(ran.completed.observed, self.policy, ran.plan, started=launch.executables[:1], line=line)
+        found = judged(completed.observed, self.policy, launch)
+        if work.log_observed:
+            for what, seen in map(noted, found):
+                self._gate.note(what, seen)
+        return found
 
     def _not_the_same(self, end: Exit) -> tuple[str, ...]:
         """What is to be said of a deterministic run that was ended from outside."""

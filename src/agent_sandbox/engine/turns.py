@@ -104,6 +104,7 @@ class Turns:
             self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
             raise
         code, value, described, end = 0, None, None, completed.exit
+        observed = self._session.observed(self._work, opened.guest.launch, completed) if self._work.observe else ()
         if said is not None:
             try:
                 code, value, described = _understood(said)
@@ -122,6 +123,7 @@ class Turns:
             refused=opened.guest.refused,
             notes=opened.notes,
             tool_errors=tuple(self._hearing.errors),
+            observed=observed,
         )
         if said is None:
             self._end(f"its turn {self._count} was {end.reason.value}")

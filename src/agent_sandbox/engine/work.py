@@ -61,6 +61,7 @@ class Work:
     seed: int = 0  # where the policy requires a deterministic run
     watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
     observe: bool = False  # have `Outcome.observed` tell what it tried
+    log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
 
     def text(self) -> str:

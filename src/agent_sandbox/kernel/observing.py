@@ -47,14 +47,9 @@ _CONTINUE = 1
 _SYNC_WAKE_UP = 1
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call that waits: who makes it (a thread, as numbered here), which one, and its six arguments as they are in the registers."""
-
-    cookie: int
-    pid: int
-    name: str
-    arguments: tuple[int, ...]
+# A call that waits: its number among those, who makes it (a thread, as numbered here), which one, and its six arguments as they are in the
+# registers. A plain tuple, because a guest waits while it is made.
+Call = tuple[int, int, str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -110,12 +105,12 @@ class Listener:
                 return None
             raise
         cookie, pid, _, number, _, _, *arguments = _NOTIFICATION.unpack(self._buffer)
-        return Call(cookie, pid, self._names.get(number, ""), tuple(arguments))
+        return cookie, pid, self._names.get(number, ""), arguments
 
     def go_on(self, call: Call) -> bool:
         """Let it be made. False when who made it has gone or was interrupted: then what was read of `pid` may be another's."""
         try:
-            fcntl.ioctl(self.fd, _SEND, _ANSWER.pack(call.cookie, 0, 0, _CONTINUE))
+            fcntl.ioctl(self.fd, _SEND, _ANSWER.pack(call[0], 0, 0, _CONTINUE))
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return False

@@ -290,7 +290,7 @@ def seccomp(operation: int, flags: int, argument: int) -> int:
 
 def process_vm_readv(pid: int, address: int, size: int) -> bytes:
     """process_vm_readv(2) of one piece, within a page or it may be cut short. Raises OSError where nothing is mapped."""
-    buffer = ctypes.create_string_buffer(size)
+    buffer = (ctypes.c_char * size)()
     ours, theirs = _IoVec(ctypes.addressof(buffer), size), _IoVec(address, size)
     got = _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)
     return buffer.raw[: check(got, "process_vm_readv")]

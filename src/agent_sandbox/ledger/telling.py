@@ -21,6 +21,7 @@ _ACTIONS = {
     "Undo": ("promotion", "undo"),
     "CallTool": ("tool", "call_tool"),
 }
+_OBSERVED = ("file", "process", "network")  # what was seen of a run that is watched closely
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 
@@ -69,7 +70,7 @@ def tell(entry: Entry) -> Told:
 def _noted(event: Noted) -> Told:
     category, _, action = event.what.partition(".")
     allowed = event.facts.get("allowed", True) is not False
-    level = "warning" if not allowed else "debug" if category == "file" else "info"
+    level = "warning" if not allowed else "debug" if category in _OBSERVED else "info"
     target, why = (_text(event.facts.get(name, "")) for name in ("target", "why"))
     return Told(level, category, action or category, target, allowed, event.sandbox, why, {"facts": event.facts})
 

@@ -142,7 +142,11 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
         remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
     if found is not None and any(not group for group in found.policy.programs.groups):
         remarks.append(
-            Remark("processes.commands", "the list is empty, so no program can be started", "write processes.allow = false instead")
+            Remark(
+                "processes.commands",
+                "the list is empty, so no program can be started but the shell that reads a command line",
+                "write processes.allow = false if no command is to run at all",
+            )
         )
     return tuple(remarks)
 

@@ -24,6 +24,7 @@ from agent_sandbox.policy.proposal import Asked, Line, Proposal, pattern_of
 from agent_sandbox.values import Protocol, dataclass
 
 MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20
+NAMED = ""  # the program of what no program was seen to read
 FILE_KINDS = ("read", "write", "execute")
 
 
@@ -132,7 +133,7 @@ def _file_lines(uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: 
     for path, use in uses.items():
         tree = _tree_for(path, natures, place)
         if _is_too_much(tree, place):
-            what = f"{path} ({', '.join(use.programs)})" if use.programs else path
+            what = f"{path} ({_some(use.programs)})" if use.programs else path
             left_out.append(f"{what} would take {tree} as a whole, which is never proposed")
             continue
         kept = wanted.setdefault(tree, _Use({}))
@@ -202,6 +203,8 @@ def _why_shown(tree: str, use: _Use, place: Place) -> str:
     what = "the project: " if tree == place.project else ""
     if not use.programs:
         return what + ("changed" if use.wrote else "it began here")
+    if [*use.programs] == [NAMED]:
+        return f"{what}named on the command line, and without it things end differently"
     return f"{what}{'read and written' if use.wrote else 'read'} by {_some(use.programs)}"
 
 
@@ -261,7 +264,7 @@ def _is_too_much(tree: str, place: Place) -> bool:
 
 
 def _some(programs: Iterable[str]) -> str:
-    names = sorted(programs)
+    names = sorted(name for name in programs if name != NAMED)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -2,7 +2,7 @@
 
 Hostile throughout: an address may lead nowhere, a name may have no end, a descriptor may be anything. What cannot be read is not told; the
 kernel will refuse it likewise. Names are resolved as far as that can be done without looking at the view: `..` is taken to undo the name
-before it, also where that is a link.
+before it, also where that is a link. The guest waits meanwhile, so what is on the way of every call is plain.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import posixpath
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.observing import EXECUTES, OPENS, OWN_ADDRESS, RESOLVER_PORT, Call
 from agent_sandbox.runtime.naming import Names
-from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, WRITE, Seen
+from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, WRITE
+
+Found = tuple[str, str, str, bool]  # the fields of a `Seen`
 
 _PAGE = 4096
 _USUAL_PATH, _LONGEST_PATH = 256, 4096  # bytes: what is read first, and at most
@@ -25,10 +26,13 @@ _LARGEST_ADDRESS = 128  # struct sockaddr_storage
 _MOST_MESSAGES = 64  # of one sendmmsg that are looked at
 _MESSAGE, _MESSAGE_OF_SEVERAL = 56, 64  # bytes of struct msghdr and struct mmsghdr; the first two fields are the address and its length
 _MOST_PROGRAMS = 4096  # whose names are remembered
+_WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 
-# By call: what it does, and to which names. Each is the argument with the directory (None: the working directory) and that with the name.
-_FIRST, _AT = ((None, 0),), ((0, 1),)
-_CHANGED: dict[str, tuple[tuple[int | None, int], ...]] = {
+# By call, the names it is about: the argument with the directory (None: the working directory) and that with the name.
+_Place = tuple[int | None, int]
+_FIRST: tuple[_Place, ...] = ((None, 0),)
+_AT: tuple[_Place, ...] = ((0, 1),)
+_CHANGED: dict[str, tuple[_Place, ...]] = {
     **dict.fromkeys(("unlink", "mkdir", "rmdir", "truncate", "chmod", "chown", "lchown", "mknod", "utime", "utimes"), _FIRST),
     **dict.fromkeys(("setxattr", "lsetxattr", "removexattr", "lremovexattr"), _FIRST),
     **dict.fromkeys(("unlinkat", "mkdirat", "fchmodat", "fchmodat2", "fchownat", "mknodat", "utimensat", "futimesat"), _AT),
@@ -40,7 +44,8 @@ _CHANGED: dict[str, tuple[tuple[int | None, int], ...]] = {
     "link": ((None, 1),),
     "linkat": ((2, 3),),
 }
-_LINKED: dict[str, tuple[int | None, int]] = {"link": (None, 0), "linkat": (0, 1)}  # what a second name gives access to
+_LINKED: dict[str, _Place] = {"link": (None, 0), "linkat": (0, 1)}  # what a second name gives access to
+_OPENED: dict[str, _Place] = {name: (None, 0) if name in ("open", "creat") else (0, 1) for name in OPENS}
 
 
 class Interpreter:
@@ -52,65 +57,45 @@ class Interpreter:
         self._programs: dict[int, str] = {}  # by thread, until anything is executed
         self.asking = ""  # the program that turned to the resolver last
 
-    def seen(self, call: Call) -> list[Seen]:
+    def seen(self, call: Call) -> list[Found]:
         """What the call names; nothing where that cannot be told."""
-        with suppress(OSError, ValueError):  # it points nowhere, or the process has gone
-            program = self._program(call.pid)
-            if call.name in EXECUTES:
+        _, pid, name, arguments = call
+        try:
+            program = self._program(pid)
+            if name in _OPENED:
+                kind = _opening(pid, name, arguments)
+                return [(kind, _path(pid, _OPENED[name], arguments), program, True)] if kind else []
+            if name in EXECUTES:
                 self._programs.clear()
-            return [Seen(kind, target, program, there) for kind, target, there in self._told(call, program)]
-        return []
+                target = _path(pid, (None, 0) if name == "execve" else (0, 1), arguments)
+                return [(EXECUTE, target, program, _is_there(pid, target))]
+            if name in _CHANGED:
+                linked = [(READ, _path(pid, _LINKED[name], arguments), program, True)] if name in _LINKED else []
+                return [*linked, *((WRITE, _path(pid, place, arguments), program, True) for place in _CHANGED[name])]
+            found = (self._reached(pid, name, address, program) for address in _addresses(pid, name, arguments))
+            return [(*each, program, True) for each in found if each is not None]
+        except (OSError, ValueError):  # it points nowhere, or the process has gone
+            return []
 
-    def _told(self, call: Call, program: str) -> Iterator[tuple[str, str, bool]]:
-        name = call.name
-        if name in OPENS:
-            kind = self._opening(call)
-            if kind:
-                yield kind, _path(call, (None, 0) if name in ("open", "creat") else (0, 1)), True
-        elif name in EXECUTES:
-            target = _path(call, (None, 0) if name == "execve" else (0, 1))
-            yield EXECUTE, target, _is_there(call.pid, target)
-        elif name in _CHANGED:
-            if name in _LINKED:
-                yield READ, _path(call, _LINKED[name]), True
-            for place in _CHANGED[name]:
-                yield WRITE, _path(call, place), True
-        else:
-            for address in _addresses(call):
-                yield from self._reached(call, address, program)
-
-    def _opening(self, call: Call) -> str:
-        """Whether a file is opened to be read or to be written; empty where only its place is marked."""
-        if call.name == "creat":
-            return WRITE
-        flags = call.arguments[1 if call.name == "open" else 2]
-        if call.name == "openat2":
-            (flags,) = struct.unpack("=Q", sc.process_vm_readv(call.pid, flags, 8))
-        if flags & os.O_PATH:
-            return ""
-        return WRITE if flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC) else READ
-
-    def _reached(self, call: Call, address: bytes, program: str) -> Iterator[tuple[str, str, bool]]:
-        family = int.from_bytes(address[:2], "little") if len(address) >= 2 else 0
+    def _reached(self, pid: int, name: str, address: bytes, program: str) -> tuple[str, str] | None:
+        family = int.from_bytes(address[:2], "little")
         if family == socket.AF_UNIX:
-            name = address[2:].partition(b"\0")[0]
-            if name:  # one with a name in the view; others are the guest's own
-                kind = WRITE if call.name == "bind" else READ
-                yield kind, _absolute(name, f"/proc/{call.pid}/cwd"), True
-            return
+            path = address[2:].partition(b"\0")[0]  # without one, it has no name in the view
+            return (WRITE if name == "bind" else READ, _absolute(path, f"/proc/{pid}/cwd")) if path else None
         if family == socket.AF_INET and len(address) >= 8:
             host = socket.inet_ntop(socket.AF_INET, address[4:8])
         elif family == socket.AF_INET6 and len(address) >= 24:
             host = socket.inet_ntop(socket.AF_INET6, address[8:24])
         else:
-            return
+            return None
         port = int.from_bytes(address[2:4], "big")
-        if call.name == "bind":
-            yield LISTEN, _place(host, port), True
-        elif port == RESOLVER_PORT:
+        if name == "bind":
+            return LISTEN, _spelt(host, port)
+        if port == RESOLVER_PORT:
             self.asking = program  # what it asks for is told by itself
-        elif port and host != OWN_ADDRESS:  # without a port nothing is sent: it is asked which address would be ours
-            yield CONNECT, _place(self._names.named(host), port), True
+            return None
+        # Without a port nothing is sent: it is asked which address would be ours.
+        return (CONNECT, _spelt(self._names.named(host), port)) if port and host != OWN_ADDRESS else None
 
     def _program(self, pid: int) -> str:
         known = self._programs.get(pid)
@@ -129,14 +114,26 @@ class Interpreter:
         return self._python if path.startswith("/memfd:python") else path.removesuffix(" (deleted)")
 
 
-def _path(call: Call, place: tuple[int | None, int]) -> str:
+def _opening(pid: int, name: str, arguments: list[int]) -> str:
+    """Whether a file is opened to be read or to be written; empty where only its place is marked."""
+    if name == "creat":
+        return WRITE
+    flags = arguments[1 if name == "open" else 2]
+    if name == "openat2":
+        (flags,) = struct.unpack("=Q", _memory(pid, flags, 8))
+    if flags & os.O_PATH:
+        return ""
+    return WRITE if flags & _WRITES else READ
+
+
+def _path(pid: int, place: _Place, arguments: list[int]) -> str:
     """The absolute name of what a call is about. Raises OSError or ValueError where there is none."""
     directory, named = place
-    number = sc.AT_FDCWD if directory is None else _signed(call.arguments[directory])
-    name = _string(call.pid, call.arguments[named]) if call.arguments[named] else b""
+    number = sc.AT_FDCWD if directory is None else _signed(arguments[directory])
+    name = _string(pid, arguments[named]) if arguments[named] else b""
     if number == sc.AT_FDCWD and not name:
         raise ValueError("no name")
-    return _absolute(name, f"/proc/{call.pid}/cwd" if number == sc.AT_FDCWD else f"/proc/{call.pid}/fd/{number}")
+    return _absolute(name, f"/proc/{pid}/cwd" if number == sc.AT_FDCWD else f"/proc/{pid}/fd/{number}")
 
 
 def _absolute(name: bytes, where: str) -> str:
@@ -144,7 +141,10 @@ def _absolute(name: bytes, where: str) -> str:
     directory = "" if name.startswith(b"/") else os.readlink(where).removesuffix(" (deleted)")
     if directory and not directory.startswith("/"):
         raise ValueError("a pipe, or a socket")
-    return "/" + posixpath.normpath(f"{directory}/{os.fsdecode(name)}").lstrip("/")
+    whole = f"{directory}/{os.fsdecode(name)}" if directory else os.fsdecode(name)
+    if "//" in whole or "/." in whole or whole.endswith("/"):
+        return "/" + posixpath.normpath(whole).lstrip("/")
+    return whole
 
 
 def _is_there(pid: int, path: str) -> bool:
@@ -161,25 +161,24 @@ def _is_there(pid: int, path: str) -> bool:
     return True
 
 
-def _addresses(call: Call) -> Iterator[bytes]:
+def _addresses(pid: int, name: str, arguments: list[int]) -> Iterator[bytes]:
     """The socket addresses that a call names."""
-    pid, arguments = call.pid, call.arguments
-    if call.name in ("connect", "bind"):
+    if name in ("connect", "bind"):
         yield _address(pid, arguments[1], arguments[2])
-    elif call.name == "sendto":
+    elif name == "sendto":
         yield _address(pid, arguments[4], arguments[5])
-    else:
-        several = call.name == "sendmmsg"
+    elif name in ("sendmsg", "sendmmsg"):
+        several = name == "sendmmsg"
         count, size = (min(arguments[2] & 0xFFFFFFFF, _MOST_MESSAGES), _MESSAGE_OF_SEVERAL) if several else (1, _MESSAGE)
         for place in range(count):
-            name, length = struct.unpack("=QI", _memory(pid, arguments[1] + place * size, 12))
-            if name:
-                yield _address(pid, name, length)
+            where, length = struct.unpack("=QI", _memory(pid, arguments[1] + place * size, 12))
+            if where:
+                yield _address(pid, where, length)
 
 
 def _address(pid: int, where: int, length: int) -> bytes:
     length &= 0xFFFFFFFF
-    return _memory(pid, where, min(length, _LARGEST_ADDRESS)) if 2 <= length <= 0x7FFFFFFF else b""
+    return _memory(pid, where, min(length, _LARGEST_ADDRESS)) if length >= 2 else b""
 
 
 def _memory(pid: int, where: int, size: int) -> bytes:
@@ -193,18 +192,18 @@ def _string(pid: int, where: int) -> bytes:
     """A name in a guest's memory. Raises ValueError for one that has no end within what a name may have, OSError where nothing is."""
     text, step = b"", _USUAL_PATH
     while len(text) < _LONGEST_PATH:
-        piece = sc.process_vm_readv(pid, where + len(text), min(step, _PAGE - (where + len(text)) % _PAGE))
-        name, end, _ = piece.partition(b"\0")
-        text += name
-        if end:
-            return text
+        at = where + len(text)
+        piece = sc.process_vm_readv(pid, at, min(step, _PAGE - at % _PAGE))
+        end = piece.find(b"\0")
+        if end >= 0:
+            return text + piece[:end]
         if not piece:
             break
-        step = _PAGE
+        text, step = text + piece, _PAGE
     raise ValueError("a name without an end")
 
 
-def _place(host: str, port: int) -> str:
+def _spelt(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

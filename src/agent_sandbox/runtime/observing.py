@@ -24,7 +24,7 @@ from contextlib import suppress
 from agent_sandbox.kernel import channel
 from agent_sandbox.kernel.observing import Listener, take_listener
 from agent_sandbox.kernel.protocol import HEARD, LISTENING, SCRIPTS
-from agent_sandbox.runtime.interpreting import Interpreter
+from agent_sandbox.runtime.interpreting import Found, Interpreter
 from agent_sandbox.runtime.naming import LARGEST_QUESTION, Names
 from agent_sandbox.runtime.observed import RESOLVE, Seen
 
@@ -49,7 +49,7 @@ def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str
 
 
 class Observer:
-    """Of one run, from when its guest begins to be observed until `end`."""
+    """Of one run, from when its guest begins to be observed until `close`."""
 
     def __init__(self, listener: int, sockets: Sequence[int], search: Sequence[str], *, python: str) -> None:
         """Takes both kinds of descriptors over. `python` is what to call the interpreter that code runs in."""
@@ -57,10 +57,11 @@ class Observer:
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = Names(search)
         self._interpreter = Interpreter(python, self._names)
-        self._seen: dict[Seen, int] = {}
+        self._seen: dict[Found, int] = {}
         self._characters = 0
         self._unseen = self._failed = 0
         self._begun = False
+        self._lock = threading.Lock()
         self._stop, self._stopper = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="agent-sandbox-observer", daemon=True)
         try:
@@ -74,18 +75,24 @@ class Observer:
         """The guest gets its program: what it did before was our own doing."""
         self._begun = True
 
-    def end(self) -> tuple[tuple[tuple[Seen, int], ...], tuple[str, ...]]:
-        """When nothing of the guest lives: what was seen, how often, in the order of first appearance; and what is to be said of it."""
+    def taken(self) -> tuple[tuple[tuple[Seen, int], ...], tuple[str, ...]]:
+        """What was seen since the last time, how often, in the order of first appearance; and what is to be said of it."""
+        with self._lock:
+            seen, self._seen, self._characters = self._seen, {}, 0
+            unseen, failed, self._unseen, self._failed = self._unseen, self._failed, 0, 0
+        notes = []
+        if unseen:
+            notes.append(f"it tried more different things than are kept: {unseen} calls after {len(seen)} of them were not looked at")
+        if failed:
+            notes.append(f"{failed} of its calls could not be looked at")
+        return tuple((Seen(*found), times) for found, times in seen.items()), tuple(notes)
+
+    def close(self) -> None:
+        """When nothing of the guest lives. Idempotent."""
         if self._stopper >= 0:
             os.close(self._stopper)
             self._stopper = -1
             self._thread.join()
-        notes = []
-        if self._unseen:
-            notes.append(f"it tried more than {MOST} different things: {self._unseen} calls after that were not looked at")
-        if self._failed:
-            notes.append(f"{self._failed} of its calls could not be looked at")
-        return tuple(self._seen.items()), tuple(notes)
 
     def _serve(self) -> None:
         poller = select.poll()
@@ -116,17 +123,22 @@ class Observer:
         call = self._listener.next()
         if call is None:
             return
-        seen: list[Seen] = []
-        if self._begun and len(self._seen) < MOST and self._characters < MOST_CHARACTERS:
+        seen: list[Found] = []
+        if self._begun and not self._full:
             try:
                 seen = self._interpreter.seen(call)
             except Exception:  # whatever it was, the guest must not wait for ever
                 self._failed += 1
         elif self._begun:
             self._unseen += 1
-        if self._listener.go_on(call):  # it was waiting all the time, so what was read is its own
-            for each in seen:
-                self._keep(each)
+        with self._lock:  # so that what has been done is never asked for before it is kept
+            if self._listener.go_on(call):  # it was waiting all the time, so what was read is its own
+                for each in seen:
+                    self._keep(each)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._seen) >= MOST or self._characters >= MOST_CHARACTERS
 
     def _answer(self, sock: socket.socket) -> None:
         for _ in range(_QUESTIONS_AT_ONCE):
@@ -135,15 +147,18 @@ class Observer:
             except OSError:
                 return
             answer, name = self._names.answer(packet)
-            if name and self._begun and len(self._seen) < MOST:
-                self._keep(Seen(RESOLVE, name, self._interpreter.asking))
+            with self._lock:
+                if name and self._begun and not self._full:
+                    self._keep((RESOLVE, name, self._interpreter.asking, True))
             if answer:
                 with suppress(OSError):  # it has gone, or reads nothing: names are asked for again
                     sock.sendto(answer, address)
 
-    def _keep(self, seen: Seen) -> None:
-        if seen.target == SCRIPTS or seen.target.startswith(f"{SCRIPTS}/"):  # where code is put before it runs
+    def _keep(self, found: Found) -> None:
+        _, target, program, _ = found
+        if target.startswith(SCRIPTS) and target[len(SCRIPTS) :][:1] in ("", "/"):  # where code is put before it runs
             return
-        if seen not in self._seen:
-            self._characters += len(seen.target) + len(seen.program)
-        self._seen[seen] = self._seen.get(seen, 0) + 1
+        times = self._seen.get(found, 0)
+        if not times:
+            self._characters += len(target) + len(program)
+        self._seen[found] = times + 1

@@ -264,11 +264,14 @@ class ProcessGuest:
                 source.close()
             for sink in sinks.values():
                 sink.close()
-        completed = replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs)
+        return self._with_observed(replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs))
+
+    def _with_observed(self, completed: Completed) -> Completed:
+        """With what it was seen to try since the last time."""
         if self._observer is None:
             return completed
-        observed, said = self._observer.end()
-        self.notes = (*self.notes, *said)
+        observed, said = self._observer.taken()
+        self.notes = (*self.notes, *(note for note in said if note not in self.notes))
         return replace(completed, observed=observed)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
@@ -288,7 +291,7 @@ class ProcessGuest:
             self._start_clock()
         said = self._pump(sinks, Poller())
         if said is None:
-            return _completed(self._exit(sinks), sinks), None
+            return self._with_observed(_completed(self._exit(sinks), sinks)), None
         if self._clocked:
             self._clocked = False
             with suppress(OSError):
@@ -296,7 +299,8 @@ class ProcessGuest:
         for sink in sinks.values():
             sink.take_what_is_there()
         hit = ("output",) if any(sink.cut for sink in sinks.values()) else ()
-        return _completed(Exit(0, limits_hit=hit, usage=Usage(wall_seconds=time.monotonic() - self._began)), sinks), said
+        end = Exit(0, limits_hit=hit, usage=Usage(wall_seconds=time.monotonic() - self._began))
+        return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
         """Until nothing of the guest lives; or until it asks for its next turn, and then with what."""
@@ -408,7 +412,7 @@ class ProcessGuest:
             return
         self.settle()
         if self._observer is not None:
-            self._observer.end()
+            self._observer.close()
         self._line.close()
         left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
         self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}

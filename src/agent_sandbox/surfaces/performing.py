@@ -46,6 +46,8 @@ def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forke
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if request.has("--observe"):
+            work = replace(work, observe=True, log_observed=True)
         if same:
             from agent_sandbox.surfaces.repeating import repeated
 

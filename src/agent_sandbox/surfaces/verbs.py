@@ -53,6 +53,7 @@ _OPTIONS = (
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
     Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
     Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
+    Option("--observe", help="write the files, programs, names and addresses that it tries to the log, allowed and denied; slower"),
     Option("--explain", help="print where the program would run and what it would see there, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
@@ -76,7 +77,7 @@ _OPTIONS = (
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
     Option("--denied", help="only what was refused"),
-    Option("--category", "NAME", "only process, code, promotion, file, capability, approval, outcome or ledger"),
+    Option("--category", "NAME", "only process, code, promotion, file, network, capability, approval, outcome or ledger"),
     Option("--level", "NAME", "only debug, info, warning, error or critical, and what is graver"),
     Option("--sandbox", "ID", "this sandbox, by its name in the log; granting: instead of the project's"),
     Option("--grep", "WORDS", "only entries with these words"),
@@ -115,7 +116,7 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
     *("--allow", "--deny-command", "--capability", "--policy"),
-    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--deterministic", "--seed", "--fuel", "--record"),
+    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--observe", "--deterministic", "--seed", "--fuel", "--record"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 

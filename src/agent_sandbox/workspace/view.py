@@ -78,6 +78,7 @@ def plan_view(
         from agent_sandbox.workspace.gating import gate  # few runs say which programs they may start
 
         gate(plan, executables)
+    _make_room_in_copies(plan)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
@@ -132,7 +133,7 @@ def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) 
         return
     if stat.S_ISREG(mode):
         for place, parent in _on_the_way(path):
-            if place == path or not any(covers(tree, place) for tree in shown):
+            if not plan.rules.bars(place) and (place == path or not any(covers(tree, place) for tree in shown)):
                 _copy_file(plan, place, parent, writable=writable)
     elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
         _show(plan, path, source=real, writable=writable)
@@ -226,6 +227,17 @@ def _make_files_where_copies_are(plan: Draft) -> None:
             plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
     made = {step.target for step in plan.steps if isinstance(step, Copies)}
     plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in made)]
+
+
+def _make_room_in_copies(plan: Draft) -> None:
+    """What is mounted below a directory of copies needs a place there: when it is mounted, nothing can be made in what is read-only."""
+    files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | File | Symlink)]
+    mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies):
+            start = len(step.target.rstrip("/")) + 1
+            inside = {path[start:] for path in (*files, *mounted) if path != step.target and covers(step.target, path)}
+            plan.steps[index] = replace(step, places=tuple(sorted(inside)))
 
 
 def _copy(plan: Draft, directory: str) -> None:

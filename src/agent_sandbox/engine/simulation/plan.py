@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 1
-REQUESTS = ("connect", "resolve")
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,10 @@ class EffectPlan:
     def requests(self) -> tuple[str, ...]:
         """What it asked of others over the network, each once; where nobody watched, what its text says."""
         if self.watched:
-            return tuple(dict.fromkeys(each.target for each in self.network if each.action in REQUESTS))
+            reached = [each.target for each in self.network if each.action == "connect"]
+            hosts = {target.rpartition(":")[0] for target in reached}
+            asked = [each.target for each in self.network if each.action == "resolve" and each.target not in hosts]
+            return tuple(dict.fromkeys([*reached, *asked]))
         return tuple(
             dict.fromkeys(each.what or "an address that its text does not tell" for each in self.predicted if each.effect == "network")
         )

@@ -49,12 +49,14 @@ def simulated(
     waiting: Stored | None,
     governed: str,
     on_busy: Callable[[Busy], None] | None = None,
+    keep: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Iterator[Simulated]:
     """Simulate the work. Raises as `Session.run` does.
 
     `waiting` is the project's sandbox, for what waits in it, and None for a clone of the bare machine; `governed` the digest of the policy
-    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised.
+    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised. Without
+    `keep` nothing is left of it after the block.
     """
     policy = session.policy
     with plans.making(project) as state:
@@ -63,10 +65,8 @@ def simulated(
         clone = Stored(state)
         with clone.opened() as stack:
             everything, problem = _listed(lambda: clone.changes_in(stack, policy))
-            try:
-                after = effects.file_effects(everything, stack, project)
-            except (effects.TooMuchToRead, OSError) as error:
-                after, problem = {}, _UNREADABLE if isinstance(error, effects.TooMuchToRead) else f"it cannot be read: {error.strerror}"
+            after, unread = _effects(everything, stack, project)
+            problem = problem or unread
             touched = {path for path, effect in after.items() if before.get(path) != effect}
             changes = everything.chosen(lambda change: change.path in touched)
             files = effects.with_risks([after[change.path] for change in changes], changes, stack, project)
@@ -77,7 +77,7 @@ def simulated(
                 words=(*git.words(changes, stack, project), *map(_given_up, given_up)),
                 unlisted=problem,
             )
-            kept = bool(files) and not problem
+            kept = keep and bool(files) and not problem
             if kept:
                 try:
                     plans.keep(state, plan.text())
@@ -91,6 +91,32 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
         return read(), ""
     except WorkspaceError as error:
         return ChangeSet(), f"what it changed cannot be listed: {error.message}"
+
+
+def _effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
+    """The changes as effects; or nothing, and why."""
+    try:
+        return effects.file_effects(changes, contents, project), ""
+    except effects.TooMuchToRead:
+        return {}, _UNREADABLE
+    except OSError as error:
+        return {}, f"what it changed cannot be read: {error.strerror}"
+
+
+def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
+    """The plan of work that runs on layers of its own anyway, in a sandbox without a project. It cannot be carried out."""
+    found: list[tuple[FileEffect, ...]] = []
+    problems: list[str] = []
+
+    def keep(changes: ChangeSet, contents: Contents) -> None:
+        known, unread = _effects(changes, contents, project)
+        problems.append(unread)
+        found.append(effects.with_risks(known.values(), changes if known else ChangeSet(), contents, project))
+
+    outcome = session.run(replace(work, on_changes=keep, observe=True))
+    policy = session.policy
+    plan = plan_of(work, outcome, policy, project, found[0] if found else (), governed=policy.digest(), clock=clock)
+    return replace(plan, unlisted=problems[0]) if problems and problems[0] else plan
 
 
 def _given_up(path: str) -> str:
