@@ -6,6 +6,7 @@ our own names in `activity_name` and `unmapped`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from agent_sandbox.ledger.event import Entry, Outcome
@@ -53,7 +54,7 @@ def _class(entry: Entry, told: Told) -> tuple[int, int, int, dict[str, Any]]:
     if told.category in ("process", "code"):
         return 1, 1007, _LAUNCH, {**actor, "process": {"cmd_line": told.target, "uid": str(entry.sequence)}}
     if isinstance(entry.event, Outcome):
-        code = entry.event.facts.get("exit_code")
+        code = entry.event.facts.get("exit_code") if isinstance(entry.event.facts, Mapping) else None
         ended = {**actor, "process": {"uid": str(entry.event.intent)}}
         return 1, 1007, _TERMINATE, {**ended, "exit_code": code} if isinstance(code, int) else ended
     if told.category == "file":
