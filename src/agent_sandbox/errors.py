@@ -5,6 +5,7 @@
     ├── Denied               the policy refused an action (carries the verdict)
     ├── RuntimeUnavailable   this host cannot give a guarantee that was asked for (carries what is missing)
     ├── LaunchFailed         the sandbox could not be built; nothing of the guest ran
+    │   └── Overtaken        something was mounted on the machine after its view was planned
     ├── WorkspaceError       the stored state of a sandbox cannot be used
     │   ├── Busy             another run holds it
     │   ├── ForeignStore     another version wrote it
@@ -14,7 +15,8 @@
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
-`ToolError` is not ours: tools raise it to tell the program inside why they failed.
+`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is raised only by who asks Python for
+that: it says that something was asked for and is not had.
 
 A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """
@@ -60,6 +62,10 @@ class RuntimeUnavailable(SandboxError):
 
 class LaunchFailed(SandboxError):
     """The sandbox could not be built. Nothing of the guest ran, and nothing was left behind."""
+
+
+class Overtaken(LaunchFailed):
+    """Something was mounted on the machine after the view had been planned, where the plan knew of nothing. A new plan would know."""
 
 
 class WorkspaceError(SandboxError):
@@ -109,6 +115,10 @@ class LedgerUnavailable(SandboxError):
 
 class LedgerBroken(SandboxError):
     """The ledger does not agree with itself: an entry was changed, removed, reordered or torn."""
+
+
+class SandboxWarning(UserWarning):
+    """Something was asked for that there is none of, and work goes on without it."""
 
 
 class ToolError(Exception):

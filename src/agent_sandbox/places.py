@@ -14,9 +14,15 @@ from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.approvals.inbox import Inbox
+    from collections.abc import Callable, Iterable, Sequence
+
+    from agent_sandbox.engine.approvals.desk import Desk
+    from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
+    from agent_sandbox.engine.approvals.second_factor import SecondFactor
     from agent_sandbox.engine.capabilities import Capabilities
     from agent_sandbox.ledger.store import Ledger
+    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.model import Policy
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
@@ -86,14 +92,58 @@ def ledger() -> Ledger:
     return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time, keys=keys_dir())
 
 
-def inbox() -> Inbox:
-    """Where questions to this user wait for an answer."""
+def inbox(
+    *,
+    policy: Policy | None = None,
+    on_wait: Callable[[Waiting], None] | None = None,
+    pause: Callable[[], None] = lambda: time.sleep(0.1),
+) -> Inbox:
+    """Where questions to this user wait for an answer. `policy` is that of who asks, and says whose answers count."""
     from agent_sandbox.engine.approvals import answer  # most runs ask nobody
     from agent_sandbox.engine.approvals.inbox import Inbox
     from agent_sandbox.ledger import keys
 
     seal = keys.load(keys_dir()).derived(answer.PURPOSE)
-    return Inbox(os.path.join(state_dir(), APPROVALS), seal, ledger(), clock=time.time, pause=lambda: time.sleep(0.1))
+    approvers = policy.asks.approvers if policy is not None else None
+    factor = second_factor()
+    return Inbox(
+        os.path.join(state_dir(), APPROVALS),
+        seal,
+        ledger(),
+        clock=time.time,
+        pause=pause,
+        approvers=None if approvers is None else _uids(approvers),
+        factor=factor.accepts if factor.enrolled else None,
+        on_wait=on_wait,
+    )
+
+
+def second_factor() -> SecondFactor:
+    """What this user proves to be themselves by."""
+    from agent_sandbox.engine.approvals.second_factor import SecondFactor
+
+    return SecondFactor(keys_dir(), clock=time.time)
+
+
+def desk(policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
+    """Who answers for one run under a policy that asks."""
+    from agent_sandbox.engine.approvals.desk import Desk
+
+    run = os.urandom(8).hex()
+    return Desk(inbox, capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time)
+
+
+def _uids(names: Iterable[str]) -> frozenset[int]:
+    """The users with these names. One that there is none of is nobody, whose word never comes."""
+    import pwd
+
+    found: set[int] = set()
+    for name in names:
+        try:
+            found.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            continue
+    return frozenset(found)
 
 
 def capabilities() -> Capabilities:

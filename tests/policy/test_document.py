@@ -56,6 +56,17 @@ fuel = 1000000
 [code]
 validate = true
 blocked = ["pickle.loads"]
+
+[approvals]
+commands = ["git push **", "npm publish"]
+effects = ["destroys", "network"]
+tools = ["send_*"]
+promotions = true
+protected = true
+opaque = true
+approvers = ["alice"]
+high_risk = "second-factor"
+elevate = ["programs", "limits"]
 """
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())

@@ -166,7 +166,7 @@ def test_a_network_that_is_asked_for_is_not_had_and_the_asking_layer_is_named() 
     found = effective(CEILING, [ask], home=HOME)
     assert found.policy.network is False and not found.network.asks
     assert found.warnings[0].startswith("x.toml: the network is asked for")
-    later = effective(CEILING, [ask], home=HOME, network=network_rules(outbound=True))
+    later = effective(Effective(CEILING, network_rules(outbound=True)), [ask], home=HOME)
     assert later.network.permits("example.com", 443) and not later.network.permits("example.net", 443)
 
 

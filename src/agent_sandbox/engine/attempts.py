@@ -5,7 +5,11 @@ A run starts again only as if nothing had been: on other layers, with the same i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 from agent_sandbox.engine.routing import Choice, Question, modules_in
+from agent_sandbox.errors import Overtaken
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import DEVNULL, Completed, Reason, Usage
@@ -13,11 +17,24 @@ from agent_sandbox.runtime.routing.model import COMMAND, Work
 from agent_sandbox.values import TYPE_CHECKING, replace
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from agent_sandbox.engine import work as submitted
     from agent_sandbox.engine.holding import Held
     from agent_sandbox.runtime.base import Guest
 
+    T = TypeVar("T")
+
 _A_MOMENT = 0.001  # seconds: no limit can be nothing
+MOST_PLANS = 5  # of one launch, on a machine on which something is mounted each time between the plan and the view
+
+
+def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
+    """What `attempt` returns, which plans a view and launches on it. Once more when something was mounted in between: nothing has run."""
+    for _ in range(MOST_PLANS - 1):
+        with suppress(Overtaken):
+            return attempt()
+    return attempt()
 
 
 def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Question:
@@ -32,7 +49,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Questi
         local = None if stored else modules_in(work.cwd)  # its layers are not looked through
     given = frozenset({MODULE} if work.tools else ())
     asked = Work(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
-    return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
+    return Question(asked, work.terminal is not None, work.watch_reads, work.observe, work.preload)
 
 
 def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:

@@ -36,9 +36,11 @@ from agent_sandbox.kernel.mounts import (
 )
 from agent_sandbox.kernel.placing import (
     QUIET,
+    MountedBelow,
     Site,
     attach_clone,
     bind_code,
+    clone_of,
     copy_entry,
     directory_for,
     file_for,
@@ -157,9 +159,10 @@ def _overlay(step: Overlay, site: Site) -> None:
             lowers.insert(0, mask_layer)
         mount_overlay(lowers, step.key, step.target, step.writable, site)
     except OSError as error:
-        if step.required:
+        if step.required or isinstance(error, MountedBelow):  # with a plan that knows of it, the rest can be shown
             raise
-        site.notes.append(f"not shown: {step.target}: {error.strerror}")
+        if os.path.lexists(step.source):
+            site.notes.append(f"not shown: {step.target}: {error.strerror}")
 
 
 def _copies(step: Copies, site: Site) -> None:
@@ -178,14 +181,21 @@ def _copies(step: Copies, site: Site) -> None:
         with suppress(FileExistsError), open(f"{layer}/{name}", "xb") as file:
             file.write(content)
             os.fchown(file.fileno(), site.shift or -1, site.shift or -1)
+    for place in step.places:
+        os.makedirs(f"{layer}/{place}", exist_ok=True)
     mount_overlay([layer, spare], step.key, step.target, step.writable, site)
 
 
 def _bind(step: Bind, site: Site) -> None:
-    if not stat.S_ISREG(os.stat(step.source).st_mode):  # a directory or socket bound in would be a hole
-        raise OSError(errno.EINVAL, "only regular files are bound", step.source)
-    with file_for(step.target) as place:
-        attach_clone(step.source, place, site.userns, writable=False, executable=site.executable)
+    try:
+        with clone_of(step.source, site.userns, writable=False, executable=site.executable) as file:
+            if not stat.S_ISREG(os.fstat(file).st_mode):  # a directory or socket bound in would be a hole
+                raise OSError(errno.EINVAL, "only regular files are bound", step.source)
+            with file_for(step.target) as place:
+                sc.move_mount(file, place)
+    except FileNotFoundError:
+        if step.required or os.path.lexists(step.source):
+            raise
 
 
 def _code(step: Code, site: Site) -> None:

@@ -94,7 +94,7 @@ class Overlay:
     links: tuple[tuple[str, str], ...] = ()  # and for links, with where they lead
     stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view`
     writable: bool = True
-    required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so
+    required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so; or nothing, when it has gone by then
 
     def describe(self) -> str:
         hidden = f", hiding {', '.join(mask.path + ('/*' if mask.keep else '') for mask in self.masks)}" if self.masks else ""
@@ -115,6 +115,7 @@ class Copies:
     entries: tuple[str, ...] = ()  # relative paths, parents first; directories, regular files and symlinks
     writable: bool = True
     contents: tuple[tuple[str, bytes], ...] = ()  # small files made beside them
+    places: tuple[str, ...] = ()  # directories that must exist, to mount on
 
     def describe(self) -> str:
         return f"copy {len(self.entries)} entries of {self.source} to {self.target} [{'copy-on-write' if self.writable else 'read-only'}]"
@@ -127,6 +128,7 @@ class Bind:
     kind: ClassVar[str] = "bind"
     source: str
     target: str
+    required: bool = True  # when it has gone by then: fail, or do without
 
     def describe(self) -> str:
         return f"bind file {self.source} on {self.target} [read-only]"

@@ -11,11 +11,16 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mounts import Mask
 from agent_sandbox.values import dataclass, field
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
+
+
+class MountedBelow(OSError):
+    """Something is mounted below a directory that was planned as one layer."""
 
 
 @dataclass
@@ -151,14 +156,27 @@ def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
 
 def attach_clone(source: str, place: str, userns: int | None, *, writable: bool, executable: bool = True) -> None:
     """Attach a private copy of one mount, without what is mounted below it; with `userns`, the machine's ids moved to the guest's."""
-    fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
+    with clone_of(source, userns, writable=writable, executable=executable) as fd:
+        sc.move_mount(fd, place)
+
+
+@contextmanager
+def clone_of(source: str, userns: int | None, *, writable: bool, executable: bool = True) -> Iterator[int]:
+    """A descriptor of such a copy that is not attached yet. Raises `MountedBelow` where the kernel makes none because of that."""
+    try:
+        fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
+    except OSError as error:
+        # In a user namespace what is mounted below is locked: the kernel copies no mount without it, as that would uncover what it hides.
+        if error.errno == errno.EINVAL and any(mount.target.startswith(f"{source}/") for mount in mountinfo.read()):
+            raise MountedBelow(error.errno, "something has been mounted below it meanwhile", source) from error
+        raise
     try:
         flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
         flags |= 0 if executable else sc.MOUNT_ATTR_NOEXEC
         sc.mount_setattr(fd, set_flags=flags)
         if userns is not None:
             _move_ids(fd, userns, source)
-        sc.move_mount(fd, place)
+        yield fd
     finally:
         os.close(fd)
 

@@ -21,6 +21,7 @@ _ACTIONS = {
     "Undo": ("promotion", "undo"),
     "CallTool": ("tool", "call_tool"),
 }
+_OBSERVED = ("file", "process", "network")  # what was seen of a run that is watched closely
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 
@@ -69,9 +70,9 @@ def tell(entry: Entry) -> Told:
 
 def _noted(event: Noted, sandbox: str) -> Told:
     category, _, action = _text(event.what).partition(".")
-    facts = event.facts if isinstance(event.facts, Mapping) else {}  # too many to be kept
+    facts = facts_in(event.facts)
     allowed = facts.get("allowed", True) is not False
-    level = "warning" if not allowed else "debug" if category == "file" else "info"
+    level = "warning" if not allowed else "debug" if category in _OBSERVED else "info"
     target, why = (_text(facts.get(name, "")) for name in ("target", "why"))
     return Told(level, category, action or category, target, allowed, sandbox, why, {"facts": event.facts})
 
@@ -99,3 +100,8 @@ def _words(argv: object) -> str:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else value.start if isinstance(value, Cut) else str(value)
+
+
+def facts_in(value: object) -> Mapping[str, Any]:
+    """The facts of an event that was read back: none where they were too many to be kept."""
+    return value if isinstance(value, Mapping) else {}

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.values import dataclass
 
+NO_NETWORK = "the network is asked for, and this version has none for sandboxes: every connection will fail"
 _LOCAL = ("localhost", "*.localhost")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import EFFECTS, LIFTABLE, NEEDS, check_command, check_one_of
 from agent_sandbox.policy.code.model import Rule
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
@@ -59,6 +60,16 @@ def _pattern_of_code(text: str) -> object:
     return Rule(text, "named in a policy")
 
 
+def _user(text: str) -> object:
+    if not text or text != text.strip() or not text.isprintable() or ":" in text:
+        raise PolicyError(f"not the name of a user: {text!r}", hint='write approvers = ["alice"]')
+    return text
+
+
+def _any_of(known: tuple[str, ...], name: str) -> Callable[[str], object]:
+    return lambda text: check_one_of(text, known, name)
+
+
 _PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
 _COMMANDS = r"^[^/\u0000\\]+$"
 _HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # an end that is none before a line end, either
@@ -105,6 +116,36 @@ SETTINGS: tuple[Setting, ...] = (
         '["pickle.loads"]',
         _pattern_of_code,
         r"\S",
+    ),
+    Setting("approvals.commands", Shape.TEXTS, "commands that somebody is asked about", '["git push **"]', check_command, r"\S"),
+    Setting(
+        "approvals.effects",
+        Shape.TEXTS,
+        "sorts of effects that somebody is asked about",
+        '["destroys", "network"]',
+        _any_of(EFFECTS, "effect"),
+        one_of=EFFECTS,
+    ),
+    Setting("approvals.tools", Shape.TEXTS, "host tools that somebody is asked about", '["send_*"]', check_name, _COMMANDS),
+    Setting("approvals.promotions", Shape.BOOL, "whether somebody is asked before real files are changed", "true"),
+    Setting("approvals.protected", Shape.BOOL, "whether somebody is asked before protected kinds of files are changed", "true"),
+    Setting("approvals.opaque", Shape.BOOL, "whether somebody is asked about commands that cannot be understood whole", "true"),
+    Setting("approvals.approvers", Shape.TEXTS, "the users whose word counts, and nobody else's", '["alice"]', _user, r"^[^:\u0000]+$"),
+    Setting(
+        "approvals.high_risk",
+        Shape.TEXT,
+        "what a yes takes besides: another user's, or a second factor",
+        '"second-factor"',
+        _any_of(NEEDS, "need"),
+        one_of=NEEDS,
+    ),
+    Setting(
+        "approvals.elevate",
+        Shape.TEXTS,
+        "which sorts of rules somebody may lift for a time",
+        '["programs", "limits"]',
+        _any_of(LIFTABLE, "sort of rule"),
+        one_of=LIFTABLE,
     ),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}

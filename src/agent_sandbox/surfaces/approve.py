@@ -94,7 +94,7 @@ def _answer(request: Request, inbox: Inbox, waiting: Waiting, decision: Decision
     seconds = RUN_SECONDS if text is None else quantities.seconds("--timeout", text)
     if seconds is None:
         raise UsageError("what is allowed for a run has an end", hint="--timeout 10m")
-    inbox.answer(waiting.name, decision, digest=waiting.digest, by=_somebody(), seconds=seconds)
+    inbox.answer(waiting.name, decision, digest=waiting.digest, by=somebody(), seconds=seconds)
     if not request.has("--quiet"):
         remark({Decision.NO: "refused", Decision.ONCE: "allowed, once"}.get(decision, "allowed for this run"))
 
@@ -124,7 +124,8 @@ def _at_a_terminal() -> bool:
     return os.isatty(0) and sys.stderr.isatty()
 
 
-def _somebody() -> str:
+def somebody() -> str:
+    """Who we are, in words."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without an account

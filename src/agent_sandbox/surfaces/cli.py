@@ -77,6 +77,10 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.code import code as do
         case "replay":
             from agent_sandbox.surfaces.replay import replay as do
+        case "sim" | "simulate":
+            from agent_sandbox.surfaces.run import sim as do
+        case "carry-out":
+            from agent_sandbox.surfaces.carrying_out import carry_out as do
         case "diff":
             from agent_sandbox.surfaces.diff import diff as do
         case "status":
@@ -97,6 +101,12 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.log import log as do
         case "approve":
             from agent_sandbox.surfaces.approve import approve as do
+        case "grant":
+            from agent_sandbox.surfaces.granting import grant as do
+        case "revoke":
+            from agent_sandbox.surfaces.granting import revoke as do
+        case "capabilities":
+            from agent_sandbox.surfaces.granting import capabilities as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":

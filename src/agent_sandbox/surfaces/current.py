@@ -23,9 +23,10 @@ from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
-from agent_sandbox.workspace.store import SandboxState, Store
+from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.policy.narrowing import Effective
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
@@ -65,15 +66,27 @@ def current(request: Request) -> Current:
 
 def policy_of(request: Request, project: Project) -> Policy:
     """What the policy files leave of the command line's preset, and what the options of the request change of it. Raises `PolicyError`."""
-    if not policies.layers_of(project.path).all:  # as nearly always: then nothing more is loaded
+    if not layers_for(request, project).all:  # as nearly always: then nothing more is loaded
         return _preset(request, project, _limits(request))
     return effective_of(request, project).policy
+
+
+def layers_for(request: Request, project: Project) -> policies.Layers:
+    """The policy files, and what the request names to be held to as well."""
+    found = policies.layers_of(project.path)
+    return replace(found, below=(*found.below, *policies.chosen(request.values("--policy")))) if request.has("--policy") else found
 
 
 def effective_of(request: Request, project: Project) -> Effective:
     """The same, with what is looked at before a run and what people should know."""
     ceiling = _preset(request, project, CLONED_LIMITS)
-    return policies.under(policies.layers_of(project.path), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
+    return policies.under(layers_for(request, project), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
+
+
+def ceiling_of(request: Request, project: Project) -> Policy:
+    """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
+    layers = policies.Layers(policies.layers_of(project.path).system)
+    return policies.under(layers, _preset(request, project, CLONED_LIMITS), policies.changed_limits(CLONED_LIMITS, _limits(request))).policy
 
 
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
@@ -116,19 +129,32 @@ def _limits(request: Request) -> Limits:
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 
-def _warn(request: Request, project: Project) -> None:
-    """Say what a policy file asks for and does not get."""
-    if policies.layers_of(project.path).all and not request.has("--quiet"):
-        for warning in effective_of(request, project).warnings:
-            remark(warning)
+def _look_at_files(request: Request, project: Project) -> EarlyLook | None:
+    """Say what a policy file asks for and does not get, and return what it has code looked at for."""
+    if not layers_for(request, project).all:
+        return None
+    found = effective_of(request, project)
+    for warning in found.warnings if not request.has("--quiet") else ():
+        remark(warning)
+    return policies.early_look(found)
+
+
+def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
+    """The door for a command, with who is asked where the policy asks. What is thrown away is the project's for capabilities and people."""
+    if not policy.asks.asks:
+        return Gate(policy, places.ledger(), clock=time.time, sandbox=sandbox)
+    from agent_sandbox.surfaces.asking import desk_for  # few policies ask
+
+    desk = desk_for(request, policy, sandbox=sandbox or sandbox_id(project.path), prompt=prompt)
+    return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
 
 
 def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
-    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
-    found = None if request.has("--throw-away") or request.has("--diff") else current(request)
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
+    found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
-    _warn(request, project)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
+    early = _look_at_files(request, project)
+    gate = gate_for(request, policy_of(request, project), project, found.state.id if found else "")
     session = Session(
         gate,
         runtimes,
@@ -136,5 +162,6 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
         state=found.state if found else None,
         on_busy=None if request.has("--no-wait") else on_busy,
         beside=in_a_child,
+        early=early,
     )
     return session, found, project

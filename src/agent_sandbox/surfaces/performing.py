@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
@@ -34,18 +34,29 @@ TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125,
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
     same = _same_every_time(request)
-    with _runtimes(request, forked) as runtimes:
+    if request.has("--simulate"):
+        from agent_sandbox.surfaces.sim import refuse_mixtures  # few runs are
+
+        refuse_mixtures(request)
+    with _runtimes(request, forked) as runtimes, ExitStack() as stack:
         session, found, project = session_for(request, runtimes, _say_who_has_it)
+        stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
-        watch, cwd = request.has("--watch-reads"), _directory(request, project)
+        watch, cwd = request.has("--watch-reads"), directory_of(request, project)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if request.has("--observe"):
+            work = replace(work, observe=True, log_observed=True)
         if same:
             from agent_sandbox.surfaces.repeating import repeated
 
             work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
+        if request.has("--simulate"):
+            from agent_sandbox.surfaces.sim import plan_for
+
+            return plan_for(request, session, work, project, _say_who_has_it)
         if request.has("--diff"):
             from agent_sandbox.surfaces.diff import diff_of  # and with it all that makes a diff
 
@@ -136,7 +147,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
             runtime.close(leaving=True)
 
 
-def _directory(request: Request, project: Project) -> str:
+def directory_of(request: Request, project: Project) -> str:
     """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
     named = request.value("--cwd")
     if named == "":

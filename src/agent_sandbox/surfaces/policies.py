@@ -15,8 +15,9 @@ from agent_sandbox.policy.model import Policy, implied
 from agent_sandbox.values import TYPE_CHECKING, dataclass, fields, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.policy.document import Document
     from agent_sandbox.policy.narrowing import Effective
 
@@ -52,18 +53,39 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None]) 
     from agent_sandbox.policy.narrowing import effective
 
     top = effective(ceiling, layers.system, home=places.home())
-    found = effective(top.policy, layers.below, home=places.home())
+    found = effective(top, layers.below, home=places.home())
     # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
     most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()}
     limits = replace(found.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
     requires = found.policy.requires | implied(found.policy.processes, limits, found.policy.programs)
-    warnings = (*top.warnings, *found.warnings)
-    return replace(found, policy=replace(found.policy, limits=limits, requires=requires), warnings=warnings)
+    return replace(found, policy=replace(found.policy, limits=limits, requires=requires))
 
 
 def _within(value: float | None, most: float | None) -> float | None:
     return most if value is None or (most is not None and value > most) else value
+
+
+def chosen(names: Sequence[str]) -> tuple[Document, ...]:
+    """What a person names to be held to: presets, and files of their own. Raises `PolicyError` for what is neither."""
+    from agent_sandbox.policy.presets import PRESETS, preset
+
+    found: list[Document] = []
+    for name in names:
+        data = None if name in PRESETS else _trusted(name)
+        if data is None and name not in PRESETS:
+            raise PolicyError(f"there is no preset and no file {name!r}", hint=f"name a file, or one of {', '.join(PRESETS)}")
+        found.append(preset(name) if data is None else _parsed(name, data))
+    return tuple(found)
+
+
+def early_look(found: Effective) -> EarlyLook | None:
+    """What the files have code looked at for before it runs; None if none of them asks."""
+    if not (found.validate or found.blocked):
+        return None
+    from agent_sandbox.engine.validating import IN_A_FILE, EarlyLook
+
+    return EarlyLook(None if found.validate else (), found.blocked, IN_A_FILE)
 
 
 def _trusted(path: str) -> bytes | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox import places, shared
+from agent_sandbox.engine.attempts import on_a_plan_that_holds
 from agent_sandbox.engine.languages import NATIVE, tools
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mounts import InImage, Layers, OnDisk, ThrowAway
@@ -21,6 +22,7 @@ from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.probe import trial
 from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.surfaces.quantities import human_size
 from agent_sandbox.workspace.draft import Host
 from agent_sandbox.workspace.image import attach, make
@@ -80,10 +82,13 @@ def _launch(layers: Layers) -> Trial:
     state, keys = os.path.realpath(places.state_dir()), os.path.realpath(places.keys_dir())
     policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state, keys_dir=keys))
     runtime = ProcessRuntime(single_threaded=True)
-    try:
+
+    def attempt() -> ProcessGuest:
         plan = plan_view(policy.files, tools(), layers, host=Host.look(), scratch_bytes=16 * MIB)
-        launch = Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires)
-        with runtime.launch(launch) as guest:
+        return runtime.launch(Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
+
+    try:
+        with on_a_plan_that_holds(attempt) as guest:
             completed = guest.wait()
     except (SandboxError, OSError) as error:
         return Trial(False, error.message if isinstance(error, SandboxError) else str(error))
