@@ -16,7 +16,7 @@ from typing import Any
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import Denied, SandboxError
-from agent_sandbox.policy.decide import Deny, granting
+from agent_sandbox.policy.decide import Deny, granting, lifting
 from agent_sandbox.runtime.observed import Observed
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.surfaces import streams
@@ -58,6 +58,7 @@ def _refusal(verdict: Deny) -> dict[str, Any]:
         "remedy": _text(because.remedy),
         "missing_capability": _text(verdict.missing) or None,
         "grant": _text(granting(verdict.missing)) if verdict.missing else None,
+        "elevate": _text(lifting(verdict.program)) if verdict.program else None,
     }
 
 
