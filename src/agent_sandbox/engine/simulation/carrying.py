@@ -8,7 +8,7 @@ its promotion begins nobody can begin it again, and only when that has failed wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed
@@ -76,6 +76,15 @@ def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate) -> Carried
         raise
     plans.drop(ready.kept)
     return done
+
+
+def kept_plans(plans: Plans) -> list[EffectPlan]:
+    """All that could be carried out, the newest first."""
+    found: list[EffectPlan] = []
+    for _, text in plans.all():
+        with suppress(ValueError):  # of another version
+            found.append(read(text))
+    return found
 
 
 def _read(kept: Kept) -> EffectPlan:

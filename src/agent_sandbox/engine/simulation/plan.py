@@ -118,7 +118,7 @@ class EffectPlan:
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
     read: tuple[Input, ...] = ()  # of the project, as far as somebody watched; see `inputs`
-    words: tuple[str, ...] = ()  # what it comes to, in sentences
+    words: tuple[str, ...] = ()  # what it comes to, in sentences, each beginning with a word of ours: git, sandbox
     notes: tuple[str, ...] = ()
     watched: bool = False
     unlisted: str = ""  # why its files cannot be told, or cannot be told exactly enough to be carried over
@@ -159,8 +159,11 @@ class EffectPlan:
         }
 
     def text(self) -> str:
-        """Its one spelling."""
-        return as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+        """Its one spelling, made once: a plan may be of a hundred thousand files."""
+        made: str | None = self.__dict__.get("_text")
+        if made is None:
+            made = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+        return made
 
     @property
     def digest(self) -> str:

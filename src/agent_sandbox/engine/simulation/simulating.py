@@ -125,7 +125,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
 
 
 def _given_up(path: str) -> str:
-    return f"{path} would be on the machine as it is: it takes back what waits in the sandbox there"
+    return f"sandbox: what waits at {path} is taken back: it would be on the machine as it is now"
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
