@@ -18,7 +18,8 @@ __all__ = ["repository"]
 
 EVERYTHING = (
     "echo two >> greeting.txt; printf 'a\\0b\\377' > bytes; mkdir -p deep/er; echo x > deep/er/x; chmod 0640 deep/er/x; chmod 0750 deep; "
-    "ln -s greeting.txt link; ln -s nowhere dangling; rm src/app.py; mv notes.txt renamed.txt; touch $'odd\\n\\x1bname'"
+    "ln -s greeting.txt link; ln -s nowhere dangling; mkdir shut; touch shut/in; chmod 0500 shut; "
+    "rm src/app.py; mv notes.txt renamed.txt; touch $'odd\\n\\x1bname'"
 )
 
 

@@ -75,6 +75,13 @@ def test_each_effect_has_its_risk(shell: Shell) -> None:
     assert shell.json("sim", "echo x > f")["risk"]["level"] == "low"
 
 
+def test_what_cannot_be_read_is_still_listed_and_nothing_to_rely_on(shell: Shell) -> None:
+    document = shell.json("sim", "mkdir d; echo x > d/hidden; chmod 000 d/hidden d; echo x > plain")
+    assert [os.path.basename(each["path"]) for each in document["changes"]] == ["d", "hidden", "plain"]
+    # Root reads it all the same, and what nobody can read is not called harmless.
+    assert (document["risk"]["level"], document["kept"]) == (("low", True) if os.geteuid() == 0 else ("high", False))
+
+
 @pytest.mark.slow
 def test_a_command_is_judged_by_its_text_as_well(repository: Shell) -> None:
     predicted = repository.json("sim", "git push --force nowhere main")["predicted"]

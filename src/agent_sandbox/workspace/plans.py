@@ -258,8 +258,8 @@ def _size_of(path: str) -> int:
     except FileNotFoundError:
         return 0
     try:
-        return sum(entry.status.st_blocks * 512 for entry in beneath.walk(top, unlock=False))
-    except WorkspaceError:
+        return sum(entry.status.st_blocks * 512 for entry in beneath.walk(top))
+    except (WorkspaceError, OSError):  # more entries than are ever listed, or one that cannot be looked at
         return MOST_BYTES + 1
     finally:
         os.close(top)

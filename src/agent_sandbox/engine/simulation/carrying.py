@@ -131,10 +131,9 @@ def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, g
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
         return  # which is refused where the promotion is judged, and said there
-    try:
-        now = effects.file_effects(proposal.changes, proposal.contents, plan.project)
-    except (effects.TooMuchToRead, OSError) as error:
-        raise PolicyError("the plan's files cannot be read any more", hint=again) from error
+    now, problem = effects.file_effects(proposal.changes, proposal.contents, plan.project)
+    if problem:
+        raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
     wanted = chosen.difference(proposal.settled)
     if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
         raise PolicyError("the plan's files are not what was shown any more", hint=again)

@@ -6,7 +6,7 @@ whoever carries it out reads the content again and compares.
 
 from __future__ import annotations
 
-from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, worst
+from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, worst
 from agent_sandbox.policy import canonical
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
@@ -126,7 +126,13 @@ class EffectPlan:
     @property
     def risk(self) -> Risk:
         """The worst of all of it."""
-        found = [self.ended.risk, of_deletions(self.deletions), *(each.risk for each in self.files), *(each.risk for each in self.programs)]
+        found = [
+            self.ended.risk,
+            of_unlisted(self.unlisted),
+            of_deletions(self.deletions),
+            *(each.risk for each in self.files),
+            *(each.risk for each in self.programs),
+        ]
         found += [each.risk for each in self.network]
         found += [each.risk for each in self.secrets]
         return worst([*found, *(each.risk for each in self.predicted)])

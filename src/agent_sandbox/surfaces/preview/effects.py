@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any
 
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
-from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions
+from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted
 from agent_sandbox.surfaces.documents import path_fields
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.preview.forms import listed
@@ -44,7 +44,7 @@ def opening(plan: EffectPlan, *, carrying: bool = False) -> Iterator[Row]:
     yield ours(HEADING, "")
     yield ours(HEADING, f"# Files: {told}")
     if plan.unlisted:
-        yield ours(WARNING, plan.unlisted)
+        yield ours(WARNING, f"It cannot be carried out: {plan.unlisted}")
     if plan.base:
         yield ours(NOTE, "Made on what waits in the project's sandbox; compared with the machine as it is.")
 
@@ -138,7 +138,7 @@ def command_of(plan: EffectPlan) -> str:
 def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
     """Each effect that is not low, with what it is about, ready to be shown; the highest first."""
     about = [(effect.risk, named(_relative(effect, plan))) for effect in plan.files]
-    about += [(of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
+    about += [(of_unlisted(plan.unlisted), "the files"), (of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
     about += [(each.risk, named(each.what) if each.what else each.effect) for each in plan.predicted]
     about += [(each.risk, named(each.program)) for each in plan.programs]
     about += [(each.risk, named(each.target)) for each in plan.network]
