@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import cloned
+from agent_sandbox.surfaces import policies
+from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import ceiling_of, project_of
 from agent_sandbox.surfaces.policies import Layers, layers_of, under
 
 CEILING = cloned(masks=())
@@ -113,3 +117,13 @@ def test_a_file_beneath_what_is_no_directory_is_none(tree: Path) -> None:
     (tree / "loop").symlink_to(tree / "loop")
     with pytest.raises(PolicyError, match="cannot be read"):
         layers_of(str(tree / "project"), system=str(tree / "loop"), user=str(tree / "user.toml"))
+
+
+def test_what_is_learnt_is_learnt_under_the_systems_file_alone(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "system.toml").write_text('[files]\ndenied = ["/srv"]\n[limits]\nmemory_mb = 512\n')
+    (tree / "project" / "agent-sandbox.toml").write_text("[files]\nwrite = false\n[limits]\ntimeout_seconds = 5\n")
+    monkeypatch.setattr(policies, "layers_of", partial(layers_of, system=str(tree / "system.toml"), user=str(tree / "user.toml")))
+    request = Request("policy", ("learn", "true"), {"--timeout": ("60",), "--project": (str(tree / "project"),)})
+    policy = ceiling_of(request, project_of(request))
+    assert policy.files.write and policy.files.bars("/srv/x")
+    assert (policy.limits.memory_bytes, policy.limits.wall_seconds) == (512 * MIB, 60)
