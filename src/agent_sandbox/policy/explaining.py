@@ -179,7 +179,7 @@ def _says_nothing(layer: Document, key: str) -> bool:
 
 _TAKES_AWAY = frozenset(
     {
-        *("code.validate", "network.outbound", "network.inbound"),
+        *("code.validate", "network.outbound", "network.inbound", "network.listed"),
         *("approvals.promotions", "approvals.protected", "approvals.opaque"),
     }
 )
