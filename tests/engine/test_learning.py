@@ -181,7 +181,7 @@ def test_a_file_behind_a_link_is_there_under_both_names(somebody: Somebody) -> N
     (somebody.project / "data").symlink_to("../shared")
     line = "cat ~/.settings data/rows.csv > all.txt"
     proposal, (first,) = somebody.learn(line)
-    assert proposal.document().get("files.allowed") == ("~/app", "~/.settings", "~/dotfiles/settings", "~/shared/rows.csv")
+    assert proposal.document().get("files.allowed") == ("~/app", "~/.settings", "~/shared/rows.csv")
     assert somebody.again(line, proposal.document(), first) == ""
 
 
@@ -257,14 +257,14 @@ def _random_line(random: Random, somebody: Somebody) -> str:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(None, marks=pytest.mark.torture)])
-def test_whatever_is_typed_happens_again_under_what_was_learnt(seed: int | None, somebody: Somebody) -> None:
+def test_whatever_is_typed_happens_again_under_what_was_learnt_and_not_under_less(seed: int | None, somebody: Somebody) -> None:
     random = Random(seed)
     for place in (somebody.home / "shared", somebody.home / "deep" / "er", somebody.project):
         place.mkdir(parents=True, exist_ok=True)
         for name in STRANGE:
             (place / name).write_text(f"one {name}\ntwo\n")
         (place / "linked").symlink_to(somebody.home / "deep" / "er" / "plain.txt")
-    for _ in range(10 if seed else 300):
+    for _ in range(5 if seed else 200):
         line = _random_line(random, somebody)
         proposal, (first,) = somebody.learn(line)
         said = (line, proposal.document(), proposal.left_out)
@@ -273,4 +273,7 @@ def test_whatever_is_typed_happens_again_under_what_was_learnt(seed: int | None,
         if somebody.again(line, proposal.document(), first):  # who reads a link, or asks what a file is, is not observed
             proposal, (first,) = somebody.learn(line, named=True)
             assert somebody.again(line, proposal.document(), first) == "", said
+        else:
+            for what, less in parts_of(proposal.document()):
+                assert somebody.again(line, less, first) != "", (what, *said)
         parse_toml(as_toml(proposal), origin="x")
