@@ -35,7 +35,7 @@ COMMANDS = {
     "packages": "/usr/bin/python3 -m zipfile -c wheel.whl src && mkdir -p lib && /usr/bin/python3 -m zipfile -e wheel.whl lib",
     "pipeline": "cat ../shared/rows.csv | sort | uniq -c | tee counts.txt | wc -l",
     "sed": "find src -name '*.txt' -exec sed -i s/one/two/ {} +",
-    "tar": "tar -czf src.tar.gz src && mkdir out && tar -xzf src.tar.gz -C out",
+    "tar": "tar --numeric-owner -czf src.tar.gz src && mkdir out && tar -xzf src.tar.gz -C out",
     "reading": "grep -r one src ../shared/rows.csv",
     "the shell alone": "read -r line < ../shared/rows.csv; echo $line > first.txt",
     "a branch not taken": "true || curl http://192.0.2.1",
