@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver
@@ -11,10 +9,11 @@ from agent_sandbox.engine.simulation.carrying import Ready, carry, opened
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import gate_for
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.preview import effects
 from agent_sandbox.surfaces.preview.material import check, gather
-from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields
+from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields, whole_diff
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.surfaces.sim import governing, print_plan
@@ -34,7 +33,8 @@ def carry_out(request: Request) -> int:
         return governing(find_project(project, home=places.home(), explicit=True))
 
     def gate_of(project: str) -> Gate:
-        return Gate(policy_of(project), places.ledger(), clock=time.time, sandbox=store.sandbox_for(project).id)
+        where = find_project(project, home=places.home(), explicit=True)
+        return gate_for(request, governing(where), where, store.sandbox_for(project).id, prompt=True)
 
     def stored_of(project: str) -> Stored:
         stored = Stored(store.sandbox_for(project))
@@ -50,7 +50,11 @@ def carry_out(request: Request) -> int:
         agreed = agreement(request, ready.proposal)
         if agreed is None:
             return _end(request, ready, None, "nothing was carried out: nobody said yes (--yes; for each protected kind --approve KIND)")
-        done = carry(ready, agreed, plans, gate_of(ready.plan.project))
+        gate = gate_of(ready.plan.project)
+        try:
+            done = carry(ready, agreed, plans, gate, details=lambda: whole_diff(request, agreed))
+        finally:
+            gate.end()
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     if ready.plan.requests and not request.has("--json"):
         asked = ", ".join(ready.plan.requests[:5])
