@@ -158,7 +158,7 @@ def test_a_sandbox_takes_permissions_in_one_place_only() -> None:
     permissions = PermissionSet([ProcessPermission(True, max_processes=5)])
     for own in ({"allow_file_read": True}, {"allow_subprocess": True}, {"allowed_paths": ["/x"]}, {"max_processes": 7}):
         with pytest.raises(PolicyError, match=f"permissions are given, and {next(iter(own))} as well"):
-            Sandbox(SandboxConfig(**own), permissions=permissions)  # each is what its field takes
+            Sandbox(SandboxConfig(**own), permissions=permissions)
     with Sandbox(SandboxConfig(max_memory_mb=512, max_processes=7), permissions=PermissionSet()) as sandbox:
         assert (sandbox.config.max_memory_mb, sandbox.config.max_processes, sandbox.config.allow_subprocess) == (512, 7, False)
 

@@ -39,6 +39,7 @@ max = 64
 [network]
 outbound = true
 inbound = false
+listed = true
 hosts = ["*.example.com", "192.0.2.1"]
 denied_hosts = ["evil.example.com"]
 ports = [443]

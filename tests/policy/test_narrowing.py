@@ -18,7 +18,7 @@ from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.narrowing import Effective, effective, intersection, written
 from agent_sandbox.policy.paths import matches, parse
-from agent_sandbox.policy.presets import PRESETS
+from agent_sandbox.policy.presets import PRESETS, preset
 
 HOME = "/home/u"
 CEILING = cloned(masks=())
@@ -158,7 +158,8 @@ def test_a_layer_narrows_every_part_of_a_policy() -> None:
     assert (policy.limits.processes, policy.limits.wall_seconds, policy.limits.memory_bytes) == (7, 5, 64 * MIB)
     assert policy.limits.disk_bytes == CEILING.limits.disk_bytes, "more than the ceiling is the ceiling"
     assert {Guarantee.MEMORY_HARD, Guarantee.PROGRAMS_CONFINED} <= policy.requires
-    assert found.blocked == ("pickle",) and found.validate
+    assert found.blocked == ("pickle",) and not found.validate, "nobody has asked for the default patterns"
+    assert effective(found, [preset("low")], home=HOME).validate
 
 
 def test_a_network_that_is_asked_for_is_not_had_and_the_asking_layer_is_named() -> None:

@@ -151,7 +151,7 @@ class Session:
         from agent_sandbox.policy.asking import touched
         from agent_sandbox.policy.commands.reading import understand  # few policies name programs
 
-        found = understand(work.what.source)
+        found = understand(work.what.source, effects=asks.asks)
         return replace(action, programs=found.tools if programs.restricts else (), touches=touched(asks, found) if asks.asks else None)
 
     def open(self, work: Work) -> Opened:

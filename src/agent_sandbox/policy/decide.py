@@ -160,8 +160,8 @@ def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
     from agent_sandbox.policy.commands.reading import understand, understand_argv  # only where programs are restricted
 
     if shell and reads_a_line(argv):
-        return understand(argv[2]).tools
-    return understand_argv(argv).tools or argv[:1]
+        return understand(argv[2], effects=False).tools
+    return understand_argv(argv, effects=False).tools or argv[:1]
 
 
 def _permitting(policy: Policy, program: str) -> str:

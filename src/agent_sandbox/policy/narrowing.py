@@ -140,6 +140,7 @@ def _network(layer: Document) -> NetworkRules:
         denied=layer.get("network.denied_hosts", ()),
         ports=layer.get("network.ports"),
         localhost=layer.get("network.localhost", True),
+        listed=layer.get("network.listed", False),
     )
 
 

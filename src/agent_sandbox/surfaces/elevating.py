@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox import places
+from agent_sandbox import places, policy_files
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused
 from agent_sandbox.errors import PolicyError
@@ -15,7 +15,7 @@ from agent_sandbox.policy.elevation import Elevation, elevated
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
 from agent_sandbox.policy.narrowing import effective
-from agent_sandbox.surfaces import policies, quantities
+from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import policy_of, project_of
 from agent_sandbox.surfaces.messages import remark
@@ -101,7 +101,7 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
 
 def _ceiling(project: str) -> Policy:
     """What the system's own file leaves, beyond which nothing is lifted."""
-    return effective(cloned(masks=(), limits=CLONED_LIMITS), policies.layers_of(project).system, home=places.home()).policy
+    return effective(cloned(masks=(), limits=CLONED_LIMITS), policy_files.layers_of(None).system, home=places.home()).policy
 
 
 def lifted(policy: Policy, project: str, sandbox: str) -> Lifted | None:

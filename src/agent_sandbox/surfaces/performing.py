@@ -12,6 +12,7 @@ from agent_sandbox.engine.routing import WISHES, Runtimes
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
+from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
@@ -58,7 +59,7 @@ def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtime
         stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
-        watch, cwd = request.has("--watch-reads"), directory_of(request, project)
+        watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
@@ -166,9 +167,14 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
             runtime.close(leaving=True)
 
 
-def directory_of(request: Request, project: Project) -> str:
-    """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
+def directory_of(request: Request, project: Project, policy: Policy | None = None) -> str | None:
+    """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it.
+
+    Under a policy that shows no files at all, and without a wish, it is None: the scratch directory.
+    """
     named = request.value("--cwd")
+    if named is None and policy is not None and not (policy.files.read or policy.files.write):
+        return None
     if named == "":
         raise PolicyError("--cwd is empty", hint="name a directory")
     path = os.path.realpath(os.path.join(working_directory() if not (named or "").startswith("/") else "/", named or ""))

@@ -204,7 +204,7 @@ kept for an hour, for carry-out to do exactly what it says.""",
     "carry-out": Verb(
         "carry-out DIGEST [--yes] [--approve KINDS] [--system] [--files-only]",
         "do what a plan of sim says, exactly",
-        ("--yes", "--approve", "--system", "--files-only", "--all", "--stat", "--side-by-side", "--no-pager", "--capability"),
+        ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
         (1, 1),
         details="""The first letters of the digest are enough. It shows the plan once more and asks. The files become what the plan says,
 byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it has changed since: the plan,
