@@ -10,11 +10,11 @@ import pytest
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Gate, Granted, Refused
 from agent_sandbox.errors import Denied, LaunchFailed, LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import read, verify
-from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.asking import AskRules
-from agent_sandbox.policy.decide import Allow, Ask, Deny
+from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
 from agent_sandbox.policy.model import cloned, locked
 
 ALLOWED = RunCode.of("python", b"print(1)")
@@ -248,3 +248,17 @@ def test_what_changes_the_real_tree_is_recorded_against_a_power_cut(action: Acti
     ledger = FakeLedger()
     Gate(cloned(masks=()), ledger, clock=lambda: 0.0).perform(action, lambda _: None)
     assert ledger.lasting == [lasting, lasting]
+
+
+def test_what_somebody_in_front_of_the_gate_refuses_is_a_refusal_like_any_other() -> None:
+    ledger = FakeLedger()
+    with pytest.raises(Denied, match="too odd") as refusal:
+        gate(ledger).refuse(ALLOWED, Reason("odd", "it is too odd", "make it even"))
+    assert refusal.value.hint == "make it even" and refusal.value.verdict == Deny(Reason("odd", "it is too odd", "make it even"))
+    assert isinstance(ledger.events[0], Refusal) and ledger.events[0].rule == "odd"
+
+
+def test_what_is_seen_of_an_action_is_noted_under_its_sandbox() -> None:
+    ledger = FakeLedger()
+    Gate(locked(), ledger, clock=lambda: 0.0, sandbox="box").note("file.read", {"target": "/x"})
+    assert ledger.events == [Noted("file.read", {"target": "/x"}, "box")]

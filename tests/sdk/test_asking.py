@@ -9,14 +9,13 @@ from threading import Event, Thread
 
 import pytest
 
-from agent_sandbox import PolicyError, Sandbox, places, shell
+from agent_sandbox import AskRules, PolicyError, Sandbox, places, shell
 from agent_sandbox.engine.approvals.answer import Decision
 from agent_sandbox.engine.approvals.inbox import Waiting
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.policy.action import Action, CallTool, RunCode
-from agent_sandbox.policy.asking import AskRules
 from agent_sandbox.policy.capabilities import Only, Times, spell
 from agent_sandbox.policy.decide import Ask, Deny
 
