@@ -4,11 +4,8 @@
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
-# The claims that must hold for an unprivileged user as well; when we are root, `make test` runs them a second time as one.
-UNPRIVILEGED := tests/contract tests/security tests/e2e
-
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test security conformance bench torture clean
+.PHONY: help setup demo check checks test security conformance bench torture clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -20,15 +17,17 @@ demo: setup  ## an agent's command on a clone of this machine, what it changed, 
 	@scripts/demo.sh
 
 check: setup  ## formatting, lint, types, layers (seconds)
+	@$(MAKE) --no-print-directory checks
+
+checks:
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
 
-# Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
-test: check  ## check and the whole suite; as root, then again as an unprivileged user
-	$(PYTEST)
-	@MARKS="not torture and not slow" scripts/unprivileged.sh $(UNPRIVILEGED)
+test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user
+	@scripts/setup.sh --without-wasm
+	@$(PY) -m scripts.suite
 
 security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
 	@$(PY) -m scripts.security_table
@@ -42,7 +41,7 @@ bench: setup  ## side by side with peers, in one run: tables, and .bench/report.
 
 torture: setup  ## the full counts of what make test only samples; long
 	$(PYTEST) -m torture --timeout 3600
-	@MARKS=torture TIMEOUT=3600 scripts/unprivileged.sh $(UNPRIVILEGED)
+	@MARKS=torture TIMEOUT=3600 scripts/unprivileged.sh
 
 clean:  ## forget .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist

@@ -4,6 +4,8 @@
 #
 # PYTHON=/path/to/python chooses the interpreter. Otherwise the system's own is preferred to one from PATH: an interpreter in somebody's
 # home directory cannot be executed by the unprivileged user that half of the tests run as.
+#
+# --without-wasm leaves out what takes minutes, for who has it compiled beside something else (`scripts/suite.py`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -158,7 +160,7 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 set_up_python 9<&-
-"$VENV/bin/python" -m scripts.compile_wasm 9<&-
+if [ "${1:-}" != --without-wasm ]; then "$VENV/bin/python" -m scripts.compile_wasm 9<&-; fi
 set_up_tools 9<&-
 if ! is_root; then
     say "not root: hard memory limits, disk quotas, the system profile and the tests marked needs_root will be missing here"

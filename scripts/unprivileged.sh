@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The unprivileged half of `make test`: runs pytest on the given directories as a user that owns nothing on this machine. MARKS=torture
-# chooses the full counts instead, and TIMEOUT the seconds that one test may take.
-# Usage: unprivileged.sh [--report FILE] DIRECTORY...   FILE gets what ran, in pytest's XML, with the properties of each test.
+# The unprivileged half of `make test`: runs pytest as a user that owns nothing on this machine, on the given directories or, without any,
+# on those with the claims that must hold for such a user as well. MARKS=torture chooses the full counts, and TIMEOUT the seconds that one
+# test may take.
+# Usage: unprivileged.sh [--report FILE] [DIRECTORY...]   FILE gets what ran, in pytest's XML, with the properties of each test.
 #
 # The user needs no entry in /etc/passwd, and gets a home, an environment and capabilities (none) of its own. A checkout that such a user cannot
 # reach, below a home directory with mode 0700 for instance, is copied to where it can. Started by somebody who is not root, there is nothing
@@ -18,7 +19,8 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 
 report='' reporting=()
-if [ "$1" = --report ]; then report=$2; shift 2; fi
+if [ "${1:-}" = --report ]; then report=$2; shift 2; fi
+[ $# -gt 0 ] || set -- tests/contract tests/security tests/e2e
 folders=()
 for folder in "$@"; do
     if [ -n "$(find "$folder" -name 'test_*.py' -print -quit 2>/dev/null)" ]; then folders+=("$folder"); fi

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from agent_sandbox import places, result, shared
+from agent_sandbox import places, policy_files, result, shared
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promoting
 from agent_sandbox.engine.gate import Gate
@@ -42,7 +42,12 @@ from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
 
 if TYPE_CHECKING:
+    from agent_sandbox.asking import Asking
+    from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
+    from agent_sandbox.policy.action import Action
+    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.decide import Ask
 
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
 
@@ -63,23 +68,40 @@ class Workspace:
         *,
         env_vars: Mapping[str, str] | None = None,
         config: SandboxConfig | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
     ) -> None:
-        """Usually made by `over`."""
+        """Usually made by `over`. The policy files of the machine, the user and the project take away from the policy."""
         self._runtime = config.runtime if config else "process"
-        self._early = config.early_look() if config else None
-        self._warnings = config.warnings if config else ()
         self.project = stored.state.project
-        self.policy = policy
         self._stored = stored
+        self.policy, self._early, said = policy_files.bound(policy, config.early_look() if config else None, self.project)
+        self._warnings = (*(config.warnings if config else ()), *said)
+        endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
+        self._most_seconds = policy_files.bound(endless, None)[0].limits.wall_seconds  # also of runs with a time of their own
+        self._asking: Asking | None = None
+        if self.policy.asks.asks:
+            from agent_sandbox.asking import Asking  # few policies ask
+
+            self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
-        self._gate = self._gate_of(policy)
+        self._gate = self._gate_of(self.policy)
         self._masks = [mask.path for mask in policy.files.masks]
 
     @classmethod
-    def over(cls, project: PathLike, *, config: SandboxConfig | None = None, env_vars: Mapping[str, str] | None = None) -> Self:
+    def over(
+        cls,
+        project: PathLike,
+        *,
+        config: SandboxConfig | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+    ) -> Self:
         """The one of this directory, which is taken as named. Nothing is made before the first run.
 
-        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not looked at first.
+        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not looked at first. The
+        policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
         Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
         """
         found = find_project(os.fsdecode(project), home=places.home(), explicit=True)
@@ -88,7 +110,7 @@ class Workspace:
             raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
         stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
-        made = cls(stored, policy, env_vars=given, config=config)
+        made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
         for warning in made._warnings:
             warnings.warn(warning, SandboxWarning, stacklevel=2)
         return made
@@ -114,10 +136,13 @@ class Workspace:
         listener = Listener(on_output) if on_output is not None else None
         work = replace(self._work(what, **options), on_output=listener)
         language = what.language if isinstance(what, Code) else None
+        session = self._session(timeout)
         try:
-            outcome = self._session(timeout).run(work)
+            outcome = session.run(work)
         except Denied as error:
             return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
+        finally:
+            session.gate.end()
         if listener is not None:
             listener.finish()
         made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
@@ -191,9 +216,12 @@ class Workspace:
             return carry(ready, ready.proposal, plans, self._gate)
 
     def _gate_of(self, policy: Policy) -> Gate:
-        return Gate(policy, places.ledger(), clock=time.time, sandbox=self._stored.state.id)
+        approver = self._asking.approver(policy) if self._asking is not None else None
+        return Gate(policy, places.ledger(), clock=time.time, approver=approver, sandbox=self._stored.state.id)
 
     def _session(self, timeout: float | None) -> Session:
+        if timeout is not None and self._most_seconds is not None:
+            timeout = min(timeout, self._most_seconds)
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
         gate = self._gate if policy is self.policy else self._gate_of(policy)
         return Session(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from agent_sandbox import places, result, shared
+from agent_sandbox import places, policy_files, result, shared
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
@@ -106,8 +106,13 @@ class Sandbox:
         made = replace(config or SandboxConfig(), **settings)
         self.config = made if permissions is None else permissions.over(made)
         self.id = secrets.token_hex(8)
+        wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
+        policy, self._early, said = policy_files.bound(wanted, self.config.early_look())
+        self._warnings = (*self.config.warnings, *said)
+        endless = replace(wanted, limits=replace(wanted.limits, wall_seconds=None))
+        self._most_seconds = policy_files.bound(endless, None)[0].limits.wall_seconds  # also of runs with a time of their own
         self._asking: Asking | None = None
-        if asks is not None and asks.asks:
+        if policy.asks.asks:
             from agent_sandbox.asking import Asking  # few sandboxes ask
 
             self._asking = Asking(name or self.id, approver, capabilities)
@@ -117,8 +122,6 @@ class Sandbox:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # what this sandbox did, in memory
         self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
-        self._early = self.config.early_look()
-        policy = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
         self._session = self._lately = self._session_for(policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
@@ -128,7 +131,7 @@ class Sandbox:
         self._closed = False
         self._last = SandboxStatus.PENDING
         self._check_the_view_can_be_built()
-        for warning in self.config.warnings:
+        for warning in self._warnings:
             warnings.warn(warning, SandboxWarning, stacklevel=2)
 
     def __repr__(self) -> str:
@@ -303,7 +306,7 @@ class Sandbox:
 
     def told(self, made: SandboxResult) -> SandboxResult:
         """A result with what was asked for and is not had among its notes."""
-        return replace(made, notes=(*made.notes, *self.config.warnings)) if self.config.warnings else made
+        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
 
     def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
         """Let what these patterns cover be done in this sandbox without asking, such as "call lookup *", for a time, or so often.
@@ -347,6 +350,8 @@ class Sandbox:
         """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
+        if self._most_seconds is not None and (seconds is None or seconds > self._most_seconds):
+            seconds = self._most_seconds
         left = None if self._expires is None else max(self._expires - time.monotonic(), 0.001)
         if left is not None and (seconds is None or left < seconds):
             return left, "lifetime", left

@@ -40,7 +40,7 @@ def test_what_has_to_be_done_before_each_run_is_not_counted(monkeypatch: pytest.
 
 
 def test_every_thread_counts_towards_a_rate() -> None:
-    (value,) = rate(lambda: None, seconds=0.01, threads=2)
+    (value,) = rate(lambda: None, seconds=0.2, threads=2)
     assert value > 0
 
 

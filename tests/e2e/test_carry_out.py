@@ -120,14 +120,23 @@ def test_what_reaches_beyond_files_is_refused_unless_only_the_files_are_wanted(s
     assert done.returncode == 0 and "NOT carried out" in words(done) and (shell.cwd / "made.txt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.needs_root
 def test_what_lies_outside_the_project_needs_its_own_word(shell: Shell, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    digest = plan_of(shell, f"echo x > made.txt; touch {outside}/made {Path.home()}/.agent-sandbox-carried-out")
+    place = Path("/opt", f"agent-sandbox-{tmp_path.name}")
+    digest = plan_of(shell, f"echo x > made.txt; touch {place}")
     done = shell("carry-out", digest, "--yes")
     assert done.returncode == 2 and "outside the project" in words(done)
-    assert not (shell.cwd / "made.txt").exists() and not (Path.home() / ".agent-sandbox-carried-out").exists()
+    assert not (shell.cwd / "made.txt").exists() and not place.exists()
+
+
+@pytest.mark.slow
+def test_scratch_files_elsewhere_are_left_out_unless_asked_for(shell: Shell, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    done = shell("carry-out", plan_of(shell, f"echo x > made.txt; touch {outside}/made"), "--yes")
+    assert "left out: 1 scratch file" in words(done) and (shell.cwd / "made.txt").exists() and not (outside / "made").exists()
+    done = shell("carry-out", plan_of(shell, f"touch {outside}/made"), "--yes", "--system")
+    assert done.returncode == 0 and (outside / "made").exists()
 
 
 IN_THE_MAKING = (

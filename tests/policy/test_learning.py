@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agent_sandbox.policy.document import from_mapping, parse_toml
 from agent_sandbox.policy.explaining import lint
-from agent_sandbox.policy.learning import Nature, Place, Programs, Spent, learn
+from agent_sandbox.policy.learning import NAMED, Nature, Place, Programs, learn
+from agent_sandbox.policy.learning_amounts import Spent
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.policy.narrowing import effective
@@ -27,6 +28,7 @@ from agent_sandbox.policy.widening import widened
 HOME, PROJECT = "/home/ada", "/home/ada/app"
 NONE: Mapping[str, Nature] = {}
 GIT, LITTLE = Programs((Asked("git", "started by bash"),)), Spent(processes=1)
+HIDDEN = "files.allow_hidden = false, although nothing hidden was used: a view without it is a copy, made at every start"
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 
 
@@ -84,7 +86,7 @@ def test_a_commit_asks_for_the_project_and_a_file_of_the_home_and_each_line_says
         "disk_mb = 256  # 1 MiB left at the end were used; 4 times that, rounded up, and at least 256\n"
     )
     assert found.left_out == ()
-    assert found.remarks == ("git runs what it is given, or starts other programs: it can do whatever the sandbox permits",)
+    assert found.remarks == ("git starts other programs, and does with them whatever the sandbox permits",)
 
 
 def test_who_only_reads_is_not_to_write_and_who_needs_no_file_gets_none() -> None:
@@ -124,9 +126,33 @@ def test_several_names_of_one_directory_become_the_directory() -> None:
 def test_a_home_and_what_is_above_it_is_never_proposed_and_that_is_said(path: str) -> None:
     found = propose(Seen("read", path, "/usr/bin/ls"), natures={path: Nature.DIRECTORY})
     assert allowed(found) == ("~/app",)
-    assert found.left_out == (f"{path} (ls) would take {path} as a whole, which is never proposed",)
+    assert found.left_out == (f"{path} (ls) would take {path} as a whole, which is never proposed", HIDDEN)
     many = propose(*(Seen("read", f"{HOME}/{number:02}") for number in range(30)))
     assert len(allowed(many)) == 31, "many of its files are still no home"
+
+
+def test_a_project_that_is_a_home_cannot_be_proposed_either() -> None:
+    place = Place(HOME, HOME, (HOME,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
+    found = learn((Seen("read", f"{HOME}/a"),), {f"{HOME}/a": Nature.FILE}, place, GIT, LITTLE)
+    assert found.document().get("files.read") is False
+    assert f"{HOME}, where it began, would take {HOME} as a whole, which is never proposed" in found.left_out
+
+
+def test_what_was_only_named_says_so_and_each_part_of_a_line_its_reason() -> None:
+    found = propose(Seen("read", "/data/a", NAMED), Seen("read", "/data/b", NAMED), Seen("read", "/data/b"), spent=Spent(processes=1))
+    assert [part for line in found.lines for part in line.parts()][:4] == [
+        (False, "nothing was written but scratch files"),
+        ("~/app", "the project: it began here"),
+        ("/data/a", "named on the command line, and without it things end differently"),
+        ("/data/b", "read by git"),
+    ]
+    assert Line("network.ports", (80, 443), "80 by curl").parts() == [(80, "80 by curl"), (443, "80 by curl")]
+    assert Line("processes.commands", (), "none").parts() == [((), "none")]
+
+
+def test_what_no_file_can_be_called_has_no_pattern() -> None:
+    assert pattern_of("/a\0b", HOME) is None and pattern_of("/a/../b", HOME) is None
+    assert name_pattern("a/b") is None and name_pattern("") is None
 
 
 def test_a_secret_that_was_tried_is_said_and_not_proposed() -> None:
@@ -136,6 +162,7 @@ def test_a_secret_that_was_tried_is_said_and_not_proposed() -> None:
     assert found.left_out == (
         f"{HOME}/.ssh/id, which ssh tried, stays hidden (private keys); a person can show it for one run: --reveal",
         "/srv/x, which cat tried, is not to be had under the policies above",
+        HIDDEN,
     )
 
 
@@ -162,7 +189,7 @@ def test_hosts_and_ports_are_proposed_and_said_to_be_without_effect() -> None:
 def test_what_no_list_of_programs_can_say_is_said() -> None:
     found = propose(programs=Programs(unnameable="./configure was executed, and a list of names does not lead to it"))
     assert found.document().get("processes.commands") is None
-    assert found.left_out[0].startswith("a list of programs: ./configure")
+    assert found.left_out[-1].startswith("a list of programs: ./configure")
     assert propose(programs=Programs()).document().get("processes.commands") == ()
 
 
@@ -235,7 +262,8 @@ def test_all_that_was_used_is_reached_and_what_was_too_much_is_said(used: list[t
 def test_a_policy_that_is_there_is_widened_and_keeps_what_it_denies() -> None:
     own = parse_toml(
         'name = "mine"\n[files]\nallowed = ["~/app", "/data"]\nwrite = false\ndenied = ["/data/x"]\n'
-        '[processes]\ncommands = ["py*"]\nallow = false\n[limits]\nmemory_mb = 64\ntimeout_seconds = 5000\nopen_files = 100\n',
+        '[processes]\ncommands = ["py*"]\nallow = false\n[limits]\nmemory_mb = 64\ntimeout_seconds = 5000\nopen_files = 100\n'
+        "[network]\nports = [22]\n",
         origin="agent-sandbox.toml",
     )
     learnt = propose(
@@ -256,9 +284,11 @@ def test_a_policy_that_is_there_is_widened_and_keeps_what_it_denies() -> None:
         "limits.open_files": 100,
         "network.outbound": True,
         "network.hosts": ("example.com",),
-        "network.ports": (443,),
+        "network.ports": (22, 443),
     }
-    assert parse_toml(as_toml(widened(own, learnt, home=HOME)), origin="x").settings != ()
+    counted = parse_toml("[processes]\nmax = 40\n", origin="x")
+    assert widened(counted, propose(spent=Spent()), home=HOME).document().get("processes.max") == 40, "nobody counted"
+    assert widened(counted, propose(spent=Spent(processes=5000)), home=HOME).document().get("processes.max") is None
 
 
 def test_a_policy_that_shows_no_files_is_widened_by_those_that_are_needed() -> None:

@@ -65,3 +65,16 @@ def test_a_plan_rests_on_what_waited_in_the_sandbox(project: Path) -> None:
     assert (project / "both.txt").read_text() == "waiting\nmore\none\n"
     assert sorted(path.name for path in (project / "d").iterdir()) == ["two"], "what only the sandbox has changed is no part of the plan"
     assert work.run(shell("cat waiting.txt d/one d/two")).stdout == "waiting\nmore\none\ntwo\n"
+
+
+def test_a_plan_rests_on_what_was_read(settled: Path) -> None:
+    work = Workspace.over(settled)
+    plan = work.simulate(shell("wc -l < greeting.txt > count.txt; cat no-such-file || true"))
+    assert str(settled / "greeting.txt") in {each.path for each in plan.read}
+    (settled / "greeting.txt").write_text("hello\nagain\n")
+    with pytest.raises(PolicyError, match="which the command read, has changed"):
+        work.carry_out(plan)
+    (settled / "greeting.txt").write_text("hello\n")
+    (settled / "src" / "app.py").write_text("nobody read this\n")
+    work.carry_out(plan)
+    assert (settled / "count.txt").read_text() == "1\n"

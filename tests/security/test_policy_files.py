@@ -15,7 +15,7 @@ from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.decide import Allow, decide
 from agent_sandbox.policy.document import parse_toml
 from agent_sandbox.policy.model import cloned
-from agent_sandbox.surfaces.policies import layers_of, under
+from agent_sandbox.policy_files import layers_of, under
 from tests.e2e.program import Shell, words
 from tests.security.conftest import Tell
 from tests.security.harness import case

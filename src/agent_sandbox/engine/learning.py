@@ -14,7 +14,8 @@ from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.commands.reading import understand, understand_argv
-from agent_sandbox.policy.learning import FILE_KINDS, NAMED, Nature, Place, Programs, Spent, learn
+from agent_sandbox.policy.learning import FILE_KINDS, NAMED, Nature, Place, Programs, learn
+from agent_sandbox.policy.learning_amounts import Spent
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
@@ -179,10 +180,10 @@ def _programs(runs: Sequence[Ran], project: str, made: Collection[str]) -> Progr
         for name in [name for name in names if name not in named]:
             fewer = [each for each in names if each != name]
             if not _not_among(found(fewer), started):  # it comes with another one, as the assembler does with a compiler
-                names = fewer
+                names, there = fewer, found(fewer)
     except PolicyError as error:
         return Programs(unnameable=error.message)
-    return Programs(tuple(Asked(_pattern(name), reasons[name]) for name in sorted(names)))
+    return Programs(tuple(Asked(_pattern(name), reasons[name]) for name in sorted(names)), notes=there.notes)
 
 
 def _pattern(name: str) -> str:
@@ -196,7 +197,7 @@ def _named(work: Work) -> tuple[str, ...]:
     if not isinstance(work.what, Command):
         return ()
     argv = work.what.argv
-    return understand(argv[2]).tools if reads_a_line(argv) else understand_argv(argv).tools or argv[:1]
+    return understand(argv[2], effects=False).tools if reads_a_line(argv) else understand_argv(argv, effects=False).tools or argv[:1]
 
 
 def _not_among(there: Executables, started: Iterable[str]) -> list[str]:

@@ -50,8 +50,8 @@ class _Judge:
         self._line = isinstance(launch.program, Argv) and reads_a_line(launch.program.words)  # and so is the shell that reads a line
         steps = launch.root.steps
         trees = (step.target for step in steps if isinstance(step, Overlay | Bind | File | Symlink))
-        copies = (os.path.join(step.target, entry) for step in steps if isinstance(step, Copies) for entry in step.entries)
-        self._shown = (*PRIVATE, *trees, *copies)
+        copied = [(step.target, (*step.entries, *(name for name, _ in step.contents))) for step in steps if isinstance(step, Copies)]
+        self._shown = (*PRIVATE, *trees, *(os.path.join(target, entry) for target, entries in copied for entry in entries))
 
     def allows(self, seen: Seen) -> bool:
         if seen.kind == READ:

@@ -151,7 +151,7 @@ class Session:
         from agent_sandbox.policy.asking import touched
         from agent_sandbox.policy.commands.reading import understand  # few policies name programs
 
-        found = understand(work.what.source)
+        found = understand(work.what.source, effects=asks.asks)
         return replace(action, programs=found.tools if programs.restricts else (), touches=touched(asks, found) if asks.asks else None)
 
     def open(self, work: Work) -> Opened:
@@ -373,12 +373,17 @@ class Session:
 
     def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage) -> Launch:
         policy = self.policy
+        limits = policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent)
+        if work.left is not None:  # asked now, when all waiting is over
+            if (left := work.left()) <= 0:
+                raise SandboxError("what it was permitted for has ended before it could start", hint="ask again for what it needs")
+            limits = replace(limits, wall_seconds=min(left, limits.wall_seconds or left))
         return Launch(
             program=program,
             root=plan,
             cwd=work.cwd or SCRATCH,
             env=work.env,
-            limits=policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent),
+            limits=limits,
             requires=policy.requires,
             stdin=work.stdin,
             processes=policy.processes,

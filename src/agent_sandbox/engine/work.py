@@ -63,6 +63,7 @@ class Work:
     observe: bool = False  # have `Outcome.observed` tell what it tried
     log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
+    left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
 
     def text(self) -> str:
         """Code as somebody should see it before agreeing to it; a command speaks for itself."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import select
 import socket
 import struct
 from contextlib import suppress
@@ -124,7 +123,7 @@ class Listener:
 
 def open_nameservers(notes: list[str]) -> Nameservers:
     """In init, in the guest's network and view: listen wherever programs of this view ask for names. What fails is noted."""
-    servers, search = _configured()
+    servers, search = configured()
     sockets: list[int] = []
     try:
         _give_loopback(OWN_ADDRESS)
@@ -164,14 +163,14 @@ def _give_loopback(address: str) -> None:
         raise OSError(-code, os.strerror(-code))
 
 
-def _configured() -> tuple[list[str], tuple[str, ...]]:
-    """Where the view's own settings say that names are asked for. A guest may have written them: a little of a regular file is read."""
+def configured() -> tuple[list[str], tuple[str, ...]]:
+    """Where the view's own settings say that names are asked for. A guest may have written them: a little is read, and not waited for."""
     try:
         fd = sc.openat2(sc.AT_FDCWD, _RESOLV_CONF, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, resolve=sc.RESOLVE_NO_MAGICLINKS)
     except OSError:
         return [], ()
     try:
-        text = os.read(fd, 8192).decode("ascii", "replace") if select.select([fd], [], [], 0)[0] else ""
+        text = os.read(fd, 8192).decode("ascii", "replace")
     except OSError:
         return [], ()
     finally:

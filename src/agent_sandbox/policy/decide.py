@@ -35,10 +35,12 @@ class Allow:
 
 @dataclass(frozen=True)
 class Deny:
-    """It may not be done. `missing` is the capability that it would take, as a pattern; empty where none would help."""
+    """It may not be done. `missing` is the capability that it would take, as a pattern; empty where none would help. `program` is the one
+    that would have to be allowed."""
 
     because: Reason
     missing: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,13 @@ def granting(pattern: str) -> str:
     from shlex import quote
 
     return f"agent-sandbox grant {quote(pattern)} --for 10m"
+
+
+def lifting(program: str) -> str:
+    """The command line with which a person would permit a program for a time."""
+    from shlex import quote
+
+    return f"agent-sandbox grant --elevate --allow {quote(program)} --for 10m"
 
 
 def _ruled(policy: Policy, action: Action) -> Allow | Deny:
@@ -141,7 +150,8 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
             why = f"the policy {policy.name!r} allows no processes, so {name!r} cannot be started"
             return Deny(Reason("processes", why, "allow processes, or run code instead"))
         if not policy.programs.permits(name):
-            return Deny(Reason("programs", f"the policy {policy.name!r} does not allow the program {name!r}", _permitting(policy, name)))
+            why = f"the policy {policy.name!r} does not allow the program {name!r}"
+            return Deny(Reason("programs", why, _permitting(policy, name)), program=name.rpartition("/")[2])
     return None
 
 
@@ -150,8 +160,8 @@ def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
     from agent_sandbox.policy.commands.reading import understand, understand_argv  # only where programs are restricted
 
     if shell and reads_a_line(argv):
-        return understand(argv[2]).tools
-    return understand_argv(argv).tools or argv[:1]
+        return understand(argv[2], effects=False).tools
+    return understand_argv(argv, effects=False).tools or argv[:1]
 
 
 def _permitting(policy: Policy, program: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.commands.effects import Understanding
 from agent_sandbox.policy.commands.reading import understand, understand_argv
-from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
+from agent_sandbox.policy.commands.registry.tables import TOOLS
+from agent_sandbox.policy.commands.wrappers import BUILTINS
 from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.document import Document
 from agent_sandbox.policy.hosts import NO_NETWORK

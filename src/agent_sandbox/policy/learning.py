@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
+from agent_sandbox.policy.learning_amounts import Spent, amount_lines
 from agent_sandbox.policy.learning_network import network_lines
-from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import SCRATCH, FileRules
-from agent_sandbox.policy.programs import is_open
+from agent_sandbox.policy.paths import Tree, matches
+from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Line, Proposal, pattern_of
 from agent_sandbox.values import Protocol, dataclass
 
@@ -63,22 +65,15 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What the runs used at most; 0 where nothing counts it."""
-
-    wall_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    memory_bytes: int = 0
-    processes: int = 0
-    disk_bytes: int = 0
-
-
-@dataclass(frozen=True)
 class Programs:
-    """The names that a list of programs has to have, and what asked for each; or why no list of names would do."""
+    """The names that a list of programs has to have, and what asked for each; or why no list of names would do.
+
+    `notes` are what is to be said of them: which interpreters come with them, above all.
+    """
 
     names: tuple[Asked, ...] = ()
     unnameable: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -91,10 +86,10 @@ def learn(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place, pro
     """The proposal. `natures` has every path that was seen or changed; one that is `MADE` need not have been seen."""
     seen = tuple(seen)
     uses, left_out = _uses(seen, natures, place)
-    lines = [*_file_lines(uses, natures, place, left_out), *_process_lines(programs, spent, place.limits, left_out)]
+    lines = [*_file_lines(uses, natures, place, left_out), *_process_lines(programs, left_out)]
     lines += network_lines(seen, left_out)
-    lines += _limit_lines(spent, place.limits)
-    return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(lines))
+    lines += amount_lines(spent, place.limits, left_out)
+    return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(programs), () if spent.processes else ("processes.max",))
 
 
 def _uses(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place) -> tuple[dict[str, _Use], list[str]]:
@@ -130,8 +125,10 @@ def _forbidden(path: str, program: str, rules: FileRules) -> str:
 
 def _file_lines(uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: Place, left_out: list[str]) -> list[Line]:
     wanted: dict[str, _Use] = {}
+    hidden = False
     for path, use in uses.items():
         tree = _tree_for(path, natures, place)
+        hidden = hidden or "/." in path[len(tree) :]
         if _is_too_much(tree, place):
             what = f"{path} ({_some(use.programs)})" if use.programs else path
             left_out.append(f"{what} would take {tree} as a whole, which is never proposed")
@@ -154,6 +151,8 @@ def _file_lines(uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: 
         items.append(Asked(text, _why_shown(tree, use, place)))
     if not items:
         return [Line("files.read", False, "no file of the machine was used but those that programs come with")]
+    if not hidden:
+        left_out.append("files.allow_hidden = false, although nothing hidden was used: a view without it is a copy, made at every start")
     lines = [Line("files.allowed", tuple(items))]
     if not any(use.wrote for use in wanted.values()):
         lines.insert(0, Line("files.write", False, "nothing was written but scratch files"))
@@ -208,7 +207,7 @@ def _why_shown(tree: str, use: _Use, place: Place) -> str:
     return f"{what}{'read and written' if use.wrote else 'read'} by {_some(use.programs)}"
 
 
-def _process_lines(programs: Programs, spent: Spent, limits: Limits, left_out: list[str]) -> list[Line]:
+def _process_lines(programs: Programs, left_out: list[str]) -> list[Line]:
     lines: list[Line] = []
     if programs.unnameable:
         left_out.append(f"a list of programs: {programs.unnameable}")
@@ -216,39 +215,13 @@ def _process_lines(programs: Programs, spent: Spent, limits: Limits, left_out: l
         lines.append(Line("processes.commands", programs.names))
     else:
         lines.append(Line("processes.commands", (), "no program was started but the shell that reads the line"))
-    if spent.processes:
-        lines += _amount("processes.max", spent.processes, "at once", factor=4, least=32, most=limits.processes)
-    else:
-        left_out.append("processes.max: nothing counts them here")
     return lines
 
 
-def _limit_lines(spent: Spent, limits: Limits) -> list[Line]:
-    wall, cpu = round(spent.wall_seconds, 1), round(spent.cpu_seconds, 1)
-    memory, disk = _mib(spent.memory_bytes), _mib(spent.disk_bytes)
-    return [
-        *_amount("limits.timeout_seconds", wall, "s", factor=10, least=60, most=limits.wall_seconds),
-        *_amount("limits.cpu_seconds", cpu, "s", factor=10, least=60, most=limits.cpu_seconds),
-        *_amount("limits.memory_mb", memory, "MiB", factor=4, least=256, most=_in_mib(limits.memory_bytes)),
-        *_amount("limits.disk_mb", disk, "MiB left at the end", factor=4, least=256, most=_in_mib(limits.disk_bytes)),
-    ]
-
-
-def _amount(key: str, used: float, unit: str, *, factor: int, least: int, most: float | None) -> list[Line]:
-    """A power of two times the least that is ever proposed, so that the next run of the same does not propose another."""
-    value = least
-    while value < used * factor:
-        value *= 2
-    if most is not None and value >= most:  # what is above says so already
-        return []
-    return [Line(key, value, f"{used} {unit} were used; {factor} times that, rounded up, and at least {least}")]
-
-
-def _remarks(lines: Iterable[Line]) -> tuple[str, ...]:
-    """What people should know about a proposal before they take it."""
-    names = next((line.value for line in lines if line.key == "processes.commands"), ())
-    opened = [asked.text for asked in names if is_open(asked.text)]
-    return tuple(f"{name} runs what it is given, or starts other programs: it can do whatever the sandbox permits" for name in opened)
+def _remarks(programs: Programs) -> tuple[str, ...]:
+    """What people should know about a proposal before they take it. Of interpreters the notes speak."""
+    starters = [asked.text for asked in programs.names if is_open(asked.text) and not interprets(asked.text)]
+    return (*(f"{name} starts other programs, and does with them whatever the sandbox permits" for name in starters), *programs.notes)
 
 
 def _is_given(path: str, place: Place) -> bool:
@@ -277,12 +250,4 @@ def _parent(path: str) -> str:
 
 
 def _covers(directory: str, path: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
-def _mib(count: int) -> int:
-    return -(-count // MIB)
-
-
-def _in_mib(count: int | None) -> int | None:
-    return None if count is None else count // MIB
+    return matches(Tree(directory), path)

@@ -45,11 +45,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What is proposed, what is not and why, and what to know about it."""
+    """What is proposed, what is not and why, and what to know about it. Of the settings in `unknown` nothing was found out."""
 
     lines: tuple[Line, ...]
     left_out: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def document(self) -> Document:
         """As a policy that can be laid on others."""

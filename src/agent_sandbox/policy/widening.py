@@ -41,7 +41,7 @@ def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
             lines.append(_kept(key, value))
         elif line is not None:
             lines.append(_both(line, value, home))
-        elif key not in _LEARNT:
+        elif key not in _LEARNT or key in proposal.unknown:
             lines.append(_kept(key, value))
     # Of the network a policy that says nothing of it asks for nothing. Of all else, it permits everything.
     lines += [line for line in learnt.values() if line.key.startswith("network.")]

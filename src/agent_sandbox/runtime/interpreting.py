@@ -26,7 +26,7 @@ _LARGEST_ADDRESS = 128  # struct sockaddr_storage
 _MOST_MESSAGES = 64  # of one sendmmsg that are looked at
 _MESSAGE, _MESSAGE_OF_SEVERAL = 56, 64  # bytes of struct msghdr and struct mmsghdr; the first two fields are the address and its length
 _MOST_PROGRAMS = 4096  # whose names are remembered
-_WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
+_WRITES, _EMPTIES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC, os.O_TRUNC | os.O_EXCL | (os.O_TMPFILE & ~os.O_DIRECTORY)
 
 # By call, the names it is about: the argument with the directory (None: the working directory) and that with the name.
 _Place = tuple[int | None, int]
@@ -58,13 +58,14 @@ class Interpreter:
         self.asking = ""  # the program that turned to the resolver last
 
     def seen(self, call: Call) -> list[Found]:
-        """What the call names; nothing where that cannot be told."""
+        """What the call names; nothing where it names nothing. Raises PermissionError where we may not look."""
         _, pid, name, arguments = call
         try:
             program = self._program(pid)
             if name in _OPENED:
-                kind = _opening(pid, name, arguments)
-                return [(kind, _path(pid, _OPENED[name], arguments), program, True)] if kind else []
+                kinds = _opening(pid, name, arguments)
+                target = _path(pid, _OPENED[name], arguments) if kinds else ""
+                return [(kind, target, program, True) for kind in kinds]
             if name in EXECUTES:
                 self._programs.clear()
                 target = _path(pid, (None, 0) if name == "execve" else (0, 1), arguments)
@@ -74,6 +75,8 @@ class Interpreter:
                 return [*linked, *((WRITE, _path(pid, place, arguments), program, True) for place in _CHANGED[name])]
             found = (self._reached(pid, name, address, program) for address in _addresses(pid, name, arguments))
             return [(*each, program, True) for each in found if each is not None]
+        except PermissionError:  # it executed a file that may not be read, and the kernel keeps its memory from whoever may not read that
+            raise
         except (OSError, ValueError):  # it points nowhere, or the process has gone
             return []
 
@@ -114,16 +117,18 @@ class Interpreter:
         return self._python if path.startswith("/memfd:python") else path.removesuffix(" (deleted)")
 
 
-def _opening(pid: int, name: str, arguments: list[int]) -> str:
-    """Whether a file is opened to be read or to be written; empty where only its place is marked."""
+def _opening(pid: int, name: str, arguments: list[int]) -> tuple[str, ...]:
+    """Whether a file is opened to be read, written or both; nothing where only its place is marked. One that begins empty is not read."""
     if name == "creat":
-        return WRITE
+        return (WRITE,)
     flags = arguments[1 if name == "open" else 2]
     if name == "openat2":
         (flags,) = struct.unpack("=Q", _memory(pid, flags, 8))
     if flags & os.O_PATH:
-        return ""
-    return WRITE if flags & _WRITES else READ
+        return ()
+    if not flags & _WRITES:
+        return (READ,)
+    return (READ, WRITE) if flags & os.O_ACCMODE == os.O_RDWR and not flags & _EMPTIES else (WRITE,)
 
 
 def _path(pid: int, place: _Place, arguments: list[int]) -> str:

@@ -6,8 +6,11 @@ which the view, the filter and the empty network would not have let it do anyway
 
 A guest waits while its call is looked at, so nothing piles up here: a flood of calls is slow by its own doing. What is kept is bounded;
 beyond that calls are let go unseen, and it is said. When the supervisor dies, the calls fail with it, and init ends the run as always. When
-something here goes wrong, the call goes on, and it is counted. A guest cannot have a listener of its own meanwhile (EBUSY); its own filters
-otherwise work as ever, and what they refuse is not told. The made-up names of `runtime.naming` are answered for by the same thread.
+something here goes wrong, the call goes on, and it is counted. The made-up names of `runtime.naming` are answered for by the same thread.
+
+Not quite the same for the guest: a call takes some hundred microseconds longer, and milliseconds while the application keeps Python busy.
+A signal that comes before the call has been heard of interrupts it, which a program without SA_RESTART is told (EINTR); nothing was done
+then. And it cannot have a listener of its own (EBUSY). Its own filters otherwise work as ever, and what they refuse is not told.
 """
 
 from __future__ import annotations

@@ -26,10 +26,16 @@ _ANSWERS = {"y": Decision.ONCE, "yes": Decision.ONCE, "r": Decision.FOR_THIS_RUN
 
 def desk_for(request: Request, policy: Policy, *, sandbox: str, prompt: bool) -> Desk:
     """Who answers for this command. `prompt` says that our standard input is nobody else's: a question is then put there as well."""
+    tokens = tokens_of((*request.values("--capability"), os.environ.get(CAPABILITY, "")))
+    return places.desk(policy, inbox_for(policy, prompt=prompt), sandbox=sandbox, tokens=tokens)
+
+
+def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
+    """Where a question is put and waited for, and said to be."""
     asking = _AtTheTerminal() if prompt and os.isatty(0) and sys.stderr.isatty() and not policy.asks.needs else _Elsewhere()
     inbox = places.inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
     asking.inbox = inbox
-    return places.desk(policy, inbox, sandbox=sandbox, tokens=tokens_of((*request.values("--capability"), os.environ.get(CAPABILITY, ""))))
+    return inbox
 
 
 def tokens_of(texts: Iterable[str]) -> tuple[Token, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import ExitStack
 
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver
 from agent_sandbox.engine.simulation.carrying import Ready, carry, opened
 from agent_sandbox.engine.stored import Stored
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.errors import PolicyError
 from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import gate_for, project_of
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.preview import effects
 from agent_sandbox.surfaces.preview.material import check, gather
@@ -27,30 +28,34 @@ from agent_sandbox.workspace.store import Store
 def carry_out(request: Request) -> int:
     """The verb `carry-out`. It exits with 3 when nobody said yes, having changed nothing."""
     check(request)
-    store = Store.open(places.state_dir())
+    with ExitStack() as ends:
+        return _carry_out(request, Store.open(places.state_dir()), ends)
+
+
+def _carry_out(request: Request, store: Store, ends: ExitStack) -> int:
     plans = Plans(store)
-
-    def policy_of(project: str) -> Policy:
-        return governing(find_project(project, home=places.home(), explicit=True))
-
-    def gate_of(project: str) -> Gate:
-        return Gate(policy_of(project), places.ledger(), clock=time.time, sandbox=store.sandbox_for(project).id)
+    gates: list[Gate] = []
 
     def stored_of(project: str) -> Stored:
-        stored = Stored(store.sandbox_for(project))
-        recover(stored, gate_of(project))
+        if request.has("--project") and project_of(request).path != project:
+            raise PolicyError(f"this is a plan of {project!r}", hint="leave out --project")
+        found = find_project(project, home=places.home(), explicit=True)
+        stored = Stored(store.sandbox_for(found.path))
+        gates.append(gate_for(request, governing(found), found, stored.state.id, prompt=True))
+        ends.callback(gates[0].end)
+        recover(stored, gates[0])
         return stored
 
-    files_only, system = request.has("--files-only"), request.has("--system")
+    files_only, system, approved = request.has("--files-only"), request.has("--system"), approved_kinds(request)
     with opened(
-        plans, request.words[0], stored_of, policy_of, approved=approved_kinds(request), system=system, files_only=files_only
+        plans, request.words[0], stored_of, lambda project: gates[0].policy, approved=approved, system=system, files_only=files_only
     ) as ready:
         if not request.has("--quiet") and not request.has("--json"):
             _show(request, ready)
         agreed = agreement(request, ready.proposal)
         if agreed is None:
             return _end(request, ready, None, "nothing was carried out: nobody said yes (--yes; for each protected kind --approve KIND)")
-        done = carry(ready, agreed, plans, gate_of(ready.plan.project))
+        done = carry(ready, agreed, plans, gates[0])
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     if ready.plan.requests and not request.has("--json"):
         asked = ", ".join(ready.plan.requests[:5])

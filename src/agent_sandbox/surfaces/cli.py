@@ -48,6 +48,10 @@ def _do(line: list[str]) -> int:
     request = None
     try:
         request = parse(line)
+        if request.has("--capability"):
+            from agent_sandbox.surfaces.concealing import conceal  # before anything is forked
+
+            conceal(request.values("--capability"))
         return _verb(request)
     except SandboxError as error:
         code = _code_of(error)

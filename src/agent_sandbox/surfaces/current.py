@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox import places
+from agent_sandbox import places, policy_files
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Runtimes
 from agent_sandbox.engine.session import Session
@@ -17,7 +17,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, repeatable
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import reveal
-from agent_sandbox.surfaces import policies, quantities
+from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.surfaces.messages import remark
@@ -28,6 +28,7 @@ from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 if TYPE_CHECKING:
     from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.policy.narrowing import Effective
+    from agent_sandbox.surfaces.elevating import Lifted
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
 
@@ -71,22 +72,22 @@ def policy_of(request: Request, project: Project) -> Policy:
     return effective_of(request, project).policy
 
 
-def layers_for(request: Request, project: Project) -> policies.Layers:
+def layers_for(request: Request, project: Project) -> policy_files.Layers:
     """The policy files, and what the request names to be held to as well."""
-    found = policies.layers_of(project.path)
-    return replace(found, below=(*found.below, *policies.chosen(request.values("--policy")))) if request.has("--policy") else found
+    found = policy_files.layers_of(project.path)
+    return replace(found, below=(*found.below, *policy_files.chosen(request.values("--policy")))) if request.has("--policy") else found
 
 
 def effective_of(request: Request, project: Project) -> Effective:
     """The same, with what is looked at before a run and what people should know."""
     ceiling = _preset(request, project, CLONED_LIMITS)
-    return policies.under(layers_for(request, project), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
+    return policy_files.under(layers_for(request, project), ceiling, policy_files.changed_limits(CLONED_LIMITS, _limits(request)))
 
 
 def ceiling_of(request: Request, project: Project) -> Policy:
     """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
-    layers = policies.Layers(policies.layers_of(project.path).system)
-    return policies.under(layers, _preset(request, project, CLONED_LIMITS), policies.changed_limits(CLONED_LIMITS, _limits(request))).policy
+    preset, options = _preset(request, project, CLONED_LIMITS), policy_files.changed_limits(CLONED_LIMITS, _limits(request))
+    return policy_files.under(policy_files.layers_of(None), preset, options).policy
 
 
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
@@ -136,7 +137,7 @@ def _look_at_files(request: Request, project: Project) -> EarlyLook | None:
     found = effective_of(request, project)
     for warning in found.warnings if not request.has("--quiet") else ():
         remark(warning)
-    return policies.early_look(found)
+    return policy_files.early_look(found)
 
 
 def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
@@ -145,16 +146,32 @@ def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *
         return Gate(policy, places.ledger(), clock=time.time, sandbox=sandbox)
     from agent_sandbox.surfaces.asking import desk_for  # few policies ask
 
-    desk = desk_for(request, policy, sandbox=sandbox or sandbox_id(project.path), prompt=prompt)
+    desk = desk_for(request, policy, sandbox=sandbox_id(project.path), prompt=prompt)
     return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
 
 
-def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
+@dataclass(frozen=True)
+class Opening:
+    """A session to run something in, and what it is about. Without `found`, on a throw-away sandbox; `lifted` is an elevation, if any."""
+
+    session: Session
+    found: Current | None
+    project: Project
+    lifted: Lifted | None
+
+
+def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
     """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
     found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     early = _look_at_files(request, project)
-    gate = gate_for(request, policy_of(request, project), project, found.state.id if found else "")
+    policy, lifted = policy_of(request, project), None
+    if os.path.isdir(places.elevations_dir()):  # as a rule it is not
+        from agent_sandbox.surfaces import elevating
+
+        lifted = elevating.lifted(policy, project.path, sandbox_id(project.path))
+    named = found.state.id if found else "simulation" if request.has("--simulate") else ""
+    gate = gate_for(request, lifted.policy if lifted else policy, project, named)
     session = Session(
         gate,
         runtimes,
@@ -164,4 +181,4 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
         beside=in_a_child,
         early=early,
     )
-    return session, found, project
+    return Opening(session, found, project, lifted)

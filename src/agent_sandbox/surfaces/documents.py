@@ -16,7 +16,8 @@ from typing import Any
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import Denied, SandboxError
-from agent_sandbox.policy.decide import Deny, granting
+from agent_sandbox.policy.decide import Deny, granting, lifting
+from agent_sandbox.runtime.observed import Observed
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.current import Current
@@ -57,6 +58,7 @@ def _refusal(verdict: Deny) -> dict[str, Any]:
         "remedy": _text(because.remedy),
         "missing_capability": _text(verdict.missing) or None,
         "grant": _text(granting(verdict.missing)) if verdict.missing else None,
+        "elevate": _text(lifting(verdict.program)) if verdict.program else None,
     }
 
 
@@ -91,7 +93,14 @@ def _run(work: Work, outcome: Outcome, code: int) -> dict[str, Any]:
         "runtime": outcome.route.runtime,
         "route": _route(outcome.route),
         "notes": [_text(note) for note in outcome.notes],
+        **({"observed": [observed_document(each) for each in outcome.observed]} if work.observe else {}),
     }
+
+
+def observed_document(observed: Observed) -> dict[str, Any]:
+    """Something that a run tried."""
+    names = {**path_fields("target", observed.target), **path_fields("program", observed.program)}
+    return {"kind": observed.kind, **names, "allowed": observed.allowed, "times": observed.times}
 
 
 def _route(route: Route) -> dict[str, Any]:

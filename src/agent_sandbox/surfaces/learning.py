@@ -25,6 +25,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.widening import widened
+from agent_sandbox.policy_files import layers_of
 from agent_sandbox.runtime.base import DEVNULL
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.spelling import sha256
@@ -35,7 +36,6 @@ from agent_sandbox.surfaces.diff import aside
 from agent_sandbox.surfaces.environment import guest_environment
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.performing import code_of, directory_of, say_how_it_ended
-from agent_sandbox.surfaces.policies import layers_of
 from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.plans import Plans
@@ -127,6 +127,8 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
                     outcome = replace(made.outcome, changes=made.changes)
                     waits = waits or made.plan.base != NOTHING_WAITS
         say_how_it_ended(work, outcome)
+        for note in outcome.notes:
+            remark(note)
         _check_observed(work, outcome)
         runs.append(_First(Ran(work, outcome), printed.digest, code_of(outcome.exit, forward.received)))
     return runs, waits

@@ -11,7 +11,7 @@ from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
-from agent_sandbox.errors import Busy, PolicyError
+from agent_sandbox.errors import Busy, Denied, PolicyError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
@@ -34,18 +34,37 @@ TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125,
 
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
+    with _runtimes(request, forked) as runtimes:
+        try:
+            return _perform(request, what, stdin, runtimes)
+        except Denied as refusal:
+            if not refusal.verdict.program:
+                raise
+            from agent_sandbox.surfaces.elevating import somebody_lifts
+
+            if not somebody_lifts(request, refusal.verdict):
+                raise
+        return _perform(request, what, stdin, runtimes)
+
+
+def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtimes: Runtimes) -> int:
     same = _same_every_time(request)
     if request.has("--simulate"):
         from agent_sandbox.surfaces.sim import refuse_mixtures  # few runs are
 
         refuse_mixtures(request)
-    with _runtimes(request, forked) as runtimes, ExitStack() as stack:
-        session, found, project = session_for(request, runtimes, _say_who_has_it)
+    with ExitStack() as stack:
+        opening = session_for(request, runtimes, _say_who_has_it)
+        session, found, project = opening.session, opening.found, opening.project
         stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if opening.lifted is not None:
+            work = replace(work, left=opening.lifted.left)
+            stack.callback(lambda: places.elevations().sweep())
+            remark(opening.lifted.note)
         if request.has("--observe"):
             work = replace(work, observe=True, log_observed=True)
         if same:

@@ -92,6 +92,7 @@ _OPTIONS = (
     Option("--capability", "TOKEN", "what `grant` printed: allows what it covers without asking (also in AGENT_SANDBOX_CAPABILITY)"),
     Option("--for", "TIME", "for this long: 90, 10m, 1h"),
     Option("--times", "N", "only so often"),
+    Option("--elevate", help="lift rules of the policy: what --allow, --reveal, --timeout, --memory, --disk and --processes say"),
     Option("--code", "DIGITS", "the second factor, where the question needs one"),
     Option("--enroll", help="make a second factor, once, and print what an authenticator reads"),
     Option("--of", "USER", "the questions of this user (as root only)"),
@@ -203,7 +204,7 @@ kept for an hour, for carry-out to do exactly what it says.""",
     "carry-out": Verb(
         "carry-out DIGEST [--yes] [--approve KINDS] [--system] [--files-only]",
         "do what a plan of sim says, exactly",
-        ("--yes", "--approve", "--system", "--files-only", "--all", "--stat", "--side-by-side", "--no-pager"),
+        ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
         (1, 1),
         details="""The first letters of the digest are enough. It shows the plan once more and asks. The files become what the plan says,
 byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it has changed since: the plan,
@@ -328,18 +329,21 @@ Without a terminal, --yes or --refuse and the whole digest are needed. Nobody an
 nothing was answered.""",
     ),
     "grant": Verb(
-        'grant "PATTERN" --for TIME [--times N] [--sandbox ID]',
-        "permit the project's sandbox what the policy would ask about, and print the token for it",
-        ("--for", "--times", "--sandbox"),
+        'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
+        "permit the project's sandbox what the policy would ask about, or lift a rule of it, for a while",
+        ("--for", "--times", "--sandbox", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
         (0, ANY),
         too_many="put each pattern in quotes",
         details="""A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that
 begins so, and ** in last place any number of words. What the policy denies stays denied.
 
   agent-sandbox grant "run git push **" --for 10m --times 3
+  agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
   agent-sandbox run --capability "$TOKEN" "git push origin main"
 
-The token is a secret: who has it can use it, in that sandbox, until its time is over. It is never shown inside.""",
+The token is a secret: who has it can use it, in that sandbox, until its time is over. It is never shown inside.
+With --elevate there is no token: for that time the runs of the sandbox have more than the user's and the project's policy
+files leave, never more than the system's. A run that has it ends with it, and its end is recorded.""",
     ),
     "revoke": Verb(
         "revoke NAME… | revoke --all",

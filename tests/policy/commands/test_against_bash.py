@@ -16,8 +16,8 @@ import pytest
 
 from agent_sandbox import Sandbox, shared
 from agent_sandbox.policy.commands.reading import understand
-from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
-from agent_sandbox.policy.commands.wrappers import WRAPPERS
+from agent_sandbox.policy.commands.registry.tables import TOOLS
+from agent_sandbox.policy.commands.wrappers import BUILTINS, WRAPPERS
 from tests.policy.commands.corpus import corpus
 
 SAMPLE = 60

@@ -29,7 +29,9 @@ class Desk:
         tokens: Sequence[Token],
         clock: Callable[[], float],
     ) -> None:
-        person = InboxApprover(inbox, policy=policy.digest(), sandbox=sandbox, run=run, clock=clock, needs=policy.asks.needs)
+        asks = policy.asks
+        needs = (*asks.needs, *((f"the word of {' or '.join(asks.approvers) or 'nobody'}",) if asks.approvers is not None else ()))
+        person = InboxApprover(inbox, policy=policy.digest(), sandbox=sandbox, run=run, clock=clock, needs=needs)
         self._first = CapabilityApprover(capabilities, tokens, sandbox=sandbox, otherwise=person)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:

@@ -123,6 +123,8 @@ class Inbox:
             _write_answer(place, sealed(Answer(digest, decision, by, until, SECOND_FACTOR in question.needs), self._key), question.asker)
         except FileNotFoundError:  # its time was over in this moment
             raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
+        except FileExistsError:
+            raise PolicyError("somebody else has just answered, and that counts", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
         """Raise `PolicyError` for a yes that would not count: better said now than to who waits for it."""
@@ -223,6 +225,14 @@ class Inbox:
         return None
 
     def _taken(self, place: str, question: Question, answer: Answer) -> Granted | Refused | None:
+        if ANOTHER_USER in question.needs:  # who wrote it in another ledger
+            facts = {
+                "digest": answer.digest,
+                "decision": answer.decision.value,
+                "by": answer.by,
+                "allowed": answer.decision is not Decision.NO,
+            }
+            self._ledger.record(Noted("approval.received", facts, question.sandbox), lasting=True)
         match answer.decision:
             case Decision.NO:
                 return Refused(f"{answer.by} said no")  # to all who wait; it is cleared away when its time is over
@@ -286,7 +296,7 @@ def _shown(question: Question, times: int) -> Waiting:
 
 
 def _write_answer(place: str, content: bytes, asker: int) -> None:
-    """Put an answer beside its question, whole or not at all, unless there is one.
+    """Put an answer beside its question, whole or not at all. Raises FileExistsError when somebody else was first, and theirs counts.
 
     Where it goes belongs to who asks, so whatever lies on the way, nothing is written anywhere else by somebody who may write everywhere.
     They can read it, whoever wrote it.
@@ -301,8 +311,7 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
             os.write(file, content)
             os.fchmod(file, 0o644)
             os.fsync(file)
-            with suppress(FileExistsError):  # somebody else was first, and theirs counts
-                os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
+            os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
         finally:
             os.close(file)
             os.unlink(new, dir_fd=directory)
@@ -321,10 +330,11 @@ def _question(place: str) -> Question | None:
 
 def _clear(place: str) -> None:
     """Remove a question with all that belongs to it."""
-    for name in (_QUESTION, _ANSWER, _ASKED, _TAKEN):
+    with suppress(OSError):  # another clears it, too
         with suppress(FileNotFoundError):
+            os.unlink(os.path.join(place, _QUESTION))  # first: without it nothing here is waited for or taken
+        for name in os.listdir(place):  # also what somebody who was killed has left
             os.unlink(os.path.join(place, name))
-    with suppress(OSError):
         os.rmdir(place)
 
 

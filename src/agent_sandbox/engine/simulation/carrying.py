@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed
-from agent_sandbox.engine.simulation import effects
+from agent_sandbox.engine.simulation import effects, inputs
 from agent_sandbox.engine.simulation.plan import EffectPlan, read
 from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.simulating import base_of, pending
 from agent_sandbox.engine.stored import Stored
-from agent_sandbox.errors import PolicyError, SandboxError, Unfinished
+from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.plans import Kept, Plans, PlanState
@@ -69,7 +69,7 @@ def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate) -> Carried
     ready.kept.begin()
     try:
         done = carry_out(proposal, ready.stored, gate)
-    except Unfinished:  # something was, and is brought to its end the next time
+    except (Unfinished, LedgerUnavailable, LedgerBroken):  # something may have been done
         raise
     except SandboxError:
         ready.kept.recall()
@@ -118,6 +118,8 @@ def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, g
         raise PolicyError("the policy has changed since the plan was made", hint=again)
     if plan.base != base:
         raise PolicyError("what waits in the project's sandbox has changed since the plan was made", hint=again)
+    if read := next(inputs.moved(plan.read, plan.project), None):
+        raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
         return  # which is refused where the promotion is judged, and said there
     try:

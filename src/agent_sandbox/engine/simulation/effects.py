@@ -11,11 +11,12 @@ from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.ledger.redaction import without_secrets
 from agent_sandbox.policy.commands.effects import Kind, Understanding
 from agent_sandbox.policy.commands.reading import understand, understand_argv
+from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.policy.secrets import Mask, names_a_secret
 from agent_sandbox.spelling import sha256
 from agent_sandbox.values import TYPE_CHECKING, replace
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, covers
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.noise import place_of
 from agent_sandbox.workspace.promotion.expecting import look_at
@@ -24,7 +25,7 @@ from agent_sandbox.workspace.promotion.foreseeing import protected_classes
 if TYPE_CHECKING:
     from agent_sandbox.runtime.observed import Observed
 
-MOST_READ = 8 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
+MOST_READ = 2 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
 _CHUNK = 1 << 20
 _NETWORK = ("connect", "resolve", "listen")
 _OPENING = ("read", "write", "execute")
@@ -126,7 +127,8 @@ def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[st
     why = {mask.path: mask.why for mask in masks}
     found: dict[tuple[str, str], SecretUse] = {}
     for each in observed:
-        mask = next((path for path in why if covers(path, each.target)), None) if each.kind in _OPENING and not each.allowed else None
+        barred = each.kind in _OPENING and not each.allowed
+        mask = next((path for path in ancestors(each.target) if path in why), None) if barred else None
         if mask is not None:
             use = SecretUse("file", each.target, why[mask], each.program, risk.of_secret("file", why[mask]))
             found.setdefault((each.target, each.program), use)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.preview.sources import Machine
 
 OBJECTS = "objects"
 _MOST = 64 << 10  # of the end of a log
@@ -23,10 +24,13 @@ def inside(path: str, project: str) -> str:
     return path.removeprefix(top) if path.startswith(top) else ""
 
 
-def words(changes: ChangeSet, contents: Contents, project: str) -> Iterator[str]:
-    """One sentence for each step that HEAD takes, and for each branch and tag that moves otherwise."""
+def words(changes: ChangeSet, everything: ChangeSet, contents: Contents, project: str) -> Iterator[str]:
+    """One sentence for each step that HEAD takes, and for each branch and tag that moves otherwise.
+
+    `everything` has besides the changes what was there for the command already.
+    """
     by_name = {name: change for change in changes if (name := inside(change.path, project))}
-    branch = _branch(by_name, contents, project)
+    branch = _branch(next((each for each in everything if inside(each.path, project) == "HEAD"), None), contents, project)
     steps = list(_steps(by_name["logs/HEAD"], contents)) if "logs/HEAD" in by_name else []
     for old, new, said in steps:
         yield f"git: {_deed(said)}{f' on {branch}' if branch else ''} ({old[:7] if old.strip('0') else 'nothing'} to {new[:7]}): {said}"
@@ -58,18 +62,15 @@ def _steps(change: Change, contents: Contents) -> Iterator[tuple[str, str, str]]
             yield old, new, said[:_LONGEST]
 
 
-def _branch(by_name: dict[str, Change], contents: Contents, project: str) -> str:
+def _branch(head: Change | None, contents: Contents, project: str) -> str:
     """What HEAD is on afterwards; empty when that cannot be told."""
-    if "HEAD" in by_name:
-        change = by_name["HEAD"]
-        text = _read(change, contents, 0) if change.after is not None and change.after.type is EntryType.FILE else b""
-    else:
-        try:
-            fd = os.open(os.path.join(project, ".git/HEAD"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return ""
-        with open(fd, "rb") as file:
-            text = file.read(_LONGEST)
+    real = Change(os.path.join(project, ".git/HEAD"), Kind.MODIFIED, None, None)
+    try:
+        fd = Machine().open_old(real) if head is None else contents.open_file(head)
+    except OSError:
+        return ""
+    with open(fd, "rb") as file:
+        text = file.read(_LONGEST)
     name = text.decode(errors="surrogateescape").strip().removeprefix("ref: refs/heads/")
     return name[:_LONGEST] if name and not name.startswith("ref: ") and name.strip("0123456789abcdef") else ""
 

@@ -79,6 +79,14 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Input:
+    """A file of the project that it read, by the digest of its content; without one when that changed meanwhile."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Ended:
     """How it ended."""
 
@@ -109,6 +117,7 @@ class EffectPlan:
     network: tuple[NetworkRequest, ...] = ()
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
+    read: tuple[Input, ...] = ()  # of the project, as far as somebody watched; see `inputs`
     words: tuple[str, ...] = ()  # what it comes to, in sentences
     notes: tuple[str, ...] = ()
     watched: bool = False
@@ -181,7 +190,7 @@ def read(text: str) -> EffectPlan:
 
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (EffectPlan, FileEffect, ProgramUse, NetworkRequest, SecretUse, Prediction, Ended, Risk)
+    kind.__name__: kind for kind in (EffectPlan, FileEffect, ProgramUse, NetworkRequest, SecretUse, Prediction, Input, Ended, Risk)
 }
 
 

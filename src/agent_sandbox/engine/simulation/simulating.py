@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from agent_sandbox.engine.session import SCRATCH, Session
-from agent_sandbox.engine.simulation import effects, git, risk
+from agent_sandbox.engine.simulation import effects, git, inputs, risk
 from agent_sandbox.engine.simulation.plan import EffectPlan, Ended, FileEffect
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Code, Outcome, Work
@@ -61,6 +61,7 @@ def simulated(
     policy = session.policy
     with plans.making(project) as state:
         before = _seeded(state, waiting, policy, on_busy) if waiting is not None else {}
+        since_ns = time.time_ns()
         outcome = session.on(state).run(replace(work, on_changes=None, observe=True))
         clone = Stored(state)
         with clone.opened() as stack:
@@ -70,11 +71,15 @@ def simulated(
             touched = {path for path, effect in after.items() if before.get(path) != effect}
             changes = everything.chosen(lambda change: change.path in touched)
             files = effects.with_risks([after[change.path] for change in changes], changes, stack, project)
+            read, all_of_it = inputs.inputs_of(outcome.observed, project, since_ns=since_ns, besides=after)
             given_up = sorted(path for path in before if path not in after)
+            plan = plan_of(work, outcome, policy, project, files, governed=governed, clock=clock)
             plan = replace(
-                plan_of(work, outcome, policy, project, files, governed=governed, clock=clock),
+                plan,
                 base=base_of(before),
-                words=(*git.words(changes, stack, project), *map(_given_up, given_up)),
+                read=read,
+                words=(*git.words(changes, everything, stack, project), *map(_given_up, given_up)),
+                notes=plan.notes if all_of_it else (*plan.notes, inputs.NOT_ALL),
                 unlisted=problem,
             )
             kept = keep and bool(files) and not problem

@@ -12,7 +12,7 @@ from agent_sandbox.policy.commands.effects import Effect, Kind, Understanding, U
 from agent_sandbox.policy.commands.expanding import Field, expand, joined
 from agent_sandbox.policy.commands.parsing import parse
 from agent_sandbox.policy.commands.printing import printed, printed_by
-from agent_sandbox.policy.commands.registry import BUILTINS, effects_of
+from agent_sandbox.policy.commands.registry import effects_of
 from agent_sandbox.policy.commands.registry.spec import on_path
 from agent_sandbox.policy.commands.syntax import (
     Arithmetic,
@@ -32,6 +32,7 @@ from agent_sandbox.policy.commands.syntax import (
 )
 from agent_sandbox.policy.commands.variables import hides_command, is_command, loads
 from agent_sandbox.policy.commands.wrappers import (
+    BUILTINS,
     RUNNERS,
     SHELLS,
     WRAPPERS,
@@ -59,9 +60,9 @@ _COMPUTES = _DECLARES | {
 }  # with what they are given as a number or name
 
 
-def understand(text: str) -> Understanding:
-    """The tools and effects of a command line, as bash would read it."""
-    reading = _Reading()
+def understand(text: str, *, effects: bool = True) -> Understanding:
+    """The tools and effects of a command line, as bash would read it. Without `effects` those of known tools are not looked up."""
+    reading = _Reading(effects)
     try:
         reading.script(text)
     except Unreadable as error:
@@ -71,15 +72,16 @@ def understand(text: str) -> Understanding:
     return reading.result()
 
 
-def understand_argv(argv: Sequence[str]) -> Understanding:
+def understand_argv(argv: Sequence[str], *, effects: bool = True) -> Understanding:
     """The same for a program with its arguments, without a shell."""
-    reading = _Reading()
+    reading = _Reading(effects)
     reading.start([Field(word) for word in argv], piped=None, redirections=())
     return reading.result()
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, effects: bool) -> None:
+        self._effects = effects
         self._uses: dict[Use, None] = {}
         self._unknown: dict[str, None] = {}
         self._variables: dict[str, str | None] = {}
@@ -289,7 +291,7 @@ class _Reading:
         self.start(command, piped=piped, redirections=redirections)
 
     def _known(self, tool: str, rest: Sequence[Field]) -> None:
-        effects = effects_of(tool, rest)
+        effects = effects_of(tool, rest) if self._effects else ()
         if effects is None:
             own = "/" in tool
             self._note(tool, rest, [Effect(Kind.RUNS_CODE, tool) if own else Effect(Kind.UNKNOWN, tool)])

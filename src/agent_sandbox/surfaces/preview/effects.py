@@ -103,7 +103,7 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
     yield from _section(f"Risk: {plan.risk.level.value}")
     for (level, why), names in _grouped(plan).items():
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        yield ours(WARNING, f"{level.value}: {why}: {', '.join(map(named, names[:_NAMED]))}{more}")
+        yield ours(WARNING, f"{level.value}: {why}: {', '.join(names[:_NAMED])}{more}")
     for note in plan.notes[:_LISTED]:
         yield ours(NOTE, f"note: {note}")
     if kept:
@@ -133,13 +133,13 @@ def _cut(text: str) -> str:
 
 
 def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
-    """Each effect that is not low, with what it is about; the highest first."""
-    about = [(effect.risk, _relative(effect, plan)) for effect in plan.files]
+    """Each effect that is not low, with what it is about, ready to be shown; the highest first."""
+    about = [(effect.risk, named(_relative(effect, plan))) for effect in plan.files]
     about += [(of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
-    about += [(each.risk, each.what or each.effect) for each in plan.predicted]
-    about += [(each.risk, each.program) for each in plan.programs]
-    about += [(each.risk, each.target) for each in plan.network]
-    about += [(each.risk, each.name) for each in plan.secrets]
+    about += [(each.risk, named(each.what) if each.what else each.effect) for each in plan.predicted]
+    about += [(each.risk, named(each.program)) for each in plan.programs]
+    about += [(each.risk, named(each.target)) for each in plan.network]
+    about += [(each.risk, named(each.name)) for each in plan.secrets]
     for level in (Level.HIGH, Level.MEDIUM):
         yield from (each for each in about if each[0].level is level)
 
@@ -174,6 +174,8 @@ def after_changes(plan: EffectPlan) -> dict[str, Any]:
     """Those that stand after them."""
     return {
         "watched": plan.watched,
+        "read": [{**path_fields("path", each.path), "sha256": each.sha256 or None} for each in plan.read],
+        "needs": {name: [shown(each) for each in wanted] for name, wanted in plan.needs.items()},
         "programs": [
             {**path_fields("program", use.program), "times": use.times, "allowed": use.allowed, "risk": _risk(use.risk)}
             for use in plan.programs

@@ -7,22 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from agent_sandbox.policy.commands.effects import Effect, Kind
 from agent_sandbox.policy.commands.expanding import Field
 from agent_sandbox.policy.commands.registry import git, special
-from agent_sandbox.policy.commands.registry.spec import Spec, words
+from agent_sandbox.policy.commands.registry.spec import Spec
 
 Tool = Spec | Callable[[Sequence[Field]], list[Effect]]
 
 _READS, _WRITES, _DESTROYS, _NETWORK = Kind.READS, Kind.WRITES, Kind.DESTROYS, Kind.NETWORK
 _CODE, _SYSTEM = Kind.RUNS_CODE, Kind.SYSTEM
 _NOTHING = Spec(operands=None)
-
-# Commands of the shell itself: no program is started for them. What some of them do is in `reading`.
-BUILTINS = words(
-    """
-    : . [ alias bg bind break builtin caller cd command compgen complete continue declare dirs disown echo enable eval exec exit
-    export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly
-    return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
-    """
-)
 
 
 def _named(names: str, tool: Tool) -> dict[str, Tool]:

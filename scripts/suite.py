@@ -1,0 +1,141 @@
+"""The whole suite, its parts side by side: each of them waits much of its time, for what it has started to end.
+
+A part is a pytest of its own, or the checks. As root each has mounts of its own, so that what one mounts is not in the way of the other's
+views of this machine; they are shared mounts, as most machines have them, so that what leaks from a sandbox is seen. Compiling goes on
+beside the parts that can do without. What a part says is printed when it has ended.
+
+Usage: python -m scripts.suite [PART...]   without any, all of them
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ROOT = os.geteuid() == 0
+AT_ONCE = min(max(os.cpu_count() or 1, 2), 4)
+PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
+# Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
+UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")
+# Folders without WebAssembly: they need not wait until it is compiled.
+PLAIN = ("bench", "kernel", "ledger", "policy", "source", "spelling", "surfaces", "values")
+PIECES = {"workspace": 1, "security": 2, "e2e": 1, "contract": 1, "runtime": 1, "sdk": 1}  # what is long is a part, or some
+
+
+class Part(NamedTuple):
+    """Something to run, and whether it has to wait until WebAssembly is compiled."""
+
+    name: str
+    command: tuple[str, ...]
+    compiled: bool = False
+
+
+COMPILE = Part("compile", ("nice", "-n", "5", sys.executable, "-m", "scripts.compile_wasm"))
+
+
+class Running(NamedTuple):
+    """A part that has been started."""
+
+    part: Part
+    process: subprocess.Popen[bytes]
+    said: Path
+    began: float
+
+
+def parts() -> Iterator[Part]:
+    """All of them, those that take longest first. A folder that is not named above is in the last."""
+    yield Part("check", ("make", "--no-print-directory", "checks"))
+    yield from _pieces("workspace", compiled=False)
+    yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
+    yield Part("unprivileged", UNPRIVILEGED, compiled=True)
+    for name in PIECES:
+        if name != "workspace":
+            yield from _pieces(name, compiled=True)
+    named = {*PLAIN, *PIECES, "__pycache__"}
+    rest = sorted(str(each.relative_to(CHECKOUT)) for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in named)
+    yield Part("rest", (*PYTEST, *rest), compiled=True)
+
+
+def _pieces(folder: str, *, compiled: bool) -> Iterator[Part]:
+    files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / folder).rglob("test_*.py"))
+    pieces = PIECES[folder]
+    for piece in range(pieces):
+        name = folder if pieces == 1 else f"{folder}-{piece + 1}"
+        yield Part(name, (*PYTEST, *files[piece::pieces]), compiled)
+
+
+def start(part: Part, scratch: Path) -> Running:
+    """Start it where its mounts are nobody else's."""
+    apart = ("unshare", "--mount", "--propagation")
+    before = (*apart, "private", *apart, "shared") if ROOT and shutil.which("unshare") else ()
+    with open(scratch / part.name, "wb") as said:
+        process = subprocess.Popen((*before, *part.command), cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+    return Running(part, process, scratch / part.name, time.monotonic())
+
+
+def ended(running: list[Running]) -> tuple[Running, float]:
+    """Wait until one of them has ended, and take it out; with the seconds of processor time that it took."""
+    while True:
+        one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert one is not None
+        _, status, usage = os.wait4(one.si_pid, 0)
+        for each in running:
+            if each.process.pid == one.si_pid:
+                each.process.returncode = os.waitstatus_to_exitcode(status)
+                running.remove(each)
+                return each, usage.ru_utime + usage.ru_stime
+
+
+def tell(done: Running, processor: float) -> None:
+    """What it said, below a line with what it took."""
+    print(f"\n── {done.part.name}: {time.monotonic() - done.began:.0f} s, {processor:.0f} s of processor time")
+    print(done.said.read_text(errors="replace"), end="", flush=True)
+
+
+def run(waiting: list[Part], scratch: Path) -> list[str]:
+    """Run them, and return the names of those that failed. Once the checks have, nothing more is run."""
+    failed: list[str] = []
+    compiling, compiled = start(COMPILE, scratch), False
+    running = [compiling]
+    try:
+        while waiting or running:
+            ready = [part for part in waiting if compiled or not part.compiled]
+            while ready and len([each for each in running if each is not compiling]) < AT_ONCE:
+                waiting.remove(ready[0])
+                running.append(start(ready.pop(0), scratch))
+            done, processor = ended(running)
+            tell(done, processor)
+            compiled |= done is compiling
+            if done.process.returncode:
+                failed.append(done.part.name)
+            if done.process.returncode and done.part.name == "check":
+                break
+    finally:
+        for each in running:
+            each.process.send_signal(signal.SIGINT)
+        for each in running:
+            each.process.wait()
+    return failed
+
+
+def main(names: list[str]) -> int:
+    """Run the parts of these names, or all. Returns 0 when every one was fine."""
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory() as scratch:
+        failed = run([part for part in parts() if not names or part.name in names], Path(scratch))
+    print(f"\n── {time.monotonic() - began:.0f} s; " + (f"FAILED: {', '.join(failed)}" if failed else "all of it passed"))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

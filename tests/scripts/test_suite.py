@@ -1,0 +1,57 @@
+"""The whole suite in parts: nothing is left out, nothing is run twice, and what fails fails the whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from scripts import suite
+
+
+def files_of(part: suite.Part) -> list[Path]:
+    named = [suite.CHECKOUT / word for word in part.command if word.startswith("tests/")]
+    return [file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+
+
+def test_every_file_of_tests_is_in_one_part() -> None:
+    counted = Counter(file for part in suite.parts() for file in files_of(part))
+    assert counted == Counter((suite.CHECKOUT / "tests").rglob("test_*.py"))
+
+
+def test_the_checks_and_the_unprivileged_half_are_parts_of_it() -> None:
+    assert {"check", "unprivileged"} <= {part.name for part in suite.parts()}
+
+
+def test_what_does_not_wait_for_webassembly_uses_none() -> None:
+    using = [file for part in suite.parts() if not part.compiled for file in files_of(part) if "tests import compiled" in file.read_text()]
+    assert using == []
+
+
+@pytest.mark.parametrize(("command", "status", "said"), [("true", 0, "all of it passed"), ("exit 3", 1, "FAILED: one")])
+def test_a_part_that_fails_fails_the_whole_and_the_others_are_run(command: str, status: int, said: str) -> None:
+    program = f"""
+import sys
+from scripts import suite
+suite.COMPILE = suite.Part("compile", ("true",))
+suite.parts = lambda: [suite.Part("one", ("sh", "-c", "echo first; {command}")), suite.Part("two", ("echo", "second"), compiled=True)]
+sys.exit(suite.main([]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=suite.CHECKOUT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == status and said in done.stdout
+    assert "first\n" in done.stdout and "second\n" in done.stdout
+
+
+@pytest.mark.needs_root
+def test_what_one_part_mounts_is_not_there_for_another(tmp_path: Path) -> None:
+    place, scratch = tmp_path / "place", tmp_path / "scratch"
+    place.mkdir()
+    scratch.mkdir()
+    look = f"mount -t tmpfs none {place}; touch {place}/inside; ls {place}"
+    running = suite.start(suite.Part("mounting", ("sh", "-c", look)), scratch)
+    running.process.wait()
+    assert running.said.read_text() == "inside\n" and os.listdir(place) == []
