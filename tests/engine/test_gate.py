@@ -11,7 +11,7 @@ from agent_sandbox.engine import gate as gate_module
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Gate, Granted, Refused
 from agent_sandbox.errors import Denied, LaunchFailed, LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import read, verify
-from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
@@ -227,3 +227,23 @@ def test_what_somebody_agreed_to_is_recorded_against_a_power_cut(monkeypatch: py
     ledger = FakeLedger()
     asking(monkeypatch, ledger, FakeApprover(Granted("alice"))).perform(ALLOWED, Deed(ledger))
     assert ledger.lasting == [True, True]
+
+
+def test_what_is_found_wanting_before_the_gate_is_refused_as_everything_is() -> None:
+    ledger = FakeLedger()
+    with pytest.raises(Denied) as refusal:
+        gate(ledger).refuse(ALLOWED, Reason("code", "it reaches too far", "change it"))
+    assert refusal.value.verdict == Deny(Reason("code", "it reaches too far", "change it")) and refusal.value.hint == "change it"
+    [event] = ledger.events
+    assert isinstance(event, Refusal) and (event.rule, event.digest) == ("code", ALLOWED.digest())
+
+
+def test_what_is_seen_of_an_action_is_noted_and_what_was_agreed_to_ends_with_the_gate() -> None:
+    ledger, approver = FakeLedger(), FakeApprover(Granted("ada"))
+    approver.asked.append((ALLOWED, Ask(Reason("approval", "x"), "x"), 0.0))
+    door = Gate(locked(), ledger, clock=lambda: 0.0, approver=approver)
+    door.note("read", {"target": "/etc/hosts"})
+    assert ledger.events == [Noted("read", {"target": "/etc/hosts"}, "")]
+    door.end()
+    assert approver.asked == [], "it was told"
+    gate(ledger).end()
