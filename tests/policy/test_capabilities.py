@@ -211,4 +211,4 @@ def test_a_token_narrows_itself_spells_itself_and_says_what_it_claims() -> None:
     token = granted().attenuate(Times(1))
     assert token == attenuate(granted(), Times(1)) and parse(str(token)) == token
     assert caveats_of(token)[-1] == Times(1)
-    assert caveats_of(Token(token.identity, ("nonsense",), token.signature)) == (None,)
+    assert caveats_of(Token(token.identity, (b"nonsense",), token.signature)) == (None,)
