@@ -1,4 +1,4 @@
-"""How long deciding, recording and checking take, in thousands: one alone is too short to be measured among other things."""
+"""How long deciding, recording, checking and reading take, in thousands: one alone is too short to be measured among other things."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agent_sandbox.ledger.event import Intent, Outcome
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.capabilities import ForSandbox, Only, Until, attenuate, check, mint
+from agent_sandbox.policy.code.validate import validate
 from agent_sandbox.policy.decide import decide
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.spelling import Seal
@@ -20,6 +21,34 @@ MANY = 1_000
 WRITERS = 16
 _ACTION = RunCommand.of(["git", "log", "-n", "3"], cwd="/home/u/project", environment=["HOME", "PATH"])
 _FACTS = {"kind": "RunCommand", "argv": list(_ACTION.argv), "cwd": _ACTION.cwd, "environment": list(_ACTION.environment)}
+_PROGRAM = """
+import json
+from collections import defaultdict
+
+
+def totals(rows, rates, by="month"):
+    '''Sum the amounts of each month and kind, in one currency.'''
+    found = defaultdict(list)
+    for row in rows:
+        # Rows without a currency are in ours.
+        rate = rates.get(row.get("currency"), 1.0)
+        key = (row[by], row["kind"])
+        found[key].append(float(row["amount"]) * rate)
+    return {key: round(sum(values), 2) for key, values in found.items()}
+
+
+def main():
+    # What was exported last night
+    rows = [json.loads(line) for line in LINES]
+    print(f"{len(rows)} rows")
+
+    for key, value in sorted(totals(rows, RATES).items()):
+        print("/".join(key), value)
+
+
+if __name__ == "__main__":
+    main()
+"""
 _INTENT = Intent(_FACTS, _ACTION.digest(), "p" * 64, "command", "a-sandbox")
 
 
@@ -74,6 +103,17 @@ def deciding() -> Call:
     def call() -> None:
         for _ in range(MANY):
             decide(policy, (), _ACTION, now=1.0)
+
+    return call
+
+
+def reading() -> Call:
+    """The early look at a program of a thousand lines, as agents write them: nothing in it is an issue."""
+    source = _PROGRAM * (1_000 // _PROGRAM.count("\n"))
+
+    def call() -> None:
+        if not validate(source).valid:
+            raise Missing("the program meets a pattern")
 
     return call
 

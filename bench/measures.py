@@ -90,6 +90,15 @@ MEASURES = (
         notes=("durable against the end of the process; each entry sealed, chained and anchored",),
     ),
     Measure(
+        "sim",
+        "a plan of what a command would do",
+        "sim",
+        _burst(5, 1.0),
+        rounds=5,
+        reference="run",
+        notes=("as a shell starts it; watched from outside, compared, judged, and the plan kept on disk",),
+    ),
+    Measure(
         "snapshots",
         "a resting sandbox",
         "snapshots",

@@ -109,10 +109,30 @@ def clone_of(project: Path) -> Call:
 
 def command_line() -> Call:
     """`agent-sandbox run -- true` in a project of its own, which keeps one sandbox between the calls."""
-    program = str(Path(sys.executable).parent / "agent-sandbox")
+    return command(_typed("run", "--", "true"))
+
+
+BUSY = "for i in $(seq 100); do cat /etc/passwd > made.txt; done"  # programs started, and files opened and written
+
+
+def simulating(line: str) -> Call:
+    """A command line and its plan."""
+    return command(_typed("sim", "--json", line), None, lines=10, cwd=_project())
+
+
+def thrown_away(line: str) -> Call:
+    """The same command line, run and forgotten."""
+    return command(_typed("run", "--throw-away", line), cwd=_project())
+
+
+def _typed(verb: str, *words: str) -> tuple[str, ...]:
+    return (str(Path(sys.executable).parent / "agent-sandbox"), verb, "--project", str(_project()), *words)
+
+
+def _project() -> Path:
     project = Path(places.state_dir()).parent / "project"
     project.mkdir(parents=True, exist_ok=True)
-    return command((program, "run", "--project", str(project), "--", "true"))
+    return project
 
 
 ASLEEP = "print(flush=True); import time; time.sleep(3600)"

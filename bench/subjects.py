@@ -128,6 +128,13 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("ledger-sixteen", "the same, from 16 processes", governance.recording_from_many),
         Subject("capability", "1,000 checks of a capability", governance.checking),
         Subject("decision", "1,000 decisions on a command", governance.deciding),
+        Subject("validation", "the early look at 1,000 lines of Python", governance.reading),
+    ),
+    "sim": (
+        Subject("run", "run --throw-away true", partial(ours.thrown_away, "true")),
+        Subject("sim", "sim true", partial(ours.simulating, "true")),
+        Subject("run-busy", "run --throw-away, 100 programs and writes", partial(ours.thrown_away, ours.BUSY)),
+        Subject("sim-busy", "sim, 100 programs and writes", partial(ours.simulating, ours.BUSY)),
     ),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),

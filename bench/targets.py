@@ -55,6 +55,7 @@ TARGETS = (
     Target("governance", "1,000 ledger entries from 16 processes: ms (30,000 a second)", "ledger-sixteen", None, 33.3, False),
     Target("governance", "1,000 checks of a capability: ms", "capability", None, 60, False),
     Target("governance", "1,000 decisions: ms", "decision", None, 50, False),
+    Target("governance", "the early look at 1,000 lines: ms", "validation", None, 20, False),
     Target("snapshots", "snapshot, 10 changed files: ms", "snapshot-few", None, 5, False, ("root",)),
     Target("snapshots", "snapshot, 100,000 changed files: ms", "snapshot-many", None, 5, False, ("root",)),
     Target("snapshots", "rollback, 10 changed files: ms", "rollback-few", None, 5, False, ("root",)),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RecordError,
         RuntimeUnavailable,
         SandboxError,
+        SandboxWarning,
         ToolError,
         WorkspaceError,
     )
@@ -82,6 +83,7 @@ __all__ = [
     "SandboxResult",
     "SandboxSession",
     "SandboxStatus",
+    "SandboxWarning",
     "ToolError",
     "Workspace",
     "WorkspaceError",
@@ -96,7 +98,7 @@ _HOMES = {
     "config": ("SandboxConfig",),
     "errors": (
         *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
-        *("RecordError", "RuntimeUnavailable", "SandboxError", "ToolError", "WorkspaceError"),
+        *("RecordError", "RuntimeUnavailable", "SandboxError", "SandboxWarning", "ToolError", "WorkspaceError"),
     ),
     "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),

@@ -16,7 +16,10 @@ from agent_sandbox import places
 from agent_sandbox.audit import AuditLevel
 from agent_sandbox.engine.routing import ONE_WALL, WISHES
 from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.validating import EarlyLook
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.code.model import Rule
+from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
@@ -58,7 +61,7 @@ class SandboxConfig:
         allow_file_read: show the files of the machine that `allowed_paths` names; without `allowed_paths`, all of them.
         allow_file_write: let the run change what it is shown. The changes are captured (`SandboxResult.changes`), never real. Without
             `allow_file_read` the allowed directories are there, but empty. The scratch directory /tmp is writable in any case.
-        allow_network: must be False. There is no network in this version, and asking for it is refused rather than forgotten.
+        allow_network: there is no network in this version. Asking for it changes nothing but that Python warns, and each result's notes.
         allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
         allow_shell, allowed_commands, denied_commands: which programs, by name and with wildcards ("python*"); without `allowed_commands`
             all that are there. What is not allowed is not there, and nothing that the run writes or brings along can be executed in its
@@ -69,6 +72,12 @@ class SandboxConfig:
         allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run, is
             refused where that would be large, and is impossible for the whole machine.
         reveal: secrets such as "~/.ssh" to show although they are masked by default.
+
+    Code, before it runs:
+        validate_code: look at it, and refuse what reaches for more than is permitted; see `agent_sandbox.policy.code`. An early warning in
+            words: turning it off never opens the wall.
+        blocked_patterns: in place of the default ones, such as "eval(", "os.system" or "subprocess". A default pattern keeps all that it
+            catches and what permits it; any other is a name, a dotted name or `name(`.
 
     The rest:
         env_vars: added to a minimal PATH, HOME and LANG. The run has these variables and no others.
@@ -117,6 +126,8 @@ class SandboxConfig:
     max_fuel: int | None = None
     deterministic: bool = False
     seed: int = 0
+    validate_code: bool = True
+    blocked_patterns: Sequence[str | Rule] | None = None
 
     def __post_init__(self) -> None:
         places.check_system()
@@ -124,10 +135,8 @@ class SandboxConfig:
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
                 raise PolicyError(f"{setting.name} must be True or False, not {value!r}", hint="it is a permission; say which")
-            if setting.type.startswith("Sequence"):
+            if setting.type.startswith("Sequence") and value is not None:
                 object.__setattr__(self, setting.name, _sequence(setting.name, value))
-        if self.allow_network:
-            raise PolicyError("allow_network=True is refused: this version has no network for sandboxes", hint="run without it")
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
         if self.runtime not in (*WISHES, ONE_WALL):
@@ -139,6 +148,8 @@ class SandboxConfig:
             if given and self.runtime == "process":
                 raise PolicyError(f"{name} is refused with runtime='process': it cannot be done there", hint='use runtime="wasm" or "auto"')
         check_seed(self.seed)
+        for pattern in self.blocked_patterns or ():
+            check_pattern(pattern)
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')
@@ -174,7 +185,6 @@ class SandboxConfig:
             allow_hidden=self.allow_hidden,
             masks=self._masks(allowed, home),
             processes=self.allow_subprocess,
-            network=self.allow_network,
             limits=self.limits(),
             programs=ProgramRules(
                 (tuple(self.allowed_commands),) if self.allowed_commands else (),
@@ -185,6 +195,16 @@ class SandboxConfig:
             tools=self.callable_tools(()),
         )
         return repeatable(policy) if self.deterministic else policy
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is asked for and not had, in words for the person who asked."""
+        return (NO_NETWORK,) if self.allow_network else ()
+
+    def early_look(self) -> EarlyLook | None:
+        """What code is looked at for before it runs; None if it is not."""
+        rules = self.blocked_patterns
+        return EarlyLook(None if rules is None else tuple(rules)) if self.validate_code else None
 
     def callable_tools(self, more: Iterable[str]) -> tuple[str, ...]:
         """The names of those that may be called, when these are handed over as well."""
@@ -246,6 +266,14 @@ def check_seed(seed: object) -> None:
     """Raise `PolicyError` for what cannot be one."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise PolicyError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}", hint="use seed=7")
+
+
+def check_pattern(pattern: object) -> None:
+    """Raise `PolicyError` for what is no pattern of code."""
+    if not isinstance(pattern, str | Rule):
+        raise PolicyError(f"blocked_patterns holds {pattern!r}, which is no pattern", hint='write blocked_patterns=["eval(", "subprocess"]')
+    if isinstance(pattern, str):
+        Rule(pattern, "")  # raises for one that cannot be
 
 
 def _is_module(name: object) -> bool:

@@ -15,7 +15,8 @@
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
-`ToolError` is not ours: tools raise it to tell the program inside why they failed.
+`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is raised only by who asks Python for
+that: it says that something was asked for and is not had.
 
 A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """
@@ -114,6 +115,10 @@ class LedgerUnavailable(SandboxError):
 
 class LedgerBroken(SandboxError):
     """The ledger does not agree with itself: an entry was changed, removed, reordered or torn."""
+
+
+class SandboxWarning(UserWarning):
+    """Something was asked for that there is none of, and work goes on without it."""
 
 
 class ToolError(Exception):

@@ -13,18 +13,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from agent_sandbox import places
-from agent_sandbox.config import PathLike, environment
+from agent_sandbox.audit import AuditLog
+from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
 from agent_sandbox.permissions import PermissionSet
-from agent_sandbox.policy.action import LANGUAGES, RunCode, canonical_language
+from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.code.model import Rule, Validation
-from agent_sandbox.policy.code.validate import validate
-from agent_sandbox.policy.decide import LARGEST_SOURCE, Reason
+from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
 from agent_sandbox.sandbox import Sandbox
-from agent_sandbox.work import encoded
+from agent_sandbox.work import code_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class CodeExecutor:
         self,
         permissions: PermissionSet | None = None,
         backend: IsolationBackend | None = None,
-        audit: object | None = None,
+        audit: AuditLog | None = None,
         *,
         blocked_patterns: Iterable[str | Rule] | None = None,
         validate: bool = True,
@@ -69,22 +70,22 @@ class CodeExecutor:
 
         `blocked_patterns` are used in place of the default ones; a default pattern keeps all that it catches, any other is a name, a dotted
         name or `name(`. `validate=False` turns the early warning off, never the wall. Every execution and every refusal is in the ledger,
-        of which an audit log is a view. Raises `PolicyError` for what cannot be enforced.
+        and in `audit` as well. Raises `PolicyError` for what cannot be enforced.
         """
-        self.permissions = permissions or PermissionSet()
+        self.permissions = permissions if permissions is not None else PermissionSet()
         self.backend = backend or ProcessIsolation()
         self.audit = audit
-        self._rules = None if blocked_patterns is None else tuple(blocked_patterns)
-        self._validates = validate
-        if isinstance(blocked_patterns, str):
-            raise PolicyError(f"blocked_patterns must be a list, not {blocked_patterns!r}", hint=f"write [{blocked_patterns!r}]")
+        checked = SandboxConfig(validate_code=validate, blocked_patterns=blocked_patterns)  # type: ignore[arg-type]  # made a sequence there
+        self._looking: dict[str, Any] = {"validate_code": validate, "blocked_patterns": checked.blocked_patterns}
         if not isinstance(self.backend, ProcessIsolation) and list(self.permissions):
             raise PolicyError(f"{self.backend!r} takes no permissions", hint="use ProcessIsolation(), or no permissions")
 
     def validate_code(self, code: str, language: str = "python") -> dict[str, Any]:
         """`valid`, and `issues`: for each pattern that was found its name, the reason why it is one, and the line. Runs nothing."""
-        found = self._look(code, language)
-        return {"valid": found.valid, "issues": _issues(found)}
+        if canonical_language(language) not in LANGUAGES:
+            raise PolicyError(f"unknown language {language!r}", hint=f"use one of {', '.join(LANGUAGES)}")
+        issues = self._issues(code, language)
+        return {"valid": not issues, "issues": issues}
 
     def execute(self, code: str, context: ExecutionContext | None = None) -> ExecutionResult:
         """Look at the code, run it if nothing is wrong, and wait for its end. What is refused is FAILED, with `issues` and `verdict`.
@@ -92,15 +93,18 @@ class CodeExecutor:
         Raises as `Sandbox.execute` does.
         """
         context = context or ExecutionContext()
-        known = canonical_language(context.language) in LANGUAGES  # if not, the sandbox says so
-        found = self._look(code, context.language) if known and self._validates else Validation()
-        made = self._refused(code, context, found) if not found.valid else self._run(code, context)
-        notes = (*made.notes, *self.permissions.warnings)
-        values = {each.name: getattr(made, each.name) for each in fields(SandboxResult)} | {"notes": notes}
-        return ExecutionResult(**values, context=context, issues=tuple(_issues(found)))
+        made = self._run(code, context)
+        because_of_code = isinstance(made.verdict, Deny) and made.verdict.because.rule == "code"
+        issues = self._issues(code, context.language) if because_of_code else []
+        return ExecutionResult(
+            **{each.name: getattr(made, each.name) for each in fields(SandboxResult)}, context=context, issues=tuple(issues)
+        )
 
-    def _look(self, code: str, language: str) -> Validation:
-        return validate(code, language, grants=self.permissions.grants, rules=self._rules)
+    def _issues(self, code: str, language: str) -> list[dict[str, Any]]:
+        look = self.permissions.settings(**{**self._looking, "validate_code": True}).early_look()
+        assert look is not None, "it was asked for"
+        found = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
+        return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in found.issues]
 
     def _run(self, code: str, context: ExecutionContext) -> SandboxResult:
         surroundings: dict[str, Any] = {
@@ -109,23 +113,21 @@ class CodeExecutor:
             "env_vars": context.env_vars,
             "working_dir": context.working_dir,
         }
-        if not isinstance(self.backend, ProcessIsolation):
-            return self.backend.execute(code, context.language, IsolationConfig(**surroundings))
-        with Sandbox(self.permissions.settings(**surroundings)) as sandbox:
-            return sandbox.execute(code, context.language)
-
-    def _refused(self, code: str, context: ExecutionContext, found: Validation) -> SandboxResult:
-        """Refused through the gate, so that the refusal is in the ledger as every other is."""
-        what = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in found.issues[:3])
-        remedy = "change the code, grant what it needs, or choose other blocked_patterns"
-        gate = Gate(self.permissions.policy(), places.ledger(), clock=time.time)
-        source = encoded(code)[: LARGEST_SOURCE + 1]
-        action = RunCode.of(context.language, source, environment=context.env_vars)
+        if isinstance(self.backend, ProcessIsolation):
+            with Sandbox(permissions=self.permissions, audit=self.audit, **surroundings, **self._looking) as sandbox:
+                return sandbox.execute(code, context.language)
+        what = code_of(code, context.language)
         try:
-            gate.refuse(action, Reason("code", f"the code reaches for what is not permitted: {what}", remedy))
-        except Denied as error:
-            return refused(str(error), sandbox_id=context.id, language=action.language, verdict=error.verdict)
+            self._look_first(what, context)
+        except (Denied, PolicyError) as error:
+            verdict = error.verdict if isinstance(error, Denied) else None
+            return refused(str(error), sandbox_id=context.id, language=what.language, verdict=verdict)
+        return self.backend.execute(code, context.language, IsolationConfig(**surroundings))
 
-
-def _issues(found: Validation) -> list[dict[str, Any]]:
-    return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in found.issues]
+    def _look_first(self, what: Code, context: ExecutionContext) -> None:
+        """Before another's backend runs it: a refusal is in the ledger as every other is."""
+        config = SandboxConfig(**self._looking)
+        ledger = places.ledger() if self.audit is None else self.audit.over(places.ledger())
+        gate = Gate(config.policy(), ledger, clock=time.time, sandbox=context.id)
+        if (look := config.early_look()) is not None:
+            look.check(gate, what, action_of(Work(what, context.env_vars)))

@@ -1,6 +1,7 @@
 """Isolation backends: one piece of code in, one result out, for callers that bring their own sandbox logic.
 
-A backend is a thin face of a runtime. For anything beyond limits and environment use `Sandbox`.
+A backend is a thin face of a runtime: the wall, and nothing before it. Code is not looked at first; `CodeExecutor` does that. For anything
+beyond limits and environment use `Sandbox`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent_sandbox.sandbox import Sandbox
 class IsolationConfig:
     """Limits and surroundings of one execution. Fields mean what they mean in `SandboxConfig`.
 
-    `network_disabled` must be True: there is no network in this version, and asking for it is refused rather than forgotten.
+    Without `network_disabled` there is no network either: this version has none, and Python warns of it.
     """
 
     timeout_seconds: float | None = 30.0
@@ -31,8 +32,8 @@ class IsolationConfig:
     working_dir: PathLike | None = None
 
     def __post_init__(self) -> None:
-        if self.network_disabled is not True:
-            raise PolicyError("network_disabled=False is refused: this version has no network for sandboxes", hint="leave it True")
+        if not isinstance(self.network_disabled, bool):
+            raise PolicyError(f"network_disabled must be True or False, not {self.network_disabled!r}", hint="say which")
         self.settings()
 
     def settings(self) -> SandboxConfig:
@@ -41,8 +42,10 @@ class IsolationConfig:
             timeout_seconds=self.timeout_seconds,
             max_memory_mb=self.max_memory_mb,
             max_output_bytes=self.max_output_bytes,
+            allow_network=not self.network_disabled,
             env_vars=self.env_vars,
             working_dir=self.working_dir,
+            validate_code=False,
         )
 
 

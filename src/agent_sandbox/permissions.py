@@ -8,16 +8,16 @@ it may be asked for, there is none, and `PermissionSet.warnings` says so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
 from agent_sandbox.config import PathLike, SandboxConfig
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.code.grants import granted
 from agent_sandbox.policy.code.model import Grant
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.narrowing import NO_NETWORK
 from agent_sandbox.policy.programs import ProgramRules
 
 
@@ -97,6 +97,12 @@ class ProcessPermission:
 
 Permission = FilePermission | NetworkPermission | ProcessPermission
 
+_DEFAULTS = {field.name: field.default for field in fields(SandboxConfig)}
+_SAID_BY_PERMISSIONS = (
+    *("allow_file_read", "allow_file_write", "allowed_paths", "denied_paths", "allow_hidden"),
+    *("allow_subprocess", "allow_shell", "allowed_commands", "denied_commands", "allow_network"),
+)
+
 
 class PermissionSet:
     """Permissions that hold together. Empty, it permits code to run, and nothing else."""
@@ -136,20 +142,26 @@ class PermissionSet:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is asked for and not had, in words for the person who asked."""
-        return (NO_NETWORK,) if self.network.asks else ()
+        return self.settings().warnings
 
     @property
     def grants(self) -> frozenset[Grant]:
-        """What code need not be warned of, because it is permitted. Never the network, which there is none of."""
-        files, processes = self._held.get(FilePermission), self._held.get(ProcessPermission)
-        found = {Grant.FILES} if isinstance(files, FilePermission) and files.level > PermissionLevel.NONE else set()
-        if isinstance(processes, ProcessPermission) and processes.allow_subprocess:
-            found |= {Grant.PROCESSES, Grant.SHELL} if processes.allow_shell else {Grant.PROCESSES}
-        return frozenset(found)
+        """What code need not be warned of, because it is permitted."""
+        return granted(self.policy())
 
     def settings(self, **more: Any) -> SandboxConfig:
         """The same as settings of a sandbox, with more of them."""
-        return SandboxConfig(**{**_settings(self._held), **more})
+        return self.over(SandboxConfig(**more))
+
+    def over(self, config: SandboxConfig) -> SandboxConfig:
+        """A configuration with these permissions. Raises `PolicyError` if it has some of its own: they could contradict each other."""
+        said = _settings(self._held)
+        own = [name for name in {**dict.fromkeys(_SAID_BY_PERMISSIONS), **said} if getattr(config, name) != _DEFAULTS[name]]
+        if own:
+            raise PolicyError(
+                f"permissions are given, and {own[0]} as well", hint=f"say it in one place: leave {own[0]} out, or permissions"
+            )
+        return replace(config, **said)
 
     def policy(self) -> Policy:
         """The policy that these permissions are, for this user on this machine."""
@@ -158,7 +170,9 @@ class PermissionSet:
 
 def _settings(held: dict[type, Permission]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    files, processes = held.get(FilePermission), held.get(ProcessPermission)
+    files, processes, network = (held.get(kind) for kind in (FilePermission, ProcessPermission, NetworkPermission))
+    if isinstance(network, NetworkPermission):
+        found["allow_network"] = network.rules().asks
     if isinstance(files, FilePermission):
         found |= {
             "allow_file_read": files.level >= PermissionLevel.READ,

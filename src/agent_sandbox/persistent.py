@@ -10,10 +10,11 @@ import json  # noqa: F401  for `spelling`, which would rather have it in C than 
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from agent_sandbox import places, result, shared
+from agent_sandbox import places, policy_files, result, shared
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promoting
 from agent_sandbox.engine.gate import Gate
@@ -22,7 +23,7 @@ from agent_sandbox.engine.recovering import recovered
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Rollback, Stored
 from agent_sandbox.engine.work import Code, Command, Work
-from agent_sandbox.errors import Denied, PolicyError
+from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
@@ -40,6 +41,14 @@ from agent_sandbox.workspace.preview.unified import unified
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
 
+if TYPE_CHECKING:
+    from agent_sandbox.asking import Asking
+    from agent_sandbox.engine.gate import Approver
+    from agent_sandbox.engine.simulation.plan import EffectPlan
+    from agent_sandbox.policy.action import Action
+    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.decide import Ask
+
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
 
 
@@ -52,22 +61,48 @@ class Workspace:
     >>> work.promote()                                       # doctest: +SKIP
     """
 
-    def __init__(self, stored: Stored, policy: Policy, *, env_vars: Mapping[str, str] | None = None, runtime: str = "process") -> None:
-        """Usually made by `over`."""
-        self._runtime = runtime
+    def __init__(
+        self,
+        stored: Stored,
+        policy: Policy,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        config: SandboxConfig | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+    ) -> None:
+        """Usually made by `over`. The policy files of the machine, the user and the project take away from the policy."""
+        self._runtime = config.runtime if config else "process"
         self.project = stored.state.project
-        self.policy = policy
         self._stored = stored
+        self.policy, self._early, said = policy_files.bound(policy, config.early_look() if config else None, self.project)
+        self._warnings = (*(config.warnings if config else ()), *said)
+        endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
+        self._most_seconds = policy_files.bound(endless, None)[0].limits.wall_seconds  # also of runs with a time of their own
+        self._asking: Asking | None = None
+        if self.policy.asks.asks:
+            from agent_sandbox.asking import Asking  # few policies ask
+
+            self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
-        self._gate = self._gate_of(policy)
+        self._gate = self._gate_of(self.policy)
         self._masks = [mask.path for mask in policy.files.masks]
 
     @classmethod
-    def over(cls, project: PathLike, *, config: SandboxConfig | None = None, env_vars: Mapping[str, str] | None = None) -> Self:
+    def over(
+        cls,
+        project: PathLike,
+        *,
+        config: SandboxConfig | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+    ) -> Self:
         """The one of this directory, which is taken as named. Nothing is made before the first run.
 
-        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits. Raises `PolicyError` for a directory that
-        is not there, and for a configuration that allows no writing.
+        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not looked at first. The
+        policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
+        Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
         """
         found = find_project(os.fsdecode(project), home=places.home(), explicit=True)
         policy = config.policy() if config is not None else cloned(masks=places.masks_for(found.path))
@@ -75,7 +110,10 @@ class Workspace:
             raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
         stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
-        return cls(stored, policy, env_vars=given, runtime=config.runtime if config else "process")
+        made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
+        for warning in made._warnings:
+            warnings.warn(warning, SandboxWarning, stacklevel=2)
+        return made
 
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
@@ -93,39 +131,97 @@ class Workspace:
         return self._perform(work_of(work), **options)
 
     def _perform(
+        self, what: Code | Command, *, timeout: float | None = None, on_output: OnOutput | None = None, **options: Any
+    ) -> SandboxResult:
+        listener = Listener(on_output) if on_output is not None else None
+        work = replace(self._work(what, **options), on_output=listener)
+        language = what.language if isinstance(what, Code) else None
+        session = self._session(timeout)
+        try:
+            outcome = session.run(work)
+        except Denied as error:
+            return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
+        finally:
+            session.gate.end()
+        if listener is not None:
+            listener.finish()
+        made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+
+    def _work(
         self,
         what: Code | Command,
         *,
         stdin: str | bytes = b"",
         env_vars: Mapping[str, str] | None = None,
-        timeout: float | None = None,
         args: Sequence[str] = (),
-        on_output: OnOutput | None = None,
         cwd: PathLike | None = None,
         watch_reads: bool = False,
-    ) -> SandboxResult:
-        listener = Listener(on_output) if on_output is not None else None
-        work = Work(
+    ) -> Work:
+        return Work(
             with_arguments(what, args),
             {**self._env, **environment(env_vars or {})},
             cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
             stdin=encoded(stdin),
-            on_output=listener,
             watch_reads=watch_reads,
         )
-        language = what.language if isinstance(what, Code) else None
-        try:
-            outcome = self._session(timeout).run(work)
-        except Denied as error:
-            return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
-        if listener is not None:
-            listener.finish()
-        return result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+
+    def simulate(
+        self,
+        work: str | Sequence[str] | Shell,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+        cwd: PathLike | None = None,
+    ) -> EffectPlan:
+        """Run it on a clone of the machine as this sandbox sees it, and say what it would do. Neither is changed.
+
+        The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
+        """
+        from agent_sandbox.engine.simulation.simulating import simulated
+        from agent_sandbox.workspace.plans import Plans
+
+        asked = self._work(work_of(work), stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
+        recovered(self._stored, self._gate)
+        plans, governed = Plans(self._stored.state.store), self.policy.digest()
+        with simulated(
+            self._session(timeout), asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=lambda busy: None
+        ) as made:
+            return made.plan
+
+    def carry_out(
+        self, plan: EffectPlan | str, *, approve: str | Iterable[str] = (), system: bool = False, files_only: bool = False
+    ) -> CarriedOver:
+        """Do exactly what a plan of this project says; `undo` takes it back. A digest, or its beginning, names it as well.
+
+        `approve` is as for `promote`; `system` carries over what lies outside the project, too; `files_only` says that a plan that reaches
+        beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
+        protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
+        """
+        from agent_sandbox.engine.simulation.carrying import carry, opened
+        from agent_sandbox.workspace.plans import Plans
+
+        digest = plan if isinstance(plan, str) else plan.digest
+        recovered(self._stored, self._gate)
+        plans, agreed = Plans(self._stored.state.store), frozenset(_each(approve))
+
+        def own(project: str) -> Stored:
+            if project != self.project:
+                raise PolicyError(f"this is a plan of {project!r}", hint=f"use Workspace.over({project!r})")
+            return self._stored
+
+        with opened(plans, digest, own, lambda project: self.policy, approved=agreed, system=system, files_only=files_only) as ready:
+            return carry(ready, ready.proposal, plans, self._gate)
 
     def _gate_of(self, policy: Policy) -> Gate:
-        return Gate(policy, places.ledger(), clock=time.time, sandbox=self._stored.state.id)
+        approver = self._asking.approver(policy) if self._asking is not None else None
+        return Gate(policy, places.ledger(), clock=time.time, approver=approver, sandbox=self._stored.state.id)
 
     def _session(self, timeout: float | None) -> Session:
+        if timeout is not None and self._most_seconds is not None:
+            timeout = min(timeout, self._most_seconds)
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
         gate = self._gate if policy is self.policy else self._gate_of(policy)
         return Session(
@@ -135,6 +231,7 @@ class Workspace:
             state=self._stored.state,
             on_busy=lambda busy: None,
             beside=_in_a_thread,
+            early=self._early,
         )
 
     def changes(self) -> ChangeSet:

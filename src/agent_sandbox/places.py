@@ -9,14 +9,21 @@ import os
 import sys
 import time
 
-from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.approvals.inbox import Inbox
+    from collections.abc import Callable, Iterable, Sequence
+
+    from agent_sandbox.engine.approvals.desk import Desk
+    from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
+    from agent_sandbox.engine.approvals.second_factor import SecondFactor
     from agent_sandbox.engine.capabilities import Capabilities
+    from agent_sandbox.engine.elevations import Elevations
     from agent_sandbox.ledger.store import Ledger
+    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.model import Policy
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home
@@ -81,19 +88,122 @@ def config_dir() -> str:
 
 def ledger() -> Ledger:
     """The ledger of this user. The file is made with its first entry."""
+    return _ledger_in(state_dir(), keys_dir())
+
+
+def _ledger_in(state: str, keys: str) -> Ledger:
     from agent_sandbox.ledger.store import Ledger
 
-    return Ledger(os.path.join(state_dir(), LEDGER), clock=time.time, keys=keys_dir())
+    return Ledger(os.path.join(state, LEDGER), clock=time.time, keys=keys)
 
 
-def inbox() -> Inbox:
-    """Where questions to this user wait for an answer."""
+def inbox(
+    *,
+    policy: Policy | None = None,
+    of: str | None = None,
+    on_wait: Callable[[Waiting], None] | None = None,
+    pause: Callable[[], None] = lambda: time.sleep(0.1),
+) -> Inbox:
+    """Where questions to this user, or `of` another, wait for an answer. `policy` is that of who asks, and says whose answers count.
+
+    Root may come as a visitor: what it answers is then in its own ledger. Raises `PolicyError` where nobody has ever asked.
+    """
     from agent_sandbox.engine.approvals import answer  # most runs ask nobody
     from agent_sandbox.engine.approvals.inbox import Inbox
     from agent_sandbox.ledger import keys
 
-    seal = keys.load(keys_dir()).derived(answer.PURPOSE)
-    return Inbox(os.path.join(state_dir(), APPROVALS), seal, ledger(), clock=time.time, pause=lambda: time.sleep(0.1))
+    state, private = (state_dir(), keys_dir()) if of is None else _directories_of(of)
+    visiting = os.path.exists(state) and os.stat(state).st_uid != os.geteuid()
+    try:
+        seal = keys.load(private, make=not visiting).derived(answer.PURPOSE)
+    except (FileNotFoundError, PermissionError) as error:
+        if not visiting:
+            raise
+        raise PolicyError(f"there are no questions to be seen in {state!r}: {error.strerror}", hint="be root, and name who asks") from None
+    approvers = policy.asks.approvers if policy is not None else None
+    factor = second_factor() if not visiting else _second_factor_in(_own_directories()[1])
+    return Inbox(
+        os.path.join(state, APPROVALS),
+        seal,
+        ledger() if not visiting else _ledger_in(*_own_directories()),
+        clock=time.time,
+        pause=pause,
+        approvers=None if approvers is None else _uids(approvers),
+        factor=factor.accepts if factor.enrolled else None,
+        on_wait=on_wait,
+        visiting=visiting,
+    )
+
+
+def _directories_of(user: str) -> tuple[str, str]:
+    """Where another user's state and keys are, unless they were put elsewhere."""
+    import pwd
+
+    try:
+        top = pwd.getpwnam(user).pw_dir
+    except KeyError:
+        raise PolicyError(f"there is no user {user!r}", hint="name one of this machine") from None
+    return os.path.join(top, ".local/state/agent-sandbox"), os.path.join(top, ".local/share/agent-sandbox/keys")
+
+
+def _own_directories() -> tuple[str, str]:
+    """Our own state and keys, whatever was chosen: that is another user's, and not for us to write to."""
+    state, data = (os.environ.get(name, "") for name in ("XDG_STATE_HOME", "XDG_DATA_HOME"))
+    state = os.path.join(state if os.path.isabs(state) else os.path.join(home(), ".local/state"), "agent-sandbox")
+    data = os.path.join(data if os.path.isabs(data) else os.path.join(home(), ".local/share"), "agent-sandbox", "keys")
+    return state, data
+
+
+def elevations_dir() -> str:
+    """Where it is kept which sandbox has more than its policy for now. As a rule it is not there."""
+    return os.path.join(state_dir(), APPROVALS, "elevations")
+
+
+def elevations() -> Elevations:
+    """What is lifted for sandboxes for now."""
+    from agent_sandbox.engine import elevations as kept
+    from agent_sandbox.ledger import keys
+
+    def boot() -> str:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+
+    seal = keys.load(keys_dir()).derived(kept.PURPOSE)
+    return kept.Elevations(
+        elevations_dir(), seal, ledger(), clock=time.time, since_boot=lambda: time.clock_gettime(time.CLOCK_BOOTTIME), boot=boot
+    )
+
+
+def second_factor() -> SecondFactor:
+    """What this user proves to be themselves by."""
+    return _second_factor_in(keys_dir())
+
+
+def _second_factor_in(keys: str) -> SecondFactor:
+    from agent_sandbox.engine.approvals.second_factor import SecondFactor
+
+    return SecondFactor(keys, clock=time.time)
+
+
+def desk(policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
+    """Who answers for one run under a policy that asks."""
+    from agent_sandbox.engine.approvals.desk import Desk
+
+    run = os.urandom(8).hex()
+    return Desk(inbox, capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time)
+
+
+def _uids(names: Iterable[str]) -> frozenset[int]:
+    """The users with these names. One that there is none of is nobody, whose word never comes."""
+    import pwd
+
+    found: set[int] = set()
+    for name in names:
+        try:
+            found.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            continue
+    return frozenset(found)
 
 
 def capabilities() -> Capabilities:

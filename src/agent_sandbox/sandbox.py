@@ -12,19 +12,21 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from agent_sandbox import places, result, shared
-from agent_sandbox.audit import AuditLog
+from agent_sandbox import places, policy_files, result, shared
+from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.languages import NATIVE
 from agent_sandbox.engine.session import SCRATCH, Session
 from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.validating import EarlyLook
 from agent_sandbox.engine.work import Code, Command, Work, action_of
-from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
+from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, repeatable
 from agent_sandbox.policy.paths import Glob
@@ -34,7 +36,15 @@ from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 
 if TYPE_CHECKING:
+    from agent_sandbox.asking import Asking
+    from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records.record import Record
+    from agent_sandbox.engine.simulation.plan import EffectPlan
+    from agent_sandbox.permissions import PermissionSet
+    from agent_sandbox.policy.action import Action
+    from agent_sandbox.policy.asking import AskRules
+    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.decide import Ask
     from agent_sandbox.replaying import Replay
     from agent_sandbox.sessions import SandboxSession
 
@@ -72,13 +82,47 @@ class Sandbox:
     Nothing is kept between runs, and between runs a sandbox holds no process, file or mount; closing it ends what is running.
     """
 
-    def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
-        """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced."""
-        self.config = replace(config or SandboxConfig(), **settings)
+    def __init__(
+        self,
+        config: SandboxConfig | None = None,
+        *,
+        permissions: PermissionSet | None = None,
+        audit: AuditLog | None = None,
+        asks: AskRules | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+        name: str = "",
+        **settings: Any,
+    ) -> None:
+        """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced.
+
+        `permissions` stand in place of the fields that permit something, which are then to be left alone. `audit` is a log to write to in
+        place of one of its own.
+
+        `asks` is what somebody has to agree to. Who is asked is the `approver`: a function that is given the action and the question and
+        returns True for yes; without one, whoever answers with `agent-sandbox approve`. What is in `capabilities` is not asked about. An
+        answer for the whole run holds until this sandbox is closed. Capabilities are for the sandbox with this `name`, or else this `id`.
+        """
+        made = replace(config or SandboxConfig(), **settings)
+        self.config = made if permissions is None else permissions.over(made)
         self.id = secrets.token_hex(8)
-        self.audit = AuditLog(level=self.config.audit_level) if self.config.enable_audit else None  # what this sandbox did, in memory
+        wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
+        policy, self._early, said = policy_files.bound(wanted, self.config.early_look())
+        self._warnings = (*self.config.warnings, *said)
+        endless = replace(wanted, limits=replace(wanted.limits, wall_seconds=None))
+        self._most_seconds = policy_files.bound(endless, None)[0].limits.wall_seconds  # also of runs with a time of their own
+        self._asking: Asking | None = None
+        if policy.asks.asks:
+            from agent_sandbox.asking import Asking  # few sandboxes ask
+
+            self._asking = Asking(name or self.id, approver, capabilities)
+        elif approver is not None or capabilities:
+            raise PolicyError("an approver and capabilities are for what is asked about, and nothing is", hint="add asks=AskRules(…)")
+        if audit is None and self.config.enable_audit:
+            audit = AuditLog(level=self.config.audit_level)
+        self.audit = audit  # what this sandbox did, in memory
         self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
-        self._session = self._lately = self._session_for(self.config.policy())  # and the last one for a run with settings of its own
+        self._session = self._lately = self._session_for(policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -87,6 +131,8 @@ class Sandbox:
         self._closed = False
         self._last = SandboxStatus.PENDING
         self._check_the_view_can_be_built()
+        for warning in self._warnings:
+            warnings.warn(warning, SandboxWarning, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"Sandbox(id={self.id!r}, status={self.status.name}, config={self.config!r})"
@@ -96,6 +142,11 @@ class Sandbox:
         """PENDING before the first run, RUNNING while there is one, then how the latest ended."""
         with self._lock:
             return SandboxStatus.RUNNING if self._runs else self._last
+
+    @property
+    def observes(self) -> bool:
+        """Whether what runs try is seen and recorded: at the level DEBUG, but not inside WebAssembly, where nobody can look."""
+        return self.config.enable_audit and self.config.audit_level is AuditLevel.DEBUG and self.config.runtime != "wasm"
 
     def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
         """Run code as a script of its own and wait for its end.
@@ -108,6 +159,33 @@ class Sandbox:
     def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
         return self.perform(Run(), work_of(work), **options)
+
+    def simulate(
+        self,
+        work: str | Sequence[str] | Shell,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+    ) -> EffectPlan:
+        """Run it, as `run` does, for what it does: its files, programs, network requests and secrets, each with a risk.
+
+        Everything that runs here is thrown away, so such a plan cannot be carried out: see `Workspace.simulate`. Raises `Denied`, and as
+        the module describes.
+        """
+        from agent_sandbox.engine.simulation.simulating import plan_apart  # few sandboxes simulate anything
+
+        run, status = Run(), SandboxStatus.FAILED
+        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
+        self.begin(run)
+        try:
+            asked = Work(with_arguments(work_of(work), args), env, cwd=self.config.cwd, stdin=encoded(stdin), on_start=run.started)
+            plan = plan_apart(self.within(timeout, deterministic=self.config.deterministic)[0], asked, self.config.cwd or SCRATCH)
+            status = SandboxStatus.COMPLETED
+        finally:
+            self.end(run, status)
+        return plan
 
     def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
         """A Python interpreter that stays: what one turn leaves, the next finds. To be closed, best by `with`.
@@ -163,7 +241,10 @@ class Sandbox:
                 record="" if record is None else os.fspath(record),
             )
             check_seed(work.seed)
-            made = self._result(work, timeout, self.config.deterministic if deterministic is None else deterministic)
+            same = self.config.deterministic if deterministic is None else deterministic
+            if self.observes and not same:
+                work = replace(work, observe=True, log_observed=True)
+            made = self._result(work, timeout, same)
             status = made.status
         finally:
             self.end(run, status)
@@ -195,7 +276,7 @@ class Sandbox:
         try:
             work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
             recorder = Recorder(work, salt=recorded.salt)
-            outcome = self._session_for(policy).run(recorder.work)
+            outcome = self._session_for(policy, None).run(recorder.work)  # what was recorded was looked at then, if at all
             made = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
             status = made.status
         finally:
@@ -212,16 +293,36 @@ class Sandbox:
                 raise PolicyError("a run with tools cannot be recorded: what they answer is not in it", hint="leave out the tools")
             session, wall = self.within(timeout, tools=work.tools, deterministic=deterministic)
         except PolicyError as error:
-            return result.refused(str(error), sandbox_id=self.id, language=language)
+            return self.told(result.refused(str(error), sandbox_id=self.id, language=language))
         try:
             outcome = session.run(work, action)
         except Denied as error:
-            return result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict)
+            return self.told(result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict))
         except RuntimeUnavailable as error:
             if "native-programs" in error.missing or (language in NATIVE and NATIVE[language].commands[0] in error.missing):
-                return result.refused(str(error), sandbox_id=self.id, language=language)
+                return self.told(result.refused(str(error), sandbox_id=self.id, language=language))
             raise
-        return result.completed(outcome, sandbox_id=self.id, language=language, wall=wall)
+        return self.told(result.completed(outcome, sandbox_id=self.id, language=language, wall=wall))
+
+    def told(self, made: SandboxResult) -> SandboxResult:
+        """A result with what was asked for and is not had among its notes."""
+        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+
+    def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
+        """Let what these patterns cover be done in this sandbox without asking, such as "call lookup *", for a time, or so often.
+
+        The token can be narrowed (`attenuate`), handed on as text (`str`), and taken back. Raises `PolicyError` where nothing is asked.
+        """
+        return self._asked().grant(patterns, seconds=seconds, times=times)
+
+    def revoke(self, token: Token | str) -> None:
+        """Take a grant back, with all that was derived from it: the next run, turn or call of a tool is asked about again."""
+        self._asked().revoke(token)
+
+    def _asked(self) -> Asking:
+        if self._asking is None:
+            raise PolicyError("this sandbox asks nobody about anything", hint="make it with asks=AskRules(…)")
+        return self._asking
 
     def _without_tools(self, work: Work) -> Work:
         """Those of the configuration are for Python code; asking for them with anything else is refused, not forgotten."""
@@ -242,21 +343,24 @@ class Sandbox:
             return self._session, wall
         session = self._lately  # another thread may replace it meanwhile
         if policy != session.policy:
-            session = self._lately = self._session_for(policy)
+            session = self._lately = self._session_for(policy, self._early)
         return session, wall
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
         """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
+        if self._most_seconds is not None and (seconds is None or seconds > self._most_seconds):
+            seconds = self._most_seconds
         left = None if self._expires is None else max(self._expires - time.monotonic(), 0.001)
         if left is not None and (seconds is None or left < seconds):
             return left, "lifetime", left
         return seconds, "wall", left
 
-    def _session_for(self, policy: Policy) -> Session:
-        gate = Gate(policy, self._ledger, clock=time.time, sandbox=self.id)
-        return Session(gate, shared.runtimes(self.config.runtime))
+    def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
+        approver = self._asking.approver(policy) if self._asking is not None else None
+        gate = Gate(policy, self._ledger, clock=time.time, approver=approver, sandbox=self.id)
+        return Session(gate, shared.runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""
@@ -306,6 +410,8 @@ class Sandbox:
             sessions = list(self._sessions)
         for session in sessions:
             session.close()
+        if self._asking is not None:
+            self._asking.end()
 
     def __enter__(self) -> Self:
         return self

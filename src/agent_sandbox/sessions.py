@@ -61,6 +61,8 @@ class SandboxSession:
                 preload=tuple(config.preload),
                 tools=handed,
                 seed=config.seed,
+                observe=sandbox.observes and not config.deterministic,
+                log_observed=True,
             ),
         )
         self._lock = threading.Lock()
@@ -119,10 +121,10 @@ class SandboxSession:
             seconds, wall, left = self._sandbox.time_for(self._timeout if timeout is None else timeout)
             turned = self._turns.run(Turn(source, stdin, seconds, left, listener, run.started))
         except PolicyError as error:
-            return result.refused(str(error), **about)
+            return self._sandbox.told(result.refused(str(error), **about))
         except Denied as error:
-            return result.refused(str(error), verdict=error.verdict, **about)
-        made = result.completed(turned.outcome, wall=wall, **about)
+            return self._sandbox.told(result.refused(str(error), verdict=error.verdict, **about))
+        made = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
         return replace(made, value=turned.value, value_repr=turned.described)
 
     def kill(self) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from _pytest.mark import ParameterSet
 
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
+from tests.e2e.cutting import cut_off
 from tests.e2e.program import Shell, words
 
 # The steps are the same for everybody: as root in `make test`, for others in `make torture`.
@@ -28,17 +26,6 @@ BEFORE_HISTORY = "agent_sandbox.engine.stored:Stored._save"
 BEFORE_END = "agent_sandbox.engine.recovering:UnderWay.finish"
 OLD = (IN_THE_TREE, BEFORE_COMMIT)
 NEW = (BEFORE_OLDS, BEFORE_OUTCOME, BEFORE_LAYERS, BEFORE_HISTORY, BEFORE_END)
-KILLER = """
-import importlib, os, signal, sys
-module, _, name = sys.argv.pop(1).partition(":")
-owner = importlib.import_module(module)
-*inner, last = name.split(".")
-for each in inner:
-    owner = getattr(owner, each)
-setattr(owner, last, lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL))
-from agent_sandbox.surfaces.cli import program
-program()
-"""
 
 
 def fully(case: object) -> ParameterSet:
@@ -53,11 +40,6 @@ def changed(shell: Shell) -> Shell:
     (shell.cwd / "gone.txt").write_text("gone\n")
     assert shell("run", "echo two >> keep.txt; rm gone.txt; mkdir -p d; echo new > d/new.txt").returncode == 0
     return shell
-
-
-def cut_off(shell: Shell, at: str, *line: str) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLER, at, *line], cwd=shell.cwd, env=shell.environment, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
 def tree(shell: Shell) -> dict[str, str]:

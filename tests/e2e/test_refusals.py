@@ -6,8 +6,8 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
-VERBS = ["sim", "try", "timeline", "rewind", "serve", "mcp"]
-OPTIONS = [["--simulate"], ["--allow-network"], ["--network"]]
+VERBS = ["try", "timeline", "rewind", "serve", "mcp"]
+OPTIONS = [["--allow-network"], ["--network"]]
 
 
 @pytest.mark.parametrize("verb", VERBS)

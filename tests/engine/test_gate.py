@@ -72,6 +72,9 @@ class FakeApprover:
             raise self.answer
         return self.answer
 
+    def end(self) -> None:
+        self.asked.clear()
+
 
 def gate(ledger: FakeLedger) -> Gate:
     return Gate(locked(), ledger, clock=lambda: 0.0)

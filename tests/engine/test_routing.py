@@ -36,7 +36,7 @@ from tests import compiled
 
 ENV = {"PATH": os.defpath}
 # What the one inside lacks, under a name that reading the code does not tell.
-LACKS = "import importlib\nimportlib.import_module('multi' + 'processing.synchronize'.strip())\n"
+LACKS = "import importlib, sys\nimportlib.import_module('multi' + sys.byteorder[:0] + 'processing.synchronize')\n"
 # Whether it is outside, asked in a way that does not by itself decide where it runs.
 OUTSIDE = "import sys; print('linux' in sys.implementation._multiarch)"
 FAKED = "import sys\nsys.stderr.write('ModuleNotFoundError: No module named x\\n')\nsys.exit(1)"
@@ -181,7 +181,7 @@ def test_after_falling_forward_the_same_walls_stand(auto: Runtimes, wasm: WasmRu
     masks = [Mask(str(project / "secret.txt"), "a secret of the test")]
     policy = locked(read=True, allowed=[Tree(str(project))], denied=[Tree(str(project / "src"))], allow_hidden=True, masks=masks)
     reach = REACH.format(shown=str(project), secret=str(project / "secret.txt"))
-    unread = f"exec(bytes.fromhex({(LACKS + reach).encode().hex()!r}).decode())"
+    unread = f"import sys; exec(bytes.fromhex({(LACKS + reach).encode().hex()!r} + sys.byteorder[:0]).decode())"
     inside, after = session(only(wasm), ledger, policy).run(python(reach)), session(auto, ledger, policy).run(python(unread))
     assert (inside.route.runtime, after.route.runtime, bool(after.route.fell_forward)) == ("wasm", "process", True)
     assert after.stdout == inside.stdout, (inside, after)

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,71 @@ def test_an_anchor_made_up_without_the_key_is_found(tmp_path: Path) -> None:
     assert "anchor was not written with this key" in report_on(ledger).fault
     with pytest.raises(LedgerBroken, match="was not written with its key"):
         ledger_at(Path(ledger.path)).record(intent())
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 512, b"\0" * 1024])
+def test_an_anchor_that_was_emptied_is_not_taken_for_a_new_one(tmp_path: Path, content: bytes) -> None:
+    ledger = filled(tmp_path / "ledger", 5)
+    Path(ledger.path).write_bytes(b"".join(Path(ledger.path).read_bytes().splitlines(keepends=True)[:2]))
+    Path(ledger.keys, anchor.ANCHOR).write_bytes(content)
+    with pytest.raises(LedgerBroken, match="emptied"):
+        report_on(ledger)
+    with pytest.raises(LedgerBroken, match="emptied"):
+        ledger_at(Path(ledger.path)).record(intent())
+
+
+def test_a_process_that_dies_with_its_first_entry_written_and_the_anchor_not_leaves_nothing_to_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_at(tmp_path / "ledger")
+    put, puts = anchor.put, list[int]()
+
+    def dies(descriptor: int, sequence: int, *rest: Any, **more: Any) -> None:
+        puts.append(sequence)
+        if sequence:
+            raise KeyboardInterrupt
+        put(descriptor, sequence, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(anchor, "put", dies)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.record(intent())
+    assert puts == [0, 1]
+    assert report_on(ledger).complete
+    assert ledger_at(Path(ledger.path)).record(intent()).sequence == 2
+
+
+def _with_another_anchor(ledger: Ledger, content: bytes) -> Report | None:
+    """The report with this as its anchor; None when that is found to be damaged before anything is examined."""
+    place = Path(ledger.keys, anchor.ANCHOR)
+    before = place.read_bytes()
+    try:
+        place.unlink()
+        place.write_bytes(content)
+        place.chmod(0o600)
+        return report_on(ledger)
+    except LedgerBroken:
+        return None
+    finally:
+        place.write_bytes(before)
+
+
+def test_a_change_of_the_anchor_alone_is_found_or_takes_nothing_away(tmp_path: Path) -> None:
+    """What it says of numbers and hashes cannot be changed; put back to an earlier one, it still vouches for no ledger that is shorter."""
+    random, ledger = Random(12), filled(tmp_path / "ledger", 3)
+    earlier = Path(ledger.keys, anchor.ANCHOR).read_bytes()
+    for _ in range(3):
+        ledger.record(intent(), lasting=True)
+    content, found = Path(ledger.keys, anchor.ANCHOR).read_bytes(), 0
+    named = len(" ".join(content.decode().split()[:3]))  # the number, the hash and the seal; behind them only remarks for who repairs
+    for _ in range(300):
+        changed = bytearray(content)
+        changed[random.randrange(named) + random.choice((0, 512))] ^= random.randrange(1, 256)
+        report = _with_another_anchor(ledger, bytes(changed))
+        found += report is None or not (report.intact and report.complete)
+    assert found == 300
+    rolled_back = _with_another_anchor(ledger, earlier)
+    assert rolled_back is not None and rolled_back.last == 6
 
 
 @pytest.mark.parametrize("content", [b"x" * 1024, b"1 2 3\n", b"\xff" * 512])

@@ -39,6 +39,7 @@ max = 64
 [network]
 outbound = true
 inbound = false
+listed = true
 hosts = ["*.example.com", "192.0.2.1"]
 denied_hosts = ["evil.example.com"]
 ports = [443]
@@ -56,6 +57,17 @@ fuel = 1000000
 [code]
 validate = true
 blocked = ["pickle.loads"]
+
+[approvals]
+commands = ["git push **", "npm publish"]
+effects = ["destroys", "network"]
+tools = ["send_*"]
+promotions = true
+protected = true
+opaque = true
+approvers = ["alice"]
+high_risk = "second-factor"
+elevate = ["programs", "limits"]
 """
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())

@@ -18,7 +18,7 @@ from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.narrowing import Effective, effective, intersection, written
 from agent_sandbox.policy.paths import matches, parse
-from agent_sandbox.policy.presets import PRESETS
+from agent_sandbox.policy.presets import PRESETS, preset
 
 HOME = "/home/u"
 CEILING = cloned(masks=())
@@ -158,7 +158,8 @@ def test_a_layer_narrows_every_part_of_a_policy() -> None:
     assert (policy.limits.processes, policy.limits.wall_seconds, policy.limits.memory_bytes) == (7, 5, 64 * MIB)
     assert policy.limits.disk_bytes == CEILING.limits.disk_bytes, "more than the ceiling is the ceiling"
     assert {Guarantee.MEMORY_HARD, Guarantee.PROGRAMS_CONFINED} <= policy.requires
-    assert found.blocked == ("pickle",) and found.validate
+    assert found.blocked == ("pickle",) and not found.validate, "nobody has asked for the default patterns"
+    assert effective(found, [preset("low")], home=HOME).validate
 
 
 def test_a_network_that_is_asked_for_is_not_had_and_the_asking_layer_is_named() -> None:
@@ -166,7 +167,7 @@ def test_a_network_that_is_asked_for_is_not_had_and_the_asking_layer_is_named() 
     found = effective(CEILING, [ask], home=HOME)
     assert found.policy.network is False and not found.network.asks
     assert found.warnings[0].startswith("x.toml: the network is asked for")
-    later = effective(CEILING, [ask], home=HOME, network=network_rules(outbound=True))
+    later = effective(Effective(CEILING, network_rules(outbound=True)), [ask], home=HOME)
     assert later.network.permits("example.com", 443) and not later.network.permits("example.net", 443)
 
 

@@ -20,7 +20,8 @@ from agent_sandbox import (
     SandboxStatus,
     places,
 )
-from agent_sandbox.errors import PolicyError
+from agent_sandbox.errors import PolicyError, SandboxWarning
+from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.result import refused
 
 
@@ -58,9 +59,11 @@ def test_a_permission_lifts_what_it_covers() -> None:
 
 
 def test_a_network_that_was_asked_for_is_noted_as_missing() -> None:
-    result = CodeExecutor(PermissionSet([NetworkPermission(allow_outbound=True)])).execute("print(1)")
+    executor = CodeExecutor(PermissionSet([NetworkPermission(allow_outbound=True)]))
+    with pytest.warns(SandboxWarning, match="network"):
+        result = executor.execute("print(1)")
     assert result.stdout == "1\n"
-    assert any("network" in note for note in result.notes)
+    assert [note for note in result.notes if "network" in note] == [NO_NETWORK]
 
 
 def test_the_patterns_can_be_replaced_and_the_look_can_be_left_out() -> None:

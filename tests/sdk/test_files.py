@@ -43,7 +43,7 @@ for top, _, names in os.walk({str(directory)!r}):
 
 
 def test_nothing_is_shown_without_permission_whatever_is_allowed(data: Path) -> None:
-    assert shown(Sandbox(allowed_paths=[f"{data}/*"]), data) == set()
+    assert shown(Sandbox(allowed_paths=[f"{data}/*"], validate_code=False), data) == set()
 
 
 def test_allowed_directories_are_shown_and_their_neighbours_are_not(data: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox import IsolationBackend, IsolationConfig, PolicyError, ProcessIsolation, SandboxResult, SandboxStatus
+from agent_sandbox import IsolationBackend, IsolationConfig, PolicyError, ProcessIsolation, SandboxResult, SandboxStatus, SandboxWarning
+from agent_sandbox.policy.hosts import NO_NETWORK
 
 
 def test_process_isolation_is_available_where_these_tests_run() -> None:
@@ -24,9 +25,11 @@ def test_the_limits_of_its_configuration_hold() -> None:
     assert ProcessIsolation().execute("print('x' * 100)", "python", config).stdout == "x" * 10
 
 
-def test_a_network_is_refused_by_its_name() -> None:
-    with pytest.raises(PolicyError, match="network_disabled=False"):
-        IsolationConfig(network_disabled=False)
+def test_who_asks_for_a_network_is_warned_and_has_none() -> None:
+    config = IsolationConfig(network_disabled=False)
+    with pytest.warns(SandboxWarning, match="network"):
+        result = ProcessIsolation().execute("print(open('/proc/net/route').read().count('\\n'))", "python", config)
+    assert result.stdout == "1\n" and NO_NETWORK in result.notes, "the heading is there, and no route"
 
 
 def test_settings_that_cannot_be_enforced_are_refused_when_they_are_made() -> None:

@@ -24,6 +24,7 @@ class Surface(Enum):
     WASM = "WASM"
     SUPPLY = "Supply chain"
     AUDIT = "Audit"
+    POLICY = "Policy and approval"
 
 
 # The surfaces of which every case is tried, or has a reason why not. Of another one some would be tried, and the rest not listed yet.
@@ -46,7 +47,7 @@ class Case(NamedTuple):
 _PROCESS, _HOST, _BOTH = ("process",), ("host",), ("process", "host")
 _FILES, _KERNEL, _EXHAUSTION = Surface.FILES, Surface.KERNEL, Surface.EXHAUSTION
 _CRASH, _SUPPLY, _PROMOTION, _WASM = Surface.CRASH, Surface.SUPPLY, Surface.PROMOTION, Surface.WASM
-_AUDIT = Surface.AUDIT
+_AUDIT, _POLICY = Surface.AUDIT, Surface.POLICY
 _INSIDE = ("wasm",)
 
 _ALL = (
@@ -83,6 +84,17 @@ _ALL = (
     Case(47, _KERNEL, "P0", _PROCESS, "capabilities left over"),
     Case(49, _KERNEL, "P1", _PROCESS, "what inspection tools find inside"),
     Case(55, _KERNEL, "P0", _HOST, "tricks inside the interpreter"),
+    Case(91, _POLICY, "P0", _HOST, "changing what was shown after somebody looked"),
+    Case(92, _POLICY, "P0", _HOST, "an answer used twice, elsewhere, or too late"),
+    Case(94, _POLICY, "P0", _BOTH, "looking for tokens, and using one of another run"),
+    Case(95, _POLICY, "P0", _BOTH, "answering its own question"),
+    Case(97, _POLICY, "P0", _HOST, "escape sequences in what somebody is asked"),
+    Case(98, _POLICY, "P0", _HOST, "what cannot be seen, or looks like something else, in what somebody is asked"),
+    Case(100, _POLICY, "P0", _HOST, "changes that a diff would not show"),
+    Case(101, _POLICY, "P1", _HOST, "a flood of questions"),
+    Case(103, _POLICY, "P0", _HOST, "a policy that came with the repository"),
+    Case(104, _POLICY, "P0", _HOST, "what runs before anybody has agreed to anything"),
+    Case(106, _POLICY, "P0", _HOST, "a description that says something else than what is done"),
     Case(107, _AUDIT, "P0", _HOST, "line ends, quotes, huge fields and bytes that are no text in what is recorded"),
     Case(108, _AUDIT, "P1", _HOST, "escape sequences in what the log shows"),
     Case(110, _AUDIT, "P0", _HOST, "entries edited, reordered, repeated, or of another session"),

@@ -63,7 +63,9 @@ def taken() -> list[Any]:
 
 @pytest.fixture
 def sandbox(taken: list[Any]) -> Iterator[Sandbox]:
-    with Sandbox(tools={"take": taken.append, "forbidden": taken.append}, denied_tools=["forbidden"], timeout_seconds=20) as made:
+    with Sandbox(
+        validate_code=False, tools={"take": taken.append, "forbidden": taken.append}, denied_tools=["forbidden"], timeout_seconds=20
+    ) as made:
         yield made
 
 
@@ -149,7 +151,7 @@ def test_half_a_question_keeps_nobody_waiting(sandbox: Sandbox) -> None:
 def test_questions_without_end_are_answered_one_at_a_time_and_held_by_nobody(taken: list[Any]) -> None:
     """Nobody reads the answers, so there is room for few; then the flood stands still, and the supervisor holds one question."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with Sandbox(tools={"take": lambda word: word}, timeout_seconds=1.0, max_memory_mb=512) as sandbox:
+    with Sandbox(validate_code=False, tools={"take": lambda word: word}, timeout_seconds=1.0, max_memory_mb=512) as sandbox:
         ran = sandbox.execute(WIRE + 'word = b\'x\' * (1 << 20)\nwhile True: send(b\'{"call":"take","args":["%b"],"kwargs":{}}\' % word)')
     assert ran.status is SandboxStatus.TIMEOUT, ran
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -218,7 +220,7 @@ def test_answers_are_not_mixed_up(code: str) -> None:
         calls.append(value)
         return value
 
-    with Sandbox(tools=[echo], allow_subprocess=True) as sandbox:
+    with Sandbox(validate_code=False, tools=[echo], allow_subprocess=True) as sandbox:
         ran = sandbox.execute(code)
         assert ran.stdout == "done\n", ran
         with sandbox.session() as session:
@@ -238,13 +240,15 @@ os.waitpid(pid, 0)
 print(take(7))
 """
     taken: list[Any] = []
-    with Sandbox(tools={"take": taken.append, "wait": taken.append, "seen": lambda: None}, allow_subprocess=True) as sandbox:
+    with Sandbox(
+        validate_code=False, tools={"take": taken.append, "wait": taken.append, "seen": lambda: None}, allow_subprocess=True
+    ) as sandbox:
         assert sandbox.execute(code).stdout == "None\n"
     assert 7 in taken
 
 
 def test_a_fork_that_outlives_its_turn_does_not_speak_for_the_session() -> None:
-    with Sandbox(allow_subprocess=True) as sandbox, sandbox.session() as session:
+    with Sandbox(validate_code=False, allow_subprocess=True) as sandbox, sandbox.session() as session:
         first = session.run("import os\npid = os.fork()\n'child' if pid == 0 else (os.waitpid(pid, 0), 'parent')[1]")
         assert first.value == "parent", first
         assert session.run("1 + 1").value == 2
@@ -263,14 +267,14 @@ signal.signal(signal.SIGALRM, handler)
 signal.setitimer(signal.ITIMER_REAL, 0.1)
 print(slow(1), said, slow(0))
 """
-    busy = Sandbox()
+    busy = Sandbox(validate_code=False)
 
     def slow(longer: int) -> int:
         if longer:
             busy.execute("while True: pass", timeout=0.4)
         return longer
 
-    with busy, Sandbox(tools=[slow]) as sandbox:
+    with busy, Sandbox(validate_code=False, tools=[slow]) as sandbox:
         ran = sandbox.execute(code)
     assert ran.stdout == "1 ['this thread is waiting for an answer of the host already'] 0\n", ran
 
@@ -287,7 +291,7 @@ heard = []
 thread = threading.Thread(target=later)
 thread.start()
 """
-    with Sandbox(tools={"double": lambda x: 2 * x}).session() as session:
+    with Sandbox(validate_code=False, tools={"double": lambda x: 2 * x}).session() as session:
         assert session.run(code).stdout == ""
         assert session.run("told.set()").success
         after = session.run("thread.join()\nheard")
@@ -355,7 +359,7 @@ def steal():
     while True: os.read(pipe, 1 << 16)
 threading.Thread(target=steal, daemon=True).start()
 """
-    with Sandbox().session() as session:
+    with Sandbox(validate_code=False).session() as session:
         assert session.run(code).success
         for _ in range(30):
             assert session.run("print('x' * 5000)").success
@@ -364,7 +368,7 @@ threading.Thread(target=steal, daemon=True).start()
 KILLED = """
 import os, signal
 from agent_sandbox import Sandbox, shared
-session = Sandbox(tools={"gone": lambda: os.kill(os.getpid(), signal.SIGKILL)}).session()
+session = Sandbox(validate_code=False, tools={"gone": lambda: os.kill(os.getpid(), signal.SIGKILL)}).session()
 session.run("1")
 print(session._turns._opened.guest.init, flush=True)
 WORK
@@ -390,7 +394,7 @@ def wake(*_): raise KeyError("late")
 signal.signal(signal.SIGALRM, wake)
 signal.setitimer(signal.ITIMER_REAL, 0.05)
 """
-    with Sandbox().session() as session:
+    with Sandbox(validate_code=False).session() as session:
         assert session.run(code).success
         guest = session._turns._opened.guest  # type: ignore[union-attr]
         while guest.waiting:
@@ -400,7 +404,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 def test_programs_that_a_turn_starts_find_their_input_empty() -> None:
-    with Sandbox(allow_subprocess=True).session() as session:
+    with Sandbox(validate_code=False, allow_subprocess=True).session() as session:
         ran = session.run("import subprocess; subprocess.run(['cat'], check=True, timeout=10)", stdin="for the turn alone")
         assert (ran.stdout, ran.success) == ("", True), ran
 
@@ -408,7 +412,7 @@ def test_programs_that_a_turn_starts_find_their_input_empty() -> None:
 FORKED = """
 import os, sys
 from agent_sandbox import Sandbox, SandboxError
-with Sandbox() as sandbox, sandbox.session() as session:
+with Sandbox(validate_code=False) as sandbox, sandbox.session() as session:
     session.run("x = 1")
     child = os.fork()
     if child == 0:

@@ -65,13 +65,13 @@ class Place:
 
 def _pooled(place: Place) -> Callable[[], object]:
     """Locked Python runs that a pool is filled for."""
-    sandbox = Sandbox()
+    sandbox = Sandbox(validate_code=False)
     return lambda: sandbox.run("import time; time.sleep(0.01)")
 
 
 def _native(place: Place) -> Callable[[], object]:
     """Locked native runs that leave something in the background."""
-    sandbox = Sandbox(allow_subprocess=True, timeout_seconds=600)
+    sandbox = Sandbox(validate_code=False, allow_subprocess=True, timeout_seconds=600)
     return lambda: sandbox.run(["sh", "-c", "cd /tmp; " + LINGERING])
 
 

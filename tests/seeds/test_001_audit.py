@@ -10,39 +10,7 @@ import pytest
 from agent_sandbox import Sandbox
 from agent_sandbox.audit import AuditLevel, AuditLog
 from tests.seeds.conftest import Example
-
-AUDIT = """
-from agent_sandbox.audit import AuditLog, AuditLevel
-
-# Create audit log with callback
-def on_entry(entry):
-    if not entry.allowed:
-        print(f"DENIED: {entry.action} on {entry.target}")
-
-audit = AuditLog(
-    max_entries=10000,
-    on_entry=on_entry,
-)
-
-# Get entries with filtering
-entries = audit.get_entries(
-    level=AuditLevel.WARNING,
-    category="file",
-    sandbox_id="abc123",
-    limit=100,
-)
-
-# Get denied actions
-denied = audit.get_denied_actions(sandbox_id="abc123")
-
-# Get summary statistics
-summary = audit.get_summary()
-print(f"Total: {summary['total_entries']}")
-print(f"Denied: {summary['denied']}")
-
-# Export to file
-audit.export_to_file("audit.jsonl")
-"""
+from tests.seeds.examples_001 import AUDIT
 
 
 def test_the_audit_example_runs_as_written(

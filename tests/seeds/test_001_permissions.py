@@ -6,97 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus
+from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus, SandboxWarning
 from agent_sandbox.policy.code.rules import DEFAULT
 from tests.seeds.conftest import Example
+from tests.seeds.examples_001 import EXECUTION, PATTERNS, PERMISSIONS, VALIDATION
 
-PERMISSIONS = """
-from agent_sandbox.permissions import (
-    PermissionSet,
-    PermissionLevel,
-    FilePermission,
-    NetworkPermission,
-    ProcessPermission,
-)
-
-# Create custom permission set
-permissions = PermissionSet()
-
-# File permissions with glob patterns
-permissions.add(FilePermission(
-    level=PermissionLevel.READ,
-    allowed_paths=["/data/*", "/config/*.json"],
-    denied_paths=["/data/secrets/*"],
-    allow_hidden=False,
-))
-
-# Network permissions with host/port control
-permissions.add(NetworkPermission(
-    allow_outbound=True,
-    allow_inbound=False,
-    allowed_hosts=["api.openai.com", "*.github.com"],
-    denied_hosts=["*.malware.com"],
-    allowed_ports=[80, 443],
-    allow_localhost=True,
-))
-
-# Process permissions
-permissions.add(ProcessPermission(
-    allow_subprocess=True,
-    allow_shell=False,
-    allowed_commands=["python*", "pip", "git"],
-    denied_commands=["rm", "dd", "mkfs*"],
-    max_processes=5,
-))
-"""
-
-VALIDATION = """
-from agent_sandbox.executor import CodeExecutor, ExecutionContext
-
-executor = CodeExecutor(
-    permissions=permissions,
-    backend=ProcessIsolation(),
-    audit=audit,
-)
-
-# Validate code without executing
-validation = executor.validate_code(
-    'import socket; socket.connect(("evil.com", 80))',
-    language="python",
-)
-print(validation["valid"])  # False
-print(validation["issues"])  # [{"pattern": "socket", "reason": "..."}]
-"""
-
-EXECUTION = """
-# Execute with context
-context = ExecutionContext(
-    id="task_123",
-    language="python",
-    timeout=60.0,
-    max_memory_mb=512,
-    env_vars={"DEBUG": "1"},
-    metadata={"user": "agent_1"},
-)
-
-result = executor.execute('print("executed")', context)
-"""
-
-PATTERNS = """
-# These patterns are blocked by default:
-blocked_patterns = [
-    "os.system",      # Shell execution
-    "subprocess",     # Process spawning
-    "__import__",     # Dynamic imports
-    "eval(",          # Code evaluation
-    "exec(",          # Code execution
-    "compile(",       # Code compilation
-    "open(",          # File access (when file perms disabled)
-    "socket",         # Network access
-    "requests",       # HTTP library
-    "urllib",         # URL library
-]
-"""
 MEETS = {
     "os.system": "import os\nos.system('ls')",
     "subprocess": "import subprocess",
@@ -164,7 +78,8 @@ def test_the_executor_runs_code_in_its_context(example: Example) -> None:
 
 def test_the_executor_runs_code_under_the_permissions_of_the_document(example: Example) -> None:
     names = names_of(example, example(PERMISSIONS)["permissions"])
-    assert example(EXECUTION, **names)["result"].stdout == "executed\n"
+    with pytest.warns(SandboxWarning, match="network"):
+        assert example(EXECUTION, **names)["result"].stdout == "executed\n"
 
 
 def test_the_patterns_of_the_document_are_blocked_by_default(example: Example) -> None:

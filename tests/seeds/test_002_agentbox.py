@@ -65,7 +65,7 @@ def test_a_package_that_is_not_installed_fails_as_it_would_outside(example: Exam
 
 
 def test_routing_is_automatic_and_explains_itself() -> None:
-    box = Sandbox()
+    box = Sandbox(validate_code=False)
     assert box.config.runtime == "auto"
     result = box.run("import ctypes; ctypes.CDLL(None)")
     assert result.route is not None and result.route.runtime == "process" and result.route.why and result.route.passed_over

@@ -134,6 +134,30 @@ def test_a_single_allowed_file_comes_alone(tmp_path: Path) -> None:
     assert [step.entries for step in copies] == [("one",)]
 
 
+def test_a_link_that_is_allowed_is_there_as_a_link_and_what_it_leads_to_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "real" / "file").write_text("content")
+    (tmp_path / "shown" / "file").write_text("content")
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("real/file")
+    (tmp_path / "three").symlink_to("shown/file")
+    made = plan(rules_for(f"{tmp_path}/one", f"{tmp_path}/two", f"{tmp_path}/three", f"{tmp_path}/shown"))
+    copies = {step.target: step for step in made.steps if isinstance(step, Copies)}
+    assert set(copies) == {str(tmp_path), f"{tmp_path}/real"}, "a copy over what is shown anyway would hide it"
+    assert sorted(copies[str(tmp_path)].entries) == ["one", "three", "two"]
+    assert copies[f"{tmp_path}/real"].entries == ("file",)
+    barred = plan(rules_for(f"{tmp_path}/one", denied=(f"{tmp_path}/real/fi*",)))
+    assert [step.entries for step in barred.steps if isinstance(step, Copies)] == [("one", "two")], "a link is no way to what is denied"
+
+
+def test_what_is_mounted_below_copies_has_a_place_among_them(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "file").write_text("content")
+    made = plan(rules_for(f"{tmp_path}/file", f"{tmp_path}/tree"))
+    assert [step.places for step in made.steps if isinstance(step, Copies)] == [("tree",)]
+
+
 def test_a_pattern_that_is_no_tree_copies_what_it_lets_through(tmp_path: Path) -> None:
     for name in ("a.json", "b.key", ".hidden.json"):
         (tmp_path / name).write_text("x")

@@ -49,7 +49,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Questi
         local = None if stored else modules_in(work.cwd)  # its layers are not looked through
     given = frozenset({MODULE} if work.tools else ())
     asked = Work(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
-    return Question(asked, work.terminal is not None, work.watch_reads, work.preload)
+    return Question(asked, work.terminal is not None, work.watch_reads, work.observe, work.preload)
 
 
 def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:

@@ -24,7 +24,7 @@ from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass
 
 PURPOSE = b"capabilities"  # what its key is derived for
-_GRANT, _USED, _REVOKED = "grant", "used.", "revoked."
+_GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
 
 
@@ -41,6 +41,22 @@ class Standing:
     limit: int | None
     used: int
     revoked: bool
+
+
+class Mark:
+    """Says that something goes on that a capability has allowed, as long as this process lives and has not ended it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # A lock of this process alone: unlike flock, what it has forked does not keep it.
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """It is over."""
+        with suppress(FileNotFoundError):  # forgotten with its capability
+            os.unlink(self._path)
+        os.close(self._file)
 
 
 class Capabilities:
@@ -102,6 +118,16 @@ class Capabilities:
         self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
         write_once(os.path.join(place, _REVOKED + names[-1]), b"")
         sync_directory(place)
+
+    def mark(self, name: str) -> Mark:
+        """Something goes on that this capability has allowed. Raises OSError when that cannot be noted."""
+        return Mark(os.path.join(self._directory, name, f"{_RUNNING}{os.getpid()}.{os.urandom(4).hex()}"))
+
+    def going_on(self, name: str) -> list[int]:
+        """The processes in which something goes on that this capability has allowed, by number. Our own are not among them."""
+        place = os.path.join(self._directory, name)
+        marks = [each for each in os.listdir(place) if each.startswith(_RUNNING)] if _is_name(name) and os.path.isdir(place) else []
+        return sorted({pid for each in marks if (pid := _holder(os.path.join(place, each))) is not None})
 
     def standing(self) -> list[Standing]:
         """All that were granted and have not ended, oldest first."""
@@ -181,6 +207,26 @@ class Capabilities:
             for each in os.listdir(place):
                 os.unlink(os.path.join(place, each))
             os.rmdir(place)
+
+
+def _holder(mark: str) -> int | None:
+    """Who holds a mark; None for one that a process left behind when it died, which is cleared away."""
+    pid = int(mark.rpartition(_RUNNING)[2].partition(".")[0])
+    if pid == os.getpid():  # looking at it would end it: a process has all its locks on a file until it closes that once
+        return None
+    try:
+        file = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return pid
+    finally:
+        os.close(file)
+    with suppress(FileNotFoundError):
+        os.unlink(mark)
+    return None
 
 
 def _is_name(text: str) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
-from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass
+from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, replace
 
 if TYPE_CHECKING:
     from typing import Literal, NoReturn, TypeVar
@@ -58,6 +58,10 @@ class Approver(Protocol):
         """The answer to exactly this action. What is raised, and what comes after the deadline, counts as a refusal."""
         ...
 
+    def end(self) -> None:
+        """There will be no more questions: what was agreed to for all of them is taken back."""
+        ...
+
 
 def _nothing(result: object) -> Facts:
     return {}
@@ -75,8 +79,9 @@ class Gate:
         grants: Grants = (),
         approver: Approver | None = None,
         sandbox: str = "",
+        patience: float = APPROVAL_SECONDS,
     ) -> None:
-        """`sandbox` is the name under which the ledger has what passes here."""
+        """`sandbox` is the name under which the ledger has what passes here; `patience` how long an approver has to answer."""
         self.policy = policy
         self._digest = policy.digest()
         self._ledger = ledger
@@ -84,15 +89,24 @@ class Gate:
         self._grants = grants
         self._approver = approver
         self._sandbox = sandbox
+        self._patience = patience
 
-    def perform(self, action: Action, deed: Callable[[Allow], T], *, describe: Callable[[T], Facts] = _nothing) -> T:
-        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep.
+    def perform(
+        self,
+        action: Action,
+        deed: Callable[[Allow], T],
+        *,
+        describe: Callable[[T], Facts] = _nothing,
+        details: Callable[[], str] = str,
+    ) -> T:
+        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep; `details` is
+        called where somebody is asked, for what they should see besides: the source, the diff.
 
         Raises `Denied` when it is refused, `LedgerUnavailable` or `LedgerBroken` when that or the intent cannot be recorded (the deed was
         not called), whatever the deed raises, and `LedgerUnavailable` saying so when the deed was done and only its outcome could not be
         recorded.
         """
-        verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()))
+        verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details)
         facts, rule = canonical.plain(action), verdict.because.rule
         digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
@@ -117,34 +131,47 @@ class Gate:
         self._ledger.record(Refusal(facts, digest, self._digest, verdict.because.rule, verdict.because.why, self._sandbox))
         raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
+    def end(self) -> None:
+        """Nothing more will pass here for now: what was agreed to for as long as it did is taken back, and asked for again."""
+        if self._approver is not None:
+            self._approver.end()
+
+    def note(self, what: str, facts: Facts) -> None:
+        """Record what is no action of its own: something seen of one that is being done. Raises as `perform` does."""
+        self._ledger.record(Noted(what, facts, self._sandbox))
+
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
             self._ledger.record(Outcome(intent, ended, facts, self._sandbox), lasting=True)
 
-    def _settled(self, action: Action, verdict: Verdict) -> Allow | Deny:
+    def _settled(self, action: Action, verdict: Verdict, details: Callable[[], str]) -> Allow | Deny:
         match verdict:
             case Allow() | Deny():
                 return verdict
             case Ask():
-                return self._answered(action, verdict)
+                return self._answered(action, verdict, details)
             case _:
                 assert_never(verdict)
 
-    def _answered(self, action: Action, verdict: Ask) -> Allow | Deny:
-        remedy = verdict.because.remedy or f"ask for {verdict.suggest}"
+    def _answered(self, action: Action, verdict: Ask, details: Callable[[], str]) -> Allow | Deny:
+        """Ask, and refuse whatever is not a yes in time. The refusal says which rule asked, and what would permit it."""
+
+        def refused(why: str) -> Deny:
+            remedy = verdict.because.remedy or f"ask for {verdict.suggest}"
+            return Deny(Reason("approval", f"{verdict.because.why} ({verdict.because.rule}), {why}", remedy), verdict.suggest)
+
         if self._approver is None:
-            return Deny(Reason("approval", f"{verdict.because.why}, and nobody is there to approve it", remedy))
-        deadline = self._clock() + APPROVAL_SECONDS
+            return refused("and nobody is there to approve it")
+        deadline = self._clock() + self._patience
         try:
-            answer = self._approver.ask(action, verdict, deadline)
+            answer = self._approver.ask(action, replace(verdict, details=details()), deadline)
         except Exception as error:
-            return Deny(Reason("approval", f"asking for approval failed: {type(error).__name__}", remedy))
+            return refused(f"and asking failed: {type(error).__name__}")
         if isinstance(answer, Granted) and self._clock() <= deadline:
             return Allow(Reason("approval", f"approved by {answer.by}"))
-        why = answer.why if isinstance(answer, Refused) else "no answer came in time"
-        return Deny(Reason("approval", f"not approved: {why}", remedy))
+        return refused(f"and it was not approved: {answer.why if isinstance(answer, Refused) else 'no answer came in time'}")
 
     def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts], lasting: bool) -> None:
         try:

@@ -22,12 +22,11 @@ from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace import protected
-from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
+from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.drift import Moved, judge
 from agent_sandbox.workspace.history import Snapshot
 from agent_sandbox.workspace.locking import Holder
 from agent_sandbox.workspace.merging import Conflict
-from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion import undoing
 from agent_sandbox.workspace.promotion.expecting import look_at
 from agent_sandbox.workspace.promotion.foreseeing import protected_classes
@@ -59,6 +58,7 @@ class Wanted:
     drift: Drifted = "refuse"
     resolve: Word | Choice | None = None  # what to do about the conflicts of a merge; without it they are refused
     approved: frozenset[str] = frozenset()  # the protected classes that somebody has agreed to by name
+    plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Proposal:
 
     def action(self) -> Promote:
         """What the gate judges and the ledger records."""
-        digest = digest_of_plain([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
+        spelt = [[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes]
+        digest = self.wanted.plan or digest_of_plain(spelt)
         held = self.protected()
         approved = tuple(name for name in held if name in self.wanted.approved)
         return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)
@@ -127,7 +128,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
     with stored.state.lock(command="promote"), stored.opened() as stack:
         everything, bases = stored.changes_in(stack, policy), stored.bases()
         root = "/" if wanted.system else stored.state.project
-        chosen = _with_their_places(everything.within(root), wanted.chosen)
+        chosen = everything.within(root).chosen(wanted.chosen)
         expected = look_at(root, chosen)
         hidden = {
             change.path for change in chosen if change.masks_real
@@ -149,25 +150,12 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
 
 
-def _with_their_places(changes: ChangeSet, chosen: Callable[[Change], bool]) -> ChangeSet:
-    """The chosen ones, and the new directories that they are in: a file cannot be carried over without its place."""
-    new = {change.path for change in changes if change.kind in (Kind.ADDED, Kind.RETYPED) and _is_directory(change)}
-    taken = {change.path for change in changes if chosen(change)}
-    for change in changes if new else ():
-        above = change.path.rpartition("/")[0] if change.path in taken and change.after is not None else ""
-        while above in new and above not in taken:
-            taken.add(above)
-            above = above.rpartition("/")[0]
-    return ChangeSet(tuple(change for change in changes if change.path in taken))
-
-
-def _is_directory(change: Change) -> bool:
-    return change.after is not None and change.after.type is EntryType.DIRECTORY
-
-
-def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
+def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
-    was changed."""
+    was changed. `details` is the diff, for whoever is asked.
+
+    The changes of a plan are not in the layers of the project's sandbox, so nothing leaves them.
+    """
     refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
     _refuse_moved(proposal)
     return _done(
@@ -175,22 +163,33 @@ def carry_out(proposal: Proposal, stored: Stored, gate: Gate) -> CarriedOver:
         gate,
         proposal.action(),
         lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
-        _leaving(proposal),
+        None if proposal.wanted.plan else _leaving(proposal),
+        details,
     )
 
 
-def _done(stored: Stored, gate: Gate, action: Promote | Undo, deed: Callable[[], Promotion], leaving: Leaving) -> CarriedOver:
-    """Do it through the gate, and then to the layers what follows from it. Wherever this is cut off, `recovering` goes on from there."""
+def _done(
+    stored: Stored,
+    gate: Gate,
+    action: Promote | Undo,
+    deed: Callable[[], Promotion],
+    leaving: Leaving | None,
+    details: Callable[[], str] = str,
+) -> CarriedOver:
+    """Do it through the gate, and then to the layers what follows from it, if anything does.
+
+    Wherever this is cut off, `recovering` goes on from there.
+    """
     UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
-        promotion = gate.perform(action, lambda allow: deed(), describe=_facts)
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, details=details)
     except BaseException:
         note = UnderWay.recall(stored)
         if note is not None and note.done(stored) is None:
             UnderWay.finish(stored)
         raise
     snapshot = None
-    if promotion.number or leaving.paths:
+    if leaving is not None and (promotion.number or leaving.paths):
         try:
             snapshot = let_go(stored, gate, leaving, promotion.number, promotion.undoes)
         except (SandboxError, OSError) as error:

@@ -44,11 +44,11 @@ class UnderWay:
     action: str  # its digest
     after: int
     undo: bool
-    leaving: Leaving
+    leaving: Leaving | None  # None when the layers have nothing to do with it
     layers: object
 
     @classmethod
-    def begin(cls, stored: Stored, action: str, leaving: Leaving, *, undo: bool = False) -> UnderWay:
+    def begin(cls, stored: Stored, action: str, leaving: Leaving | None, *, undo: bool = False) -> UnderWay:
         """Note it, before anything is done. To be called with the lock held."""
         from json import dumps
 
@@ -58,7 +58,7 @@ class UnderWay:
         note = cls(action, after, undo, leaving, _layers(stored))
         with explained(f"note what is under way in {stored.state.promotions!r}"):
             os.makedirs(stored.state.promotions, mode=0o700, exist_ok=True)
-            write_atomically(_place(stored.state), dumps({**vars(note), "leaving": vars(leaving)}) + "\n")
+            write_atomically(_place(stored.state), dumps({**vars(note), "leaving": leaving and vars(leaving)}) + "\n")
         return note
 
     @classmethod
@@ -69,7 +69,7 @@ class UnderWay:
         try:
             with open(_place(stored.state), "rb") as file:
                 found = loads(file.read())
-            return cls(**{**found, "leaving": Leaving(**found["leaving"])})
+            return cls(**{**found, "leaving": found["leaving"] and Leaving(**found["leaving"])})
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError):
@@ -123,7 +123,7 @@ def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
     else:
         facts = {name: value for name, value in journal.facts().items() if isinstance(value, str | int)}
         gate.conclude(note.action, "done", {"promotion": journal.number, "recovered": True, **facts})
-        if note.untouched(stored):
+        if note.leaving is not None and note.untouched(stored):
             try:
                 let_go(stored, gate, note.leaving, journal.number, int(journal.facts().get("undoes", 0)))
             except (SandboxError, OSError) as error:

@@ -44,6 +44,7 @@ class Question:
     work: Work
     terminal: bool = False
     watched: bool = False
+    observed: bool = False
     preload: tuple[str, ...] = ()
 
 
@@ -167,7 +168,13 @@ class Runtimes:
         if why := self._absence_of_wasm(wasm, acting):
             return wasm_host(frozenset(), unavailable=why)
         runtime = wasm()
-        objection = runtime.objection(terminal=question.terminal, system=policy.system, watched=question.watched, preload=question.preload)
+        objection = runtime.objection(
+            terminal=question.terminal,
+            system=policy.system,
+            watched=question.watched,
+            observed=question.observed,
+            preload=question.preload,
+        )
         return wasm_host(runtime.guarantees, languages=runtime.brings, unavailable=objection)
 
     def _absence_of_wasm(self, wasm: Callable[[], WasmRuntime], acting: bool) -> str:

@@ -32,7 +32,9 @@ from agent_sandbox.workspace.view import plan_view
 if TYPE_CHECKING:
     from agent_sandbox.engine.programs import Gating
     from agent_sandbox.engine.stored import ForRun, Stored
+    from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.runtime.base import Guest
+    from agent_sandbox.runtime.observed import Observed
     from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
@@ -76,10 +78,11 @@ class Session:
         look: Callable[[], Host] = Host.look,
         on_busy: Callable[[Busy], None] | None = None,
         beside: Callable[[Callable[[], None]], None] = lambda do: do(),
+        early: EarlyLook | None = None,
     ) -> None:
         """`on_busy` is told who holds a stored sandbox that is in use, and then it is waited for; without it, `run` raises `Busy`.
 
-        `beside` does what takes a while and nobody waits for, beside the run.
+        `beside` does what takes a while and nobody waits for, beside the run. `early` looks at code before it runs.
         """
         self._gate = gate
         self._runtimes = runtimes
@@ -88,7 +91,21 @@ class Session:
         self._look = look
         self._on_busy = on_busy
         self._beside = beside
+        self._early = early
         self._known: dict[str, _Known] = {}  # by runtime; each is replaced whole, so threads may share it
+
+    def on(self, state: SandboxState) -> Session:
+        """The same on the layers of another sandbox, for a run that nobody comes back to: what is in the project is not noted beside it."""
+        return Session(
+            self._gate,
+            self._runtimes,
+            project=self._project,
+            state=state,
+            look=self._look,
+            on_busy=self._on_busy,
+            beside=lambda do: None,
+            early=self._early,
+        )
 
     @property
     def gate(self) -> Gate:
@@ -110,25 +127,32 @@ class Session:
 
             return run_recorded(self, work, action)
         if not work.tools:
-            return self._gate.perform(self._judged(work, action), lambda allow: self._deed(work, allow), describe=facts)
+            return self._gate.perform(self.judged(work, action), lambda allow: self._deed(work, allow), describe=facts, details=work.text)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
 
         hearing = Hearing(self._gate, work.tools)
         talking = replace(work, talk=hearing.talk())
-        outcome = self._gate.perform(self._judged(work, action), lambda allow: self._deed(talking, allow), describe=facts)
+        outcome = self._gate.perform(self.judged(work, action), lambda allow: self._deed(talking, allow), describe=facts, details=work.text)
         return replace(outcome, tool_errors=tuple(hearing.errors))
 
-    def _judged(self, work: Work, action: Action | None) -> Action:
-        """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words.
+    def judged(self, work: Work, action: Action | None = None) -> Action:
+        """What is asked for. Of a command line also the programs in it, where the policy names some: it is then refused early and in words;
+        and what in it somebody is to be asked about.
 
-        The shell that reads the line is ours to start, and not among them.
+        The shell that reads the line is ours to start, and not among them. Raises `Denied` for code that the early look is against.
         """
-        action = action or action_of(work)
-        if self.policy.programs.restricts and isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash":
-            from agent_sandbox.policy.commands.reading import understand  # few policies name programs
+        action, programs, asks = action or action_of(work), self.policy.programs, self.policy.asks
+        if self._early is not None:
+            self._early.check(self._gate, work.what, action)
+        if not (isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash"):
+            return action
+        if not (programs.restricts or asks.asks):
+            return action
+        from agent_sandbox.policy.asking import touched
+        from agent_sandbox.policy.commands.reading import understand  # few policies name programs
 
-            return replace(action, programs=understand(work.what.source).tools)
-        return action
+        found = understand(work.what.source, effects=asks.asks)
+        return replace(action, programs=found.tools if programs.restricts else (), touches=touched(asks, found) if asks.asks else None)
 
     def open(self, work: Work) -> Opened:
         """Start what goes on for several turns, on layers that are thrown away; the first of them has passed the gate. To be closed."""
@@ -232,7 +256,18 @@ class Session:
                 refused=ran.guest.refused,
                 notes=(*ran.plan.notes, *ran.guest.notes, *said, *unlisted, *self._not_the_same(ran.completed.exit)),
                 inputs=ran.completed.inputs,
+                observed=self.observed(work, ran.guest.launch, ran.completed) if work.observe else (),
             )
+
+    def observed(self, work: Work, launch: Launch, completed: Completed) -> tuple[Observed, ...]:
+        """What was seen of a run, judged; and in the ledger where that is wanted, before how the run ended is."""
+        from agent_sandbox.engine.observing import judged, noted  # few runs are observed
+
+        found = judged(completed.observed, self.policy, launch)
+        if work.log_observed:
+            for what, seen in map(noted, found):
+                self._gate.note(what, seen)
+        return found
 
     def _not_the_same(self, end: Exit) -> tuple[str, ...]:
         """What is to be said of a deterministic run that was ended from outside."""
@@ -338,12 +373,17 @@ class Session:
 
     def _launch(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...], plan: MountPlan, spent: Usage) -> Launch:
         policy = self.policy
+        limits = policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent)
+        if work.left is not None:  # asked now, when all waiting is over
+            if (left := work.left()) <= 0:
+                raise SandboxError("what it was permitted for has ended before it could start", hint="ask again for what it needs")
+            limits = replace(limits, wall_seconds=min(left, limits.wall_seconds or left))
         return Launch(
             program=program,
             root=plan,
             cwd=work.cwd or SCRATCH,
             env=work.env,
-            limits=policy.limits if spent is _NOTHING_SPENT else rest(policy.limits, spent),
+            limits=limits,
             requires=policy.requires,
             stdin=work.stdin,
             processes=policy.processes,
@@ -357,6 +397,7 @@ class Session:
             talk=work.talk if isinstance(program, PythonCode) else None,
             deterministic=work.seed if Guarantee.DETERMINISTIC in policy.requires else None,
             watch_inputs=work.watch_inputs,
+            observe=work.observe,
         )
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:

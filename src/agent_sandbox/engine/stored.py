@@ -201,6 +201,31 @@ class Stored:
         self._clone_anew(masks, began)
         return found[-1]
 
+    def copy_to(self, other: SandboxState, limit_bytes: int | None) -> None:
+        """Make another, new sandbox of the same project that holds what this one does. Takes the lock of neither; this one must be held."""
+        from shutil import copyfile
+
+        from agent_sandbox.workspace.bases.files import carry
+        from agent_sandbox.workspace.generations import made
+        from agent_sandbox.workspace.squash import squash
+
+        before = self.state.history()
+        into = before.next
+        other.prepare(limit_bytes)
+        with explained(f"copy the sandbox of {self.state.project!r}"), self.opened() as stack:
+            top = os.open(other.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                with made(top, into) as generation:
+                    squash(stack, generation, link=False)
+            finally:
+                os.close(top)
+            os.mkdir(other.bases, 0o700)
+            with suppress(FileNotFoundError):  # not before the first run
+                for name in os.listdir(self.state.bases):
+                    copyfile(os.path.join(self.state.bases, name), os.path.join(other.bases, name))
+            carry(other.bases, before.layers[::-1], into)
+        chronicle.save(other.path, history.History(active=into, used=True, next=into + 1))
+
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
         """Its layers, ready for a run whose disk limit this is; to be called with the lock held. What they need ends with the stack."""
         prepared = self.state.prepare(limit_bytes)

@@ -123,7 +123,12 @@ class Hearing:
     def _called(self, action: CallTool, args: list[Any], kwargs: dict[str, Any]) -> bytes:
         name = action.tool
         try:
-            return self._gate.perform(action, lambda _: self._result(name, args, kwargs), describe=lambda made: {"result_bytes": len(made)})
+            return self._gate.perform(
+                action,
+                lambda _: self._result(name, args, kwargs),
+                describe=lambda made: {"result_bytes": len(made)},
+                details=lambda: f"{name}(*{args!r}, **{kwargs!r})",
+            )
         except Denied as refusal:
             return _raised("PermissionError", str(refusal))
         except _Failed as failure:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.tools import Hearing
-from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts
+from agent_sandbox.engine.work import Code, Opened, Outcome, Work, facts
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
@@ -83,12 +83,13 @@ class Turns:
         if self.ended:
             raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
         assert isinstance(self._work.what, Code)
-        action = action_of(replace(self._work, what=replace(self._work.what, source=turn.source)))
+        action = self._session.judged(replace(self._work, what=replace(self._work.what, source=turn.source)))
         try:
             message = crossing.packed({"source": turn.source, "stdin": turn.stdin})
         except ValueError as error:
             raise PolicyError(f"the code and input of a turn: {error}", hint="put it into a file, or take several turns") from None
-        return self._session.gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts)
+        gate = self._session.gate
+        return gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts, details=lambda: turn.source)
 
     def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
         began = time.monotonic()
@@ -103,6 +104,7 @@ class Turns:
             self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
             raise
         code, value, described, end = 0, None, None, completed.exit
+        observed = self._session.observed(self._work, opened.guest.launch, completed) if self._work.observe else ()
         if said is not None:
             try:
                 code, value, described = _understood(said)
@@ -121,6 +123,7 @@ class Turns:
             refused=opened.guest.refused,
             notes=opened.notes,
             tool_errors=tuple(self._hearing.errors),
+            observed=observed,
         )
         if said is None:
             self._end(f"its turn {self._count} was {end.reason.value}")

@@ -16,6 +16,7 @@ from agent_sandbox.workspace.changes import ChangeSet, Contents
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.runtime.observed import Observed
     from agent_sandbox.runtime.running import ProcessGuest
 
 
@@ -59,7 +60,14 @@ class Work:
     talk: Talk | None = None  # what comes of them
     seed: int = 0  # where the policy requires a deterministic run
     watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
+    observe: bool = False  # have `Outcome.observed` tell what it tried
+    log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
+    left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
+
+    def text(self) -> str:
+        """Code as somebody should see it before agreeing to it; a command speaks for itself."""
+        return self.what.source if isinstance(self.what, Code) else ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Outcome:
     notes: tuple[str, ...] = field(default=())
     tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
+    observed: tuple[Observed, ...] = ()  # what it tried, each once, in the order of first appearance
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class Usage:
 
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    peak_processes: int = 0
     oom_kills: int = 0
     hit: frozenset[str] = frozenset()
 
@@ -93,7 +94,7 @@ class Cgroup:
         Memory was reached only when it ran out at *this* cgroup's limit. A full limit that the kernel could make room under (page cache) is
         everyday, and a kill for want of memory on the whole machine is not the run's doing.
         """
-        peak, kills = 0, 0
+        peak, kills, most_processes = 0, 0, 0
         reached = set()
         for part in self.parts:
             if "memory" in part.controllers:
@@ -101,9 +102,11 @@ class Cgroup:
                 peak, kills = max(peak, most), kills + killed
                 if ran_out:
                     reached.add("memory")
-            if "pids" in part.controllers and _keyed(part, "pids.events", "max") > 0:
-                reached.add("processes")
-        return Usage(self.cpu_seconds(), peak, kills, frozenset(reached))
+            if "pids" in part.controllers:
+                most_processes = max(most_processes, _number(part, "pids.peak"))  # not there before Linux 6.1
+                if _keyed(part, "pids.events", "max") > 0:
+                    reached.add("processes")
+        return Usage(self.cpu_seconds(), peak, most_processes, kills, frozenset(reached))
 
     def cpu_seconds(self) -> float:
         """Processor time used so far, also by processes that nobody has waited for; 0 where nothing counts it."""

@@ -181,6 +181,8 @@ def _copies(step: Copies, site: Site) -> None:
         with suppress(FileExistsError), open(f"{layer}/{name}", "xb") as file:
             file.write(content)
             os.fchown(file.fileno(), site.shift or -1, site.shift or -1)
+    for place in step.places:
+        os.makedirs(f"{layer}/{place}", exist_ok=True)
     mount_overlay([layer, spare], step.key, step.target, step.writable, site)
 
 

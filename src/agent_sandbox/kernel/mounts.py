@@ -115,6 +115,7 @@ class Copies:
     entries: tuple[str, ...] = ()  # relative paths, parents first; directories, regular files and symlinks
     writable: bool = True
     contents: tuple[tuple[str, bytes], ...] = ()  # small files made beside them
+    places: tuple[str, ...] = ()  # directories that must exist, to mount on
 
     def describe(self) -> str:
         return f"copy {len(self.entries)} entries of {self.source} to {self.target} [{'copy-on-write' if self.writable else 'read-only'}]"

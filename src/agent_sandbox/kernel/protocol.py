@@ -14,6 +14,8 @@ GO, SIGNAL = b"g", b"s"
 HERE = b"h"  # init's first byte, and again when it wants its ids
 MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
 READY = b"R"  # the guest's one byte: everything is in force
+# From a guest that is observed, before that, and the number of its listener in four bytes; HEARD when the supervisor has a copy of it.
+LISTENING, HEARD = b"\x01", b"h"
 
 # From a guest that is our own code to its end, to init: the program in it has ended. Its status, as `wait` would tell, processor time, peak
 # of memory in bytes, and the fuel it used, or NOT_COUNTED.

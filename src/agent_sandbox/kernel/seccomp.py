@@ -23,7 +23,7 @@ from agent_sandbox.kernel.syscall_rules import Condition, Rule
 from agent_sandbox.values import dataclass
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_RET_KILL_PROCESS, _RET_ERRNO, _RET_USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
 _LONGEST_BRANCH = 255  # a conditional jump holds its distance in a byte
 
 # struct seccomp_data, and its 64-bit arguments as two words: both machines are little-endian
@@ -103,12 +103,51 @@ def install(program: Program) -> None:
 
     Raises OSError when the kernel refuses it, in which case no thread is under it.
     """
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    code = ctypes.create_string_buffer(program.code, len(program.code))
-    header = _SockFprog(len(program.code) // 8, ctypes.addressof(code))
-    thread = syscalls.seccomp(syscalls.SECCOMP_SET_MODE_FILTER, syscalls.SECCOMP_FILTER_FLAG_TSYNC, ctypes.addressof(header))
+    thread = _set(program.code, syscalls.SECCOMP_FILTER_FLAG_TSYNC)
     if thread:
         raise OSError(errno.EBUSY, f"seccomp: thread {thread} is under a filter of its own")
+
+
+@functools.cache
+def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE) -> bytes:
+    """A filter beside the other that refuses nothing: these calls are told to a listener before they are made, every other is allowed.
+
+    Of the answers of several filters the kernel takes the strictest, so what the other one refuses is refused, and not told.
+    """
+    known = syscall_table.numbers(machine)
+    code = [_return(_RET_ALLOW)]
+    for name in names:
+        if name not in known:
+            continue
+        tell = [_return(_RET_USER_NOTIF)]
+        if name == "sendto":  # without an address it goes where the socket was connected to
+            tell = [*_test(Condition(4, rules.WHOLE, (0,), holds=False), failure=1), *tell, _return(_RET_ALLOW)]
+        code = [_branch_equal(known[name], if_true=0, if_false=len(tell)), *tell, *code]
+    # A call from another architecture is the other filter's, which ends the process.
+    code = [_load(_ARCHITECTURE), _branch_equal(_AUDIT_ARCH[machine], if_true=1, if_false=0), _return(_RET_ALLOW), _load(_NUMBER), *code]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def install_observer(code: bytes) -> int:
+    """Put this process, of one thread, and what it starts under such a filter. Returns the listener, which is closed on exec.
+
+    From here on each of those calls waits for who holds the listener, and when nobody does it fails. A call that has been heard of is then
+    interrupted by what ends the process only, where the kernel can (5.19): a handler of the program's runs after it, as it would have.
+    """
+    listener = syscalls.SECCOMP_FILTER_FLAG_NEW_LISTENER
+    try:
+        return _set(code, listener | syscalls.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return _set(code, listener)
+
+
+def _set(code: bytes, flags: int) -> int:
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    held = ctypes.create_string_buffer(code, len(code))
+    header = _SockFprog(len(code) // 8, ctypes.addressof(held))
+    return syscalls.seccomp(syscalls.SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(header))
 
 
 class _SockFprog(ctypes.Structure):

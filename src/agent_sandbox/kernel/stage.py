@@ -23,7 +23,7 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.kernel import capabilities, cgroups, channel, ids, landlock, mounting, mounts, namespaces, rlimits, seccomp
+from agent_sandbox.kernel import capabilities, cgroups, channel, ids, landlock, mounting, mounts, namespaces, observing, rlimits, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.placing import MountedBelow, Site
@@ -83,6 +83,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         plan = mounts.decode(request["plan"])
         site, layers = _build_view(identity, plan)
         notes = site.notes
+        asked = observing.open_nameservers(notes) if request["observe"] else observing.Nameservers()
         rules = _rules(request, plan, site)
         if rules.left_out:  # the second wall behind the view: what this kernel's lacks is said, never left out in silence
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
@@ -96,10 +97,9 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
             _become_guest(seat, program, request, stdio, said, rules, gated=plan.code is not None)
         channel.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
         watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)], heard)
-        handed = [*([layers] if request["readable"] else []), *([master] if master is not None else [])]
-        channel.send(seat.control, {"kind": "ready", "notes": notes}, handed)
-        if master is not None:
-            os.close(master)
+        handed = [*([layers] if request["readable"] else []), *asked.sockets, *([master] if master is not None else [])]
+        channel.send(seat.control, {"kind": "ready", "notes": notes, "asked": len(asked.sockets), "search": asked.search}, handed)
+        channel.close_all((*asked.sockets, *([] if master is None else [master])))
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         watch_over(watch, seat.control, seat.keeper, seat.supervisor)
     except EOFError:
@@ -205,6 +205,8 @@ def _become_guest(
         landlock.enforce(rules)
         rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
         capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
+        if request["observe"]:
+            observing.begin(payload)
         seccomp.install(
             seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"], gated=gated)
         )

@@ -21,7 +21,7 @@ _OLD_NUMBERS = {
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
-SYS_close_range, SYS_openat2, SYS_mount_setattr, SYS_listxattrat = 436, 437, 442, 465
+SYS_close_range, SYS_openat2, SYS_pidfd_getfd, SYS_mount_setattr, SYS_listxattrat = 436, 437, 438, 442, 465
 SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self = 444, 445, 446
 
 # clone(2), unshare(2)
@@ -45,7 +45,7 @@ FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC = 1, 1
 FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
 
 # openat2(2)
-RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
 
 # renameat2(2)
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
@@ -66,6 +66,7 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 # seccomp(2)
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV = 8, 32
 
 
 def check(result: int, what: str) -> int:
@@ -108,6 +109,18 @@ class _FileHandle(ctypes.Structure):
 # Called for every file of a listing: with the types told beforehand in half the time.
 _listxattrat = libc["syscall"]
 _listxattrat.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class _IoVec(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+# Called for every call that is observed.
+_process_vm_readv = libc["process_vm_readv"]
+_process_vm_readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
+_process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class _CapHeader(ctypes.Structure):
@@ -273,6 +286,19 @@ def rt_sigaction_default(number: int) -> None:
 def seccomp(operation: int, flags: int, argument: int) -> int:
     """seccomp(2); `argument` is the address of what the operation takes."""
     return check(libc.syscall(_number("seccomp"), operation, flags, ctypes.c_void_p(argument)), "seccomp")
+
+
+def process_vm_readv(pid: int, address: int, size: int) -> bytes:
+    """process_vm_readv(2) of one piece, within a page or it may be cut short. Raises OSError where nothing is mapped."""
+    buffer = (ctypes.c_char * size)()
+    ours, theirs = _IoVec(ctypes.addressof(buffer), size), _IoVec(address, size)
+    got = _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)
+    return buffer.raw[: check(got, "process_vm_readv")]
+
+
+def pidfd_getfd(pidfd: int, number: int) -> int:
+    """pidfd_getfd(2): a copy, closed on exec, of a descriptor of another process."""
+    return check(libc.syscall(SYS_pidfd_getfd, pidfd, number, 0), "pidfd_getfd")
 
 
 def landlock_create_ruleset(attributes: int, size: int, flags: int) -> int:

@@ -73,10 +73,11 @@ def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot:
         os.fsync(descriptor)
 
 
-def begin(directory: str) -> None:
-    """Make an anchor for a ledger that has no entry yet. Raises OSError."""
+def begin(directory: str, digest: str, seal: str, boot: str) -> None:
+    """Make an anchor for a ledger that has no entry yet: it names what comes before the first one, so that an anchor that was emptied can
+    be told from one that is new. Raises OSError."""
     make_private(directory)
-    os.close(os.open(os.path.join(directory, ANCHOR), _FLAGS, 0o600))
+    write(directory, 0, digest, seal, 0, boot)
 
 
 def boot_id() -> str:
@@ -100,7 +101,7 @@ def _slot(content: bytes) -> Anchored | None:
     if not content.strip(b"\0"):
         return None
     words = content.decode("ascii").split()
-    if len(words) != 5:
+    if len(words) != 5 or not (words[0].isdigit() and words[3].isdigit()) or [len(bytes.fromhex(word)) for word in words[1:3]] != [32, 16]:
         raise ValueError("a slot of the anchor is damaged")
     sequence, digest, seal, size, boot = words
     return Anchored(int(sequence), digest, seal, int(size), boot)

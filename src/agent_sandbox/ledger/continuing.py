@@ -11,7 +11,7 @@ from __future__ import annotations
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger import anchor
 from agent_sandbox.ledger.anchor import Anchor, Anchored
-from agent_sandbox.ledger.chain import HINT, Head, holds, torn_at
+from agent_sandbox.ledger.chain import HINT, START, Head, holds, torn_at
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Gap
 from agent_sandbox.spelling import Seal
@@ -29,15 +29,17 @@ def missing(path: str, directory: str, descriptor: int, size: int, head: Head, b
     if found is None:
         if head.sequence:
             raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} is gone", hint=_HINT)
-        anchor.begin(directory)
+        anchor.begin(directory, START, sealed(bytes.fromhex(START), seal), boot)
         return None
     furthest = found.furthest
     if furthest is None:
-        return None
+        if head.sequence:
+            raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} was emptied", hint=_HINT)
+        return None  # whoever made it did not live to write it
     if furthest.seal != sealed(bytes.fromhex(furthest.hash), seal):
         raise LedgerBroken(f"the anchor of the ledger {path} was not written with its key", hint=_HINT)
     if head.sequence >= furthest.sequence:
-        if not holds(descriptor, size, furthest.sequence, furthest.hash):
+        if furthest.sequence and not holds(descriptor, size, furthest.sequence, furthest.hash):
             raise LedgerBroken(f"the ledger {path} is another one than before: entry {furthest.sequence} is not the one it had", hint=HINT)
         return None
     return _gap(path, found, furthest, size, head, boot)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from agent_sandbox.ledger import redaction
-from agent_sandbox.ledger.event import KINDS, LONGEST_TEXT, Cut, Entry, Event, cut
+from agent_sandbox.ledger.event import KINDS, LONGEST_TEXT, Cut, Entry, Event, cut, fits
 from agent_sandbox.ledger.redaction import is_suspicious
 from agent_sandbox.spelling import Seal, as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING
@@ -36,6 +36,7 @@ _HASH_AT = _SEAL_AT - len(_SEAL_FIELD) - 64
 _TAIL_AT = _HASH_AT - len(_HASH_FIELD)
 _HEXADECIMAL = frozenset(b"0123456789abcdef")
 _BIGGEST = 1 << 63
+_MOST_DIGITS = 18  # of a number that is surely smaller
 
 
 class UnknownForm(ValueError):
@@ -79,17 +80,22 @@ def decode(line: bytes) -> Entry:
 
     try:
         raw = loads(line)
-        kind = KINDS[raw["kind"]]
-        return Entry(raw["seq"], raw["time"], raw["prev"], digest, kind(**_unwrapped(raw["event"])), mark)
-    except (KeyError, TypeError) as error:
-        raise UnknownForm(f"not an entry of this version: {error}") from None
+        sequence, time, previous = raw["seq"], raw["time"], raw["prev"]
+        event = KINDS[raw["kind"]](**_unwrapped(raw["event"]))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise UnknownForm(f"not an entry of this version: {type(error).__name__}") from None
+    # The hash is nobody's secret: whoever writes a line can make one that fits, and need not keep to what a line holds.
+    numbered = type(sequence) is int and 0 < sequence < _BIGGEST and type(time) in (int, float) and math.isfinite(time)
+    if not (numbered and type(previous) is str and fits(event)):
+        raise UnknownForm("not an entry of this version: its fields hold something else")
+    return Entry(sequence, time, previous, digest, event, mark)
 
 
 def place(line: bytes) -> tuple[int, str, str]:
     """The sequence number, the hash and the seal of an entry, which is all that the next one needs. Raises `ValueError` as `decode`."""
     digest, mark = _checked(line)
     number = line.removeprefix(_SEQUENCE_FIELD).partition(b",")[0]
-    if not (line.startswith(_SEQUENCE_FIELD) and number.isdigit()):
+    if not (line.startswith(_SEQUENCE_FIELD) and number.isdigit() and len(number) <= _MOST_DIGITS):
         raise ValueError("not an entry of this version: it has no sequence number")
     return int(number), digest, mark
 
@@ -190,6 +196,14 @@ def _unwrapped(value: Any) -> Any:
             return bytes.fromhex(text).decode("utf-8", "surrogatepass")
         case {"$bytes": text}:
             return bytes.fromhex(text)
-        case {"$cut": {"start": start, "length": length, "sha256": sha256}}:
-            return Cut(_unwrapped(start), length, sha256)
+        case {"$cut": {"start": start, "length": int(length), "sha256": str(sha256)}}:
+            return Cut(_text(_unwrapped(start)), length, sha256)
+    if any(name.startswith("$") for name in value):
+        raise TypeError("wrapped in a way that is not known")
     return {name: _unwrapped(item) for name, item in value.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value

@@ -139,6 +139,16 @@ Event = Intent | Outcome | Refusal | Noted | Torn | Gap | Rotated | Checkpoint
 KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in (Intent, Outcome, Refusal, Noted, Torn, Gap, Rotated, Checkpoint)}
 
 
+# What a field holds when it is read back, by how it is declared. A text or facts that were too long are there as what is left of them.
+_READ = {"str": (str, Cut), "int": (int,), "Facts": (dict, Cut)}
+
+
+def fits(event: Event) -> bool:
+    """Whether an event that was read from a file holds what its kind says: another program, or somebody, may have written it."""
+    kinds = {name: kind for name, kind in type(event).__annotations__.items() if name != "kind"}
+    return all(isinstance(value, _READ.get(kinds[name], (str,))) and not isinstance(value, bool) for name, value in vars(event).items())
+
+
 @dataclass(frozen=True)
 class Entry:
     """An event in its place in the chain. `sequence` orders entries; `time` is what the clock said and may jump. `seal` is the ledger's

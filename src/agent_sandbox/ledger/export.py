@@ -20,6 +20,7 @@ from agent_sandbox.ledger.telling import Told
 
 COLUMNS = ("sequence", "time", "level", "kind", "category", "action", "target", "allowed", "sandbox", "why", "details")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FURTHEST = 6e10  # seconds from 1970 that a calendar of our sort has, in both directions
 FORMS = ("jsonl", "csv", "ocsf")
 
 
@@ -44,7 +45,9 @@ def document(entry: Entry, told: Told) -> dict[str, Any]:
 
 
 def moment(seconds: float) -> str:
-    """A time as everybody reads it, in UTC."""
+    """A time as everybody reads it, in UTC. One that no calendar has, from a clock that was wrong, is shown as the number it is."""
+    if abs(seconds) >= FURTHEST:
+        return repr(seconds)
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

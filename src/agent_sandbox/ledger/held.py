@@ -18,15 +18,15 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Held:
-    """Both files, open. `lock` is what threads take turns with; `pid` is the process that may use them; `opening` is another one whenever
-    the ledger was opened again."""
+    """Both files, open. `lock` is what threads take turns with; `ours` is whether this process has opened them, and not one that it was
+    forked from; `opening` is another one whenever the ledger was opened again."""
 
-    __slots__ = ("_looked", "anchor", "file", "identity", "lock", "opening", "pid")
+    __slots__ = ("_looked", "anchor", "file", "identity", "lock", "opening", "ours")
 
     def __init__(self, path: str, keys: str) -> None:
         """Raises OSError when one of them is not there yet."""
         self.lock = _thread.allocate_lock()
-        self.pid = os.getpid()
+        self.ours = True
         self._looked = 0.0
         self.opening = object()
         self.file, self.identity = _opened(path)
@@ -86,4 +86,5 @@ def _opened(path: str) -> tuple[int, tuple[int, int]]:
 
 def _let_go() -> None:
     for held in list(_all):
+        held.ours = False
         held.close()

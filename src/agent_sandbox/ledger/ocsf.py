@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent_sandbox.ledger.event import Entry, Outcome
-from agent_sandbox.ledger.telling import Told
+from agent_sandbox.ledger.telling import Told, facts_in
 
 SCHEMA = "1.3.0"
 _SEVERITY = {"debug": 1, "info": 1, "warning": 3, "error": 4, "critical": 5}  # informational, medium, high, critical
@@ -53,7 +53,7 @@ def _class(entry: Entry, told: Told) -> tuple[int, int, int, dict[str, Any]]:
     if told.category in ("process", "code"):
         return 1, 1007, _LAUNCH, {**actor, "process": {"cmd_line": told.target, "uid": str(entry.sequence)}}
     if isinstance(entry.event, Outcome):
-        code = entry.event.facts.get("exit_code")
+        code = facts_in(entry.event.facts).get("exit_code")
         ended = {**actor, "process": {"uid": str(entry.event.intent)}}
         return 1, 1007, _TERMINATE, {**ended, "exit_code": code} if isinstance(code, int) else ended
     if told.category == "file":

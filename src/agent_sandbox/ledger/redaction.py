@@ -25,7 +25,7 @@ REMOVED = "[secret removed]"
 _HINTS = (
     *("pass", "pwd", "secret", "token", "credential", "cookie", "bearer", "basic ", "auth", "key", "-user", "://"),
     *("sk-", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "pat_", "glpat", "xox", "akia", "asia", "aiza", "ya29", "npm_", "pypi-", "hf_", "eyj"),
-    "sg.",
+    *("sg.", "cap1."),
 )
 _NAME = r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|cookie)[\w.-]{0,40}"
 # What comes before a secret is kept; the group called `secret` is not. Repetitions are bounded: the text may be made to be slow.
@@ -36,7 +36,7 @@ _IN_TEXT = (
     rf"(?i:{_NAME}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?P<secret>[^\s\"'&;,]+)",
     r"(?P<secret>\b(?:sk-[\w-]{16,}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{16,}|hf_\w{20,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|SG\.[\w-]{16,}\.[\w-]{16,}"
-    r"|dckr_pat_[\w-]{20,}|shpat_[0-9a-f]{32}))",
+    r"|dckr_pat_[\w-]{20,}|shpat_[0-9a-f]{32}|cap1\.[\w-]{16,}(?:\.[\w-]{1,4000}){1,40}))",
 )
 # Options whose value is the next word.
 _BEFORE = rf"(?i:--?[\w.-]{{0,40}}?{_NAME}|--auth)"

@@ -78,7 +78,7 @@ class Ledger:
         """The same for several, one behind the other with nothing between. If it raises, some of them may have been recorded."""
         try:
             seal, held = self._ready(), self._held
-            if held is not None and held.pid == os.getpid() and (entries := self._through(held, seal, events, lasting)) is not None:
+            if held is not None and held.ours and (entries := self._through(held, seal, events, lasting)) is not None:
                 return entries
             descriptor = self._opened(seal)
             try:

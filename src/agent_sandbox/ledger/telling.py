@@ -21,6 +21,7 @@ _ACTIONS = {
     "Undo": ("promotion", "undo"),
     "CallTool": ("tool", "call_tool"),
 }
+_OBSERVED = ("file", "process", "network")  # what was seen of a run that is watched closely
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 
@@ -39,25 +40,26 @@ class Told:
 
 
 def tell(entry: Entry) -> Told:
-    """What an entry says."""
+    """What an entry says. Any of its texts may be one that was too long to be kept: then it is told by its beginning."""
     event = entry.event
+    sandbox = _text(getattr(event, "sandbox", ""))
     match event:
         case Intent():
             category, action, target = _deed(event.action)
-            return Told("info", category, action, target, True, event.sandbox, event.rule, {"facts": event.action, "digest": event.digest})
+            return Told("info", category, action, target, True, sandbox, _text(event.rule), {"facts": event.action, "digest": event.digest})
         case Refusal():
             category, action, target = _deed(event.action)
             details = {"facts": event.action, "digest": event.digest, "rule": event.rule}
-            return Told("warning", category, action, target, False, event.sandbox, event.why, details)
+            return Told("warning", category, action, target, False, sandbox, _text(event.why), details)
         case Outcome():
             level = "error" if event.ended == "raised" else "info"
-            return Told(level, "outcome", event.ended, f"entry {event.intent}", True, event.sandbox, "", {"facts": event.facts})
+            return Told(level, "outcome", event.ended, f"entry {event.intent}", True, sandbox, "", {"facts": event.facts})
         case Noted():
-            return _noted(event)
+            return _noted(event, sandbox)
         case Torn():
             return Told("warning", "ledger", "torn", f"{event.length} bytes", True, "", "a write was cut short", {})
         case Gap():
-            return Told("critical", "ledger", "gap", f"up to entry {event.last}", True, "", event.why, {})
+            return Told("critical", "ledger", "gap", f"up to entry {event.last}", True, "", _text(event.why), {})
         case Rotated():
             return Told("info", "ledger", "rotated", f"entries from {event.closed} on", True, "", "", {"kept_from": event.oldest})
         case Checkpoint():
@@ -66,12 +68,13 @@ def tell(entry: Entry) -> Told:
             assert_never(event)
 
 
-def _noted(event: Noted) -> Told:
-    category, _, action = event.what.partition(".")
-    allowed = event.facts.get("allowed", True) is not False
-    level = "warning" if not allowed else "debug" if category == "file" else "info"
-    target, why = (_text(event.facts.get(name, "")) for name in ("target", "why"))
-    return Told(level, category, action or category, target, allowed, event.sandbox, why, {"facts": event.facts})
+def _noted(event: Noted, sandbox: str) -> Told:
+    category, _, action = _text(event.what).partition(".")
+    facts = facts_in(event.facts)
+    allowed = facts.get("allowed", True) is not False
+    level = "warning" if not allowed else "debug" if category in _OBSERVED else "info"
+    target, why = (_text(facts.get(name, "")) for name in ("target", "why"))
+    return Told(level, category, action or category, target, allowed, sandbox, why, {"facts": event.facts})
 
 
 def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
@@ -97,3 +100,8 @@ def _words(argv: object) -> str:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else value.start if isinstance(value, Cut) else str(value)
+
+
+def facts_in(value: object) -> Mapping[str, Any]:
+    """The facts of an event that was read back: none where they were too many to be kept."""
+    return value if isinstance(value, Mapping) else {}

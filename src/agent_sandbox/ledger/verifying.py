@@ -91,6 +91,8 @@ def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str |
             found, again = again, anchors.read(directory)
     except ValueError as error:
         raise LedgerBroken(f"the anchor in {directory} cannot be read: {error}", hint="find out what happened to that directory") from None
+    if found is not None and found.furthest is None:
+        raise LedgerBroken(f"the anchor in {directory} was emptied", hint="find out what happened to that directory")
     return Evidence(seal, found, tuple(notes), public_key)
 
 

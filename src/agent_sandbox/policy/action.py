@@ -30,7 +30,8 @@ def canonical_language(name: str) -> str:
 class RunCode:
     """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
 
-    `programs` are those that a command line is understood to start, where somebody has looked: for an early and clear refusal.
+    `programs` are those that a command line is understood to start, where somebody has looked: for an early and clear refusal. `touches`
+    are the rules of `policy.asking` that it falls under, None where nobody has looked.
     """
 
     language: str
@@ -39,6 +40,7 @@ class RunCode:
     cwd: str | None = None
     environment: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    touches: tuple[str, ...] | None = None
 
     @classmethod
     def of(

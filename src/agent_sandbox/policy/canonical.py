@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {"kind": type(value).__name__} | {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, frozenset):
-        return sorted((plain(item) for item in value), key=_text)
+        return sorted((plain(item) for item in value), key=_spelt)
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no canonical form")
@@ -39,9 +39,16 @@ def digest(value: Any) -> str:
 
 def digest_of_plain(value: Any) -> str:
     """The same for who has made the value plain already."""
-    return sha256(_text(value).encode("ascii")).hexdigest()
+    return sha256(_spelt(value)).hexdigest()
 
 
-def _text(value: Any) -> str:
-    # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable.
-    return as_json(value, sort_keys=True)
+def _spelt(value: Any) -> bytes:
+    # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable, but for one case: two surrogates that
+    # stand side by side have the escapes of the one character that they would be in UTF-16, and two actions would have one digest. What
+    # may hold such a pair is spelt without escapes; as it has characters that the other spelling never has, no two values meet.
+    text = as_json(value, sort_keys=True)
+    if "\\ud" not in text:
+        return text.encode("ascii")
+    from json import dumps  # nearly no value comes here
+
+    return dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8", "surrogatepass")

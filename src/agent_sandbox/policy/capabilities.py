@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 VERSION = b"capability 1\n"
 MOST_CAVEATS, LONGEST = 32, 16 << 10  # of a token: each costs time to check, and nobody needs so many
 _IDENTITY_BYTES = 16
+_LINE_READERS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
+_PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,- "  # nothing here means anything to a shell
 
 Pattern = tuple[str, ...]
 
@@ -71,6 +73,13 @@ class Token:
     caveats: tuple[bytes, ...]  # as they are signed
     signature: bytes
 
+    def attenuate(self, *caveats: Caveat) -> Token:
+        """The same with less in it, to hand on: `token.attenuate(Times(1), Only((("run", "git", "push"),)))`."""
+        return attenuate(self, *caveats)
+
+    def __str__(self) -> str:
+        return spell(self)
+
     def __repr__(self) -> str:
         return f"Token(identity={self.identity.hex()!r}, {len(self.caveats)} caveats)"
 
@@ -114,22 +123,22 @@ def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) 
     found = genuine(key, token)
     if isinstance(found, Refused):
         return found
-    words = words_of(action)
+    spellings = spellings_of(action)
     for text in token.caveats:
-        if refusal := _objection(_read(text), words, sandbox, now):
+        if refusal := _objection(_read(text), spellings, sandbox, now):
             return Refused(refusal)
     return found
 
 
-def _objection(caveat: Caveat | None, words: Pattern, sandbox: str, now: float) -> str:
+def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: str, now: float) -> str:
     """Why this restriction does not let it pass; empty when it does."""
     if isinstance(caveat, ForSandbox):
         return "" if caveat.sandbox == sandbox else "the capability is for another sandbox"
     if isinstance(caveat, Until):
         return "" if now < caveat.time else "the capability has expired"
     if isinstance(caveat, Only):
-        covered = any(covers(pattern, words) for pattern in caveat.patterns)
-        return "" if covered else f"the capability does not cover {' '.join(words[:4])!r}"
+        covered = any(covers(pattern, words) for pattern in caveat.patterns for words in spellings)
+        return "" if covered else f"the capability does not cover {' '.join(spellings[0][:4])!r}"
     # A limit is for who keeps count.
     return "" if isinstance(caveat, Times) else "the capability has a restriction that is not understood"
 
@@ -170,6 +179,19 @@ def words_of(action: Action) -> Pattern:
             return ("call", action.tool, action.words_sha256)
         case _:
             assert_never(action)
+
+
+def spellings_of(action: Action) -> tuple[Pattern, ...]:
+    """All words that an action goes by, the simplest first: `bash -c "git push"` does what `git push` does, and no more.
+
+    Only where that is plain: a line of nothing but words, for the machine's own shell.
+    """
+    words = words_of(action)
+    if isinstance(action, RunCommand) and len(action.argv) == 3 and action.argv[0] in _LINE_READERS and action.argv[1] == "-c":
+        line = action.argv[2]
+        if line.isascii() and not line.strip(_PLAIN) and line.strip() and "=" not in line.split()[0] and "\n" not in line:
+            return ("run", *line.split()), words
+    return (words,)
 
 
 def covers(pattern: Pattern, words: Pattern) -> bool:

@@ -35,17 +35,22 @@ class Allow:
 
 @dataclass(frozen=True)
 class Deny:
-    """It may not be done."""
+    """It may not be done. `missing` is the capability that it would take, as a pattern; empty where none would help. `program` is the one
+    that would have to be allowed."""
 
     because: Reason
+    missing: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """It may be done if somebody with the right to say so agrees. `suggest` is what to ask them for."""
+    """It may be done if somebody with the right to say so agrees. `suggest` is what to ask them for: the pattern of a capability.
+    `details` is what belongs to it for whoever is asked: source, arguments, a diff."""
 
     because: Reason
     suggest: str
+    details: str = ""
 
 
 Verdict = Allow | Deny | Ask
@@ -53,7 +58,41 @@ Grants = tuple[()]  # what has been granted beyond the policy: nothing yet
 
 
 def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Verdict:
-    """The verdict on an action: total, deterministic, and Deny unless a rule allows it."""
+    """The verdict on an action: total, deterministic, and Deny unless a rule allows it. Deny counts more than Ask, and Ask than Allow."""
+    verdict = _ruled(policy, action)
+    if not policy.asks.asks or isinstance(verdict, Deny):
+        return verdict
+    return _asked(policy, action) or verdict
+
+
+def _asked(policy: Policy, action: Action) -> Ask | None:
+    from shlex import join  # few policies ask
+
+    from agent_sandbox.policy.asking import question_about
+    from agent_sandbox.policy.capabilities import spellings_of
+
+    if (found := question_about(policy.asks, action)) is None:
+        return None
+    rule, why = found
+    pattern = join(spellings_of(action)[0])
+    return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} wants somebody to agree: {why}", granting(pattern)), pattern)
+
+
+def granting(pattern: str) -> str:
+    """The command line with which a person would permit what a pattern covers."""
+    from shlex import quote
+
+    return f"agent-sandbox grant {quote(pattern)} --for 10m"
+
+
+def lifting(program: str) -> str:
+    """The command line with which a person would permit a program for a time."""
+    from shlex import quote
+
+    return f"agent-sandbox grant --elevate --allow {quote(program)} --for 10m"
+
+
+def _ruled(policy: Policy, action: Action) -> Allow | Deny:
     match action:
         case RunCode():
             return _place(policy, action) or refused_program(policy, action.programs) or _code(policy, action)
@@ -69,7 +108,7 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
             assert_never(action)
 
 
-def _tool(policy: Policy, action: CallTool) -> Verdict:
+def _tool(policy: Policy, action: CallTool) -> Allow | Deny:
     if action.tool not in policy.tools:
         why = f"the policy {policy.name!r} does not let the tool {action.tool!r} be called"
         return Deny(Reason("tool", why, "hand it over in tools, and do not deny it"))
@@ -84,7 +123,7 @@ def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:
     return Deny(Reason("cwd", why, "choose a directory inside what is allowed, or allow this one"))
 
 
-def _code(policy: Policy, action: RunCode) -> Verdict:
+def _code(policy: Policy, action: RunCode) -> Allow | Deny:
     if action.language not in LANGUAGES:
         return Deny(Reason("language", f"unknown language {action.language!r}", f"use one of {', '.join(LANGUAGES)}"))
     if action.language == "bash" and policy.programs.denies("bash"):
@@ -95,7 +134,7 @@ def _code(policy: Policy, action: RunCode) -> Verdict:
     return Allow(Reason("code", f"the policy {policy.name!r} lets code run in its view"))
 
 
-def _command(policy: Policy, action: RunCommand) -> Verdict:
+def _command(policy: Policy, action: RunCommand) -> Allow | Deny:
     if not policy.processes:
         why = f"the policy {policy.name!r} allows no processes, so {action.argv[0]!r} cannot be started"
         return Deny(Reason("processes", why, "allow processes, or run code instead"))
@@ -111,7 +150,8 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
             why = f"the policy {policy.name!r} allows no processes, so {name!r} cannot be started"
             return Deny(Reason("processes", why, "allow processes, or run code instead"))
         if not policy.programs.permits(name):
-            return Deny(Reason("programs", f"the policy {policy.name!r} does not allow the program {name!r}", _permitting(policy, name)))
+            why = f"the policy {policy.name!r} does not allow the program {name!r}"
+            return Deny(Reason("programs", why, _permitting(policy, name)), program=name.rpartition("/")[2])
     return None
 
 
@@ -120,8 +160,8 @@ def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
     from agent_sandbox.policy.commands.reading import understand, understand_argv  # only where programs are restricted
 
     if shell and reads_a_line(argv):
-        return understand(argv[2]).tools
-    return understand_argv(argv).tools or argv[:1]
+        return understand(argv[2], effects=False).tools
+    return understand_argv(argv, effects=False).tools or argv[:1]
 
 
 def _permitting(policy: Policy, program: str) -> str:
@@ -136,7 +176,7 @@ def _permitting(policy: Policy, program: str) -> str:
     return f"to allow it: --allow {','.join(listed)}"
 
 
-def _promotion(policy: Policy, action: Promote) -> Verdict:
+def _promotion(policy: Policy, action: Promote) -> Allow | Deny:
     if refusal := _writing(policy, action):
         return refusal
     if missing := sorted({*action.protected} - {*action.approved}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy import toml
 from agent_sandbox.policy.settings import BY_KEY, SECTIONS, Setting, Shape
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LARGEST_FILE = 1 << 20  # characters
+MOST_ITEMS = 1000  # of one list; each is held against every one of the layers above, and each hidden path is work for every run
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,11 @@ class Document:
 
 def parse_toml(text: str, *, origin: str) -> Document:
     """From the text of `agent-sandbox.toml`, or of a `pyproject.toml` with a table `tool.agent-sandbox`. Raises `PolicyError`."""
-    import tomllib  # slow to load, and most runs have no policy file
-
     if len(text) > LARGEST_FILE:
         raise PolicyError(f"{origin} has {len(text)} characters; at most {LARGEST_FILE} are read", hint="a policy is short")
     try:
-        read = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        read = toml.loads(text)
+    except ValueError as error:
         raise PolicyError(f"{origin} is not TOML: {error}", hint="check the line that is named") from None
     if origin.endswith("pyproject.toml"):
         tool = read.get("tool")
@@ -71,6 +71,8 @@ def _checked(key: str, value: Any, origin: str) -> tuple[str, Any]:
         raise PolicyError(f"{origin}: there is no setting {key!r}", hint=_nearest(key))
     if not _has_shape(setting, value):
         raise PolicyError(f"{origin}: {key} must be {_wanted(setting)}, not {_shown(value)}", hint=f"write {_written(setting)}")
+    if isinstance(value, list) and len(value) > MOST_ITEMS:
+        raise PolicyError(f"{origin}: {key} has {len(value)} items; at most {MOST_ITEMS} are read", hint="use patterns for what is alike")
     for item in value if isinstance(value, list) else (value,):
         try:
             if setting.check is not None:
@@ -113,7 +115,10 @@ def _written(setting: Setting) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with more digits than Python spells out
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:79] + "…"
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.commands.effects import Understanding
 from agent_sandbox.policy.commands.reading import understand, understand_argv
-from agent_sandbox.policy.commands.registry import BUILTINS, TOOLS
+from agent_sandbox.policy.commands.registry.tables import TOOLS
+from agent_sandbox.policy.commands.wrappers import BUILTINS
 from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.narrowing import NO_NETWORK, Effective, written
+from agent_sandbox.policy.narrowing import Effective, written
 from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.policy.settings import BY_KEY
 from agent_sandbox.values import dataclass, fields
@@ -43,6 +45,7 @@ def explain(found: Effective) -> tuple[str, ...]:
         *_of_files(policy),
         *_of_processes(policy),
         *_of_limits(policy),
+        *_of_asking(policy),
         *_rest(found),
     )
 
@@ -98,6 +101,18 @@ def _of_limits(policy: Policy) -> list[str]:
     return [f"limits: {', '.join(words)}"] if words else ["limits: none"]
 
 
+def _of_asking(policy: Policy) -> list[str]:
+    asks = policy.asks
+    about = [*(f"{each!r}" for each in asks.commands), *(f"what is of the kind {each}" for each in asks.effects)]
+    about += [f"the tool {each}" for each in asks.tools]
+    about += ["every change of real files"] * asks.promotions + ["changes of protected kinds"] * asks.protected
+    about += ["commands that cannot be understood whole"] * bool(asks.opaque)
+    lines = [f"approvals: somebody is asked about {', '.join(about)}; what is not understood is no matter of this: the view is the wall"]
+    lines += [f"approvals: only the word of {', '.join(asks.approvers) or 'nobody'} counts"] if asks.approvers is not None else []
+    lines += [f"approvals: a yes needs {' and '.join(asks.needs)}"] if asks.needs else []
+    return lines if about else []
+
+
 def _rest(found: Effective) -> list[str]:
     lines = [f"network: none; {NO_NETWORK}" if found.warnings else "network: none"]
     lines += (
@@ -128,7 +143,11 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
         remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
     if found is not None and any(not group for group in found.policy.programs.groups):
         remarks.append(
-            Remark("processes.commands", "the list is empty, so no program can be started", "write processes.allow = false instead")
+            Remark(
+                "processes.commands",
+                "the list is empty, so no program can be started but the shell that reads a command line",
+                "write processes.allow = false if no command is to run at all",
+            )
         )
     return tuple(remarks)
 
@@ -154,8 +173,16 @@ def _contradictions(layer: Document) -> list[Remark]:
 
 
 def _says_nothing(layer: Document, key: str) -> bool:
-    """In a layer that can only take away, true permits nothing. Only `code.validate` takes away when it is true."""
-    return layer.get(key) is True and key in BY_KEY and key not in ("code.validate", "network.outbound", "network.inbound")
+    """In a layer that can only take away, true permits nothing. A few take away when they are true."""
+    return layer.get(key) is True and key in BY_KEY and key not in _TAKES_AWAY
+
+
+_TAKES_AWAY = frozenset(
+    {
+        *("code.validate", "network.outbound", "network.inbound", "network.listed"),
+        *("approvals.promotions", "approvals.protected", "approvals.opaque"),
+    }
+)
 
 
 def _names(layer: Document) -> list[Remark]:

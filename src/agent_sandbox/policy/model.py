@@ -11,6 +11,7 @@ from functools import cached_property
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import canonical
+from agent_sandbox.policy.asking import NOBODY_IS_ASKED, AskRules
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
@@ -80,6 +81,7 @@ class Policy:
     system: bool = False  # namespaced capabilities for package managers
     tools: tuple[str, ...] = ()  # functions of the caller's that a program may call, sorted
     programs: ProgramRules = EVERY_PROGRAM
+    asks: AskRules = NOBODY_IS_ASKED
 
     def __post_init__(self) -> None:
         if self.network:

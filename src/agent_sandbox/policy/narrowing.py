@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import AskRules
 from agent_sandbox.policy.document import Document
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.hosts import NetworkRules, network_rules
+from agent_sandbox.policy.hosts import NO_NETWORK, NetworkRules, network_rules
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import FileRules, Policy, implied
 from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.presets import preset
 from agent_sandbox.values import dataclass, replace
 
-NO_NETWORK = "the network is asked for, and this version has none for sandboxes: every connection will fail"
 _LIMITS = {
     "limits.timeout_seconds": ("wall_seconds", 1),
     "limits.cpu_seconds": ("cpu_seconds", 1),
@@ -34,19 +34,20 @@ _LIMITS = {
 class Effective:
     """What is in force: the policy that is enforced, and what is only looked at before.
 
-    `network` is what is wished for; there is none. `validate` and `blocked` are for the early look at code. `warnings` are for people.
+    `network` is what is wished for; there is none. `validate` is the early look at code for the default patterns, `blocked` are patterns
+    that are looked for in any case. `warnings` are for people.
     """
 
     policy: Policy
     network: NetworkRules = NetworkRules()
-    validate: bool = True
+    validate: bool = False
     blocked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def effective(ceiling: Policy, layers: Iterable[Document], *, home: str, network: NetworkRules | None = None) -> Effective:
-    """The policy that all layers together leave of the ceiling. Raises `PolicyError` naming the layer and the setting."""
-    found = Effective(ceiling, network or NetworkRules())
+def effective(above: Policy | Effective, layers: Iterable[Document], *, home: str) -> Effective:
+    """What all layers together leave of what is above them. Raises `PolicyError` naming the layer and the setting."""
+    found = Effective(above) if isinstance(above, Policy) else above
     for layer in layers:
         base = layer.get("extends")
         if base is not None:
@@ -78,11 +79,27 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
             programs=programs,
             requires=requires | implied(processes, limits, programs),
             system=policy.system and processes,
+            asks=policy.asks.narrowed(_asks(layer)),
         ),
         network,
         above.validate or layer.get("code.validate", False),
         tuple(dict.fromkeys((*above.blocked, *layer.get("code.blocked", ())))),
         (*above.warnings, *_warnings(layer)),
+    )
+
+
+def _asks(layer: Document) -> AskRules:
+    need = layer.get("approvals.high_risk")
+    return AskRules(
+        commands=layer.get("approvals.commands", ()),
+        effects=layer.get("approvals.effects", ()),
+        tools=layer.get("approvals.tools", ()),
+        promotions=layer.get("approvals.promotions", False),
+        protected=layer.get("approvals.protected", False),
+        opaque=layer.get("approvals.opaque"),
+        approvers=layer.get("approvals.approvers"),
+        needs=(need,) if need is not None else (),
+        elevate=layer.get("approvals.elevate"),
     )
 
 
@@ -123,6 +140,7 @@ def _network(layer: Document) -> NetworkRules:
         denied=layer.get("network.denied_hosts", ()),
         ports=layer.get("network.ports"),
         localhost=layer.get("network.localhost", True),
+        listed=layer.get("network.listed", False),
     )
 
 

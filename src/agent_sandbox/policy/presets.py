@@ -13,45 +13,54 @@ from agent_sandbox.values import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+# Programs that are for looking. Some of them can write or start others (`sed`, `find`): what for, is bounded as said above.
 READING = (
-    *("awk", "base64", "basename", "cat", "cmp", "comm", "column", "cut", "date", "diff", "dirname", "du", "echo", "expr", "file", "find"),
-    *("fold", "grep", "head", "join", "jq", "ls", "md5sum", "nl", "od", "paste", "printf", "pwd", "readlink", "realpath", "rg", "sed"),
-    *("seq", "sha256sum", "sort", "stat", "strings", "tail", "test", "tr", "tree", "true", "uniq", "wc", "which", "xxd"),
+    *("base64", "basename", "cat", "cksum", "cmp", "column", "comm", "cut", "date", "diff", "dirname", "du", "echo", "expr", "false"),
+    *("file", "find", "fold", "grep", "head", "hexdump", "id", "join", "jq", "ls", "md5sum", "nl", "od", "paste", "printf", "pwd"),
+    *("readlink", "realpath", "rev", "rg", "sed", "seq", "sha1sum", "sha256sum", "sort", "stat", "strings", "tac", "tail", "test"),
+    *("tr", "tree", "true", "uname", "uniq", "wc", "xxd"),
+)
+# And those that are for working, for somebody who may change files: what builds, tests and manages a program.
+WORKING = (
+    *("[[]", "ar", "as", "awk", "bash", "bunzip2", "bzip2", "c++", "cargo", "cc", "chmod", "clang*", "cmake", "cp", "cpp", "ctest", "env"),
+    *("flake8", "g++*", "gawk", "gcc*", "git", "go", "gofmt", "gunzip", "gzip", "install", "java", "javac", "ld*", "ln", "make", "mawk"),
+    *("mkdir", "mktemp", "mv", "mypy", "ninja", "nice", "nm", "node", "nodejs", "npm", "npx", "objdump", "patch", "pip", "pip3"),
+    *("pkg-config", "pnpm", "poetry", "pytest", "python*", "ranlib", "rm", "rmdir", "ruby*", "ruff", "rustc", "sh", "sleep", "strip"),
+    *("tar", "tee", "timeout", "touch", "unxz", "unzip", "uv", "which*", "xargs", "xz", "yarn", "yes", "zip"),
 )
 _TABLES: dict[str, dict[str, Any]] = {
-    # The tiers: high is what the machine's own ceiling permits, medium a user's home, low nothing but scratch space and reading.
+    # The tiers. High is all that the machine's own ceiling permits. Medium is a user's: the home directory, hosts that somebody has listed,
+    # and programs that are on the list. Low is for what nobody trusts: scratch space, no network, and programs for looking.
     "high": {"name": "high"},
     "medium": {
         "name": "medium",
         "files": {"allowed": ["~"]},
-        "network": {"inbound": False},
+        "network": {"listed": True, "inbound": False},
+        "processes": {"commands": [*READING, *WORKING], "max": 1024},
         "limits": {"timeout_seconds": 3600, "memory_mb": 4096, "disk_mb": 4096},
-        "processes": {
-            "denied_commands": ["sudo", "su", "doas", "pkexec", "mount", "umount", "mkfs*", "dd", "shutdown", "reboot"],
-            "max": 1024,
-        },
     },
     "low": {
         "name": "low",
         "files": {"read": False, "write": False},
         "network": {"outbound": False, "inbound": False, "localhost": False},
-        "processes": {"commands": list(READING), "shell": False, "max": 32},
+        "processes": {"commands": list(READING), "max": 32},
         "limits": {"timeout_seconds": 30, "cpu_seconds": 30, "memory_mb": 256, "disk_mb": 64, "output_bytes": 100_000, "open_files": 256},
         "code": {"validate": True},
     },
-    # Agents.
+    # Agents. Whoever writes programs executes them, so no list of programs is kept for those who do.
     "coding-agent": {
         "name": "coding-agent",
         "network": {"inbound": False},
-        "files": {"denied": ["**/*.pem", "**/*.key", "**/id_rsa", "**/id_ed25519"]},
-        "processes": {"denied_commands": ["sudo", "su", "doas", "ssh", "scp", "docker", "kubectl", "shutdown", "reboot"]},
+        "processes": {
+            "denied_commands": ["sudo", "su", "doas", "pkexec", "ssh", "scp", "docker", "podman", "kubectl", "shutdown", "reboot"]
+        },
         "limits": {"timeout_seconds": 1800, "memory_mb": 8192},
     },
     "reviewer": {
         "name": "reviewer",
         "files": {"write": False},
         "network": {"outbound": False, "inbound": False},
-        "processes": {"commands": [*READING, "git"], "shell": False, "max": 64},
+        "processes": {"commands": [*READING, "git"], "max": 64},
         "limits": {"timeout_seconds": 300, "memory_mb": 1024},
     },
     "data-analyst": {
@@ -64,7 +73,7 @@ _TABLES: dict[str, dict[str, Any]] = {
     "test-runner": {
         "name": "test-runner",
         "network": {"outbound": False, "inbound": False, "localhost": True},
-        "processes": {"denied_commands": ["sudo", "su", "ssh", "scp", "curl", "wget"], "max": 512},
+        "processes": {"denied_commands": ["sudo", "su", "doas", "pkexec", "ssh", "scp", "curl", "wget"], "max": 512},
         "limits": {"timeout_seconds": 1800, "memory_mb": 4096, "disk_mb": 4096},
     },
 }

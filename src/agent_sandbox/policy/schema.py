@@ -49,6 +49,8 @@ def _shape(setting: Setting) -> dict[str, Any]:
         case Shape.NUMBER:
             return {"type": "number", "exclusiveMinimum": 0, "maximum": setting.most}
         case Shape.TEXT:
+            if setting.one_of:
+                return {"type": "string", "enum": list(setting.one_of)}
             return {"type": "string", "minLength": 1, "maxLength": 80, **({"pattern": setting.pattern} if setting.pattern else {})}
         case Shape.TEXTS:
             limits = {"enum": list(setting.one_of)} if setting.one_of else {"pattern": setting.pattern}

@@ -151,6 +151,16 @@ def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
     return tuple(kept[path] for path in sorted(kept))
 
 
+# Parts of names of variables, in small letters; and names with such a part that hold none.
+_IN_NAMES = ("pass", "pwd", "secret", "token", "credential", "cookie", "apikey", "api_key", "access_key", "private_key", "auth")
+_NO_SECRETS = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE"})
+
+
+def names_a_secret(variable: str) -> bool:
+    """Whether an environment variable is called as those are that hold a secret."""
+    return variable not in _NO_SECRETS and any(part in variable.lower() for part in _IN_NAMES)
+
+
 def _add(masks: dict[str, Mask], names: dict[str, tuple[str, ...]], directory: str) -> None:
     start = directory.rstrip("/")
     for why, relative in names.items():

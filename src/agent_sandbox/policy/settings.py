@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import EFFECTS, LIFTABLE, NEEDS, check_command, check_one_of
 from agent_sandbox.policy.code.model import Rule
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
@@ -59,6 +60,16 @@ def _pattern_of_code(text: str) -> object:
     return Rule(text, "named in a policy")
 
 
+def _user(text: str) -> object:
+    if not text or text != text.strip() or not text.isprintable() or ":" in text:
+        raise PolicyError(f"not the name of a user: {text!r}", hint='write approvers = ["alice"]')
+    return text
+
+
+def _any_of(known: tuple[str, ...], name: str) -> Callable[[str], object]:
+    return lambda text: check_one_of(text, known, name)
+
+
 _PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
 _COMMANDS = r"^[^/\u0000\\]+$"
 _HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # an end that is none before a line end, either
@@ -77,7 +88,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("files.read", Shape.BOOL, "whether the files of the machine are shown", "true"),
     Setting("files.write", Shape.BOOL, "whether what is shown can be changed; changes are captured, never real", "true"),
     Setting("files.allowed", Shape.TEXTS, "what is shown, and nothing else", '["~/project", "/data/*"]', _path, _PATHS),
-    Setting("files.denied", Shape.TEXTS, "what is not there, whatever is allowed", '["**/*.pem"]', _path, _PATHS),
+    Setting("files.denied", Shape.TEXTS, "what is not there, whatever is allowed", '["/srv/private", "~/data/*.key"]', _path, _PATHS),
     Setting("files.allow_hidden", Shape.BOOL, "whether names that begin with a dot are shown", "true"),
     Setting("processes.allow", Shape.BOOL, "whether programs may be started", "true"),
     Setting("processes.shell", Shape.BOOL, "whether a shell may be started", "false"),
@@ -86,6 +97,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("processes.max", Shape.COUNT, "processes and threads at once", "64"),
     Setting("network.outbound", Shape.BOOL, "whether connections may be opened", "false"),
     Setting("network.inbound", Shape.BOOL, "whether connections may be accepted", "false"),
+    Setting("network.listed", Shape.BOOL, "whether only hosts that are named may be reached, and without names none", "true"),
     Setting("network.hosts", Shape.TEXTS, "hosts that may be reached, and no others", '["*.example.com"]', canonical_pattern, _HOSTS),
     Setting("network.denied_hosts", Shape.TEXTS, "hosts that may not be reached", '["*.example.net"]', canonical_pattern, _HOSTS),
     Setting("network.ports", Shape.COUNTS, "ports that may be reached, and no others", "[443]", canonical_port, most=65535),
@@ -105,6 +117,36 @@ SETTINGS: tuple[Setting, ...] = (
         '["pickle.loads"]',
         _pattern_of_code,
         r"\S",
+    ),
+    Setting("approvals.commands", Shape.TEXTS, "commands that somebody is asked about", '["git push **"]', check_command, r"\S"),
+    Setting(
+        "approvals.effects",
+        Shape.TEXTS,
+        "sorts of effects that somebody is asked about",
+        '["destroys", "network"]',
+        _any_of(EFFECTS, "effect"),
+        one_of=EFFECTS,
+    ),
+    Setting("approvals.tools", Shape.TEXTS, "host tools that somebody is asked about", '["send_*"]', check_name, _COMMANDS),
+    Setting("approvals.promotions", Shape.BOOL, "whether somebody is asked before real files are changed", "true"),
+    Setting("approvals.protected", Shape.BOOL, "whether somebody is asked before protected kinds of files are changed", "true"),
+    Setting("approvals.opaque", Shape.BOOL, "whether somebody is asked about commands that cannot be understood whole", "true"),
+    Setting("approvals.approvers", Shape.TEXTS, "the users whose word counts, and nobody else's", '["alice"]', _user, r"^[^:\u0000]+$"),
+    Setting(
+        "approvals.high_risk",
+        Shape.TEXT,
+        "what a yes takes besides: another user's, or a second factor",
+        '"second-factor"',
+        _any_of(NEEDS, "need"),
+        one_of=NEEDS,
+    ),
+    Setting(
+        "approvals.elevate",
+        Shape.TEXTS,
+        "which sorts of rules somebody may lift for a time",
+        '["programs", "limits"]',
+        _any_of(LIFTABLE, "sort of rule"),
+        one_of=LIFTABLE,
     ),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}

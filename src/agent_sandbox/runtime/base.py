@@ -16,6 +16,8 @@ from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 if TYPE_CHECKING:
     from typing import Any, Literal
 
+    from agent_sandbox.runtime.observed import Seen
+
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
@@ -38,13 +40,15 @@ class Reason(Enum):
 class Usage:
     """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's.
 
-    `fuel` is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the
-    engine can make it say anything.
+    `peak_processes` counts threads too, and what the sandbox itself runs in there; it is 0 where no cgroup counts them. `fuel`
+    is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the engine
+    can make it say anything.
     """
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
+    peak_processes: int = 0
     fuel: int | None = None
 
 
@@ -151,6 +155,7 @@ class Launch:
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
     watch_inputs: bool = False  # of a deterministic run: have it told which files it looked into (`Completed.inputs`)
+    observe: bool = False  # have it told what the program tried (`Completed.observed`)
     on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
     collect: bool = True
     on_tick: Callable[[int], None] | None = None
@@ -162,13 +167,15 @@ class Launch:
 class Completed:
     """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so.
 
-    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output.
+    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output. `observed` is what it tried and how often,
+    in the order of first appearance.
     """
 
     exit: Exit
     stdout: bytes
     stderr: bytes
     inputs: bytes = b""
+    observed: tuple[tuple[Seen, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,7 @@ class Process(Protocol):
 class Guest(Process, Protocol):
     """A running guest as the engine holds it."""
 
+    launch: Launch
     layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
     notes: tuple[str, ...]  # what was weaker or different than might be expected
     refused: str  # why the program could not be started inside, or nothing

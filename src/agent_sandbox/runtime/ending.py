@@ -1,8 +1,9 @@
-"""How a run ended, from what its init and its cgroup say of it, and what we had against it. Pure."""
+"""How a run ended, from what its init and its cgroup say of it, and what we had against it."""
 
 from __future__ import annotations
 
 import os
+import select
 
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Exit, Reason, Usage
@@ -45,6 +46,23 @@ def exit_of(
         wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else wall,
         cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
         peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
+        peak_processes=used.peak_processes,
         fuel=burnt,
     )
     return Exit(128 + number if number is not None else os.WEXITSTATUS(status), reason, number, tuple(hit), usage)
+
+
+def await_end_of(init: int, seconds: float) -> None:
+    """It was killed, and could not say that nothing of the guest lives; when it has gone, that is so. The kernel sees to it."""
+    if not init:
+        return
+    try:
+        handle = os.pidfd_open(init)
+    except OSError:  # gone altogether
+        return
+    try:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.poll(seconds * 1000)
+    finally:
+        os.close(handle)

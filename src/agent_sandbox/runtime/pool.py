@@ -171,9 +171,9 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """Names the kind of a launch; None when its guest cannot be made beforehand.
 
     Not for a terminal, whose size is the run's; nor on layers that are kept, which have one user at a time; nor with copies, which are made
-    of what is there when the run starts.
+    of what is there when the run starts; nor for one that is observed, whose guest has somebody to wait for from its beginning.
     """
-    if launch.terminal is not None or not isinstance(launch.root.layers, ThrowAway):
+    if launch.terminal is not None or launch.observe or not isinstance(launch.root.layers, ThrowAway):
         return None
     if any(type(step) is Copies for step in launch.root.steps):
         return None

@@ -32,6 +32,7 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "python": not native,
         "readable": launch.writable,  # whether anybody will ask what was written
         "farewell": launch.farewell,
+        "observe": launch.observe,
         "scratch": None if launch.writable else [*(launch.beneath + path for path in SCRATCH), *DEVICES],
         "tmp": f"{launch.beneath}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),

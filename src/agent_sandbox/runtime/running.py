@@ -21,7 +21,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.conversation import Conversation
-from agent_sandbox.runtime.ending import exit_of
+from agent_sandbox.runtime.ending import await_end_of, exit_of
 from agent_sandbox.runtime.pump import Poller, Sink, Source, make_pipes
 from agent_sandbox.runtime.request import counted, request_for, watched
 from agent_sandbox.runtime.zygote import Line, Zygote
@@ -29,6 +29,8 @@ from agent_sandbox.values import TYPE_CHECKING, assert_never, replace
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from agent_sandbox.runtime.observing import Observer
 
 READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
@@ -56,6 +58,7 @@ class ProcessGuest:
         self._killed = ""
         self._waker: int | None = None
         self._talk: Conversation | None = None
+        self._observer: Observer | None = None
         self._clocked = True  # whether init is watching the time
         self._used_before: float | None = None  # seconds of processor time that its cgroup had used when it began
         self._full: int | None = None  # where the keeper says that the layers have outgrown their limit
@@ -92,6 +95,8 @@ class ProcessGuest:
                 self._full = self._keeper.watch(self._line.number, *layers)
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
+            if self.launch.observe:
+                self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # it will say who it is
             channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
@@ -124,6 +129,8 @@ class ProcessGuest:
         """Start the clock and hand over the program. `launch` is built for the same view and limits, wall time aside."""
         self.launch = launch
         self._began = time.monotonic()
+        if self._observer is not None:
+            self._observer.begin()
         wall = launch.limits.wall_seconds
         try:
             # When the other side has gone it was ended meanwhile, by a limit or by us, and its exit says which. Any other failure leaves a
@@ -161,8 +168,13 @@ class ProcessGuest:
             raise failure(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
         if self.launch.writable:
             self.layers = descriptors.pop(0)
+        asked, descriptors = descriptors[: message["asked"]], descriptors[message["asked"] :]
         self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
+        if self.launch.observe:
+            from agent_sandbox.runtime.observing import observe  # and threads: few runs are observed
+
+            self._observer = observe(self._payload, asked, message["search"])
         answer = self._payload.recv(4096)
         if answer != READY:
             why = answer.decode(errors="replace") or "it ended before it was ready"
@@ -252,7 +264,15 @@ class ProcessGuest:
                 source.close()
             for sink in sinks.values():
                 sink.close()
-        return replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs)
+        return self._with_observed(replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs))
+
+    def _with_observed(self, completed: Completed) -> Completed:
+        """With what it was seen to try since the last time."""
+        if self._observer is None:
+            return completed
+        observed, said = self._observer.taken()
+        self.notes = (*self.notes, *(note for note in said if note not in self.notes))
+        return replace(completed, observed=observed)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
         """Answer the guest's question for its next turn, with the limits and callbacks of `launch`, and pump until it asks again.
@@ -271,7 +291,7 @@ class ProcessGuest:
             self._start_clock()
         said = self._pump(sinks, Poller())
         if said is None:
-            return _completed(self._exit(sinks), sinks), None
+            return self._with_observed(_completed(self._exit(sinks), sinks)), None
         if self._clocked:
             self._clocked = False
             with suppress(OSError):
@@ -279,7 +299,8 @@ class ProcessGuest:
         for sink in sinks.values():
             sink.take_what_is_there()
         hit = ("output",) if any(sink.cut for sink in sinks.values()) else ()
-        return _completed(Exit(0, limits_hit=hit, usage=Usage(wall_seconds=time.monotonic() - self._began)), sinks), said
+        end = Exit(0, limits_hit=hit, usage=Usage(wall_seconds=time.monotonic() - self._began))
+        return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
         """Until nothing of the guest lives; or until it asks for its next turn, and then with what."""
@@ -326,28 +347,13 @@ class ProcessGuest:
             if any(sink.overflowing for sink in sinks.values()):
                 self._end("output-limit")
         if "exit" not in self._messages:
-            self._await_the_end_of_init()
+            await_end_of(self._init, GRACE_SECONDS)
         self._said = self._answer.said() if talk is None else parsed(talk.last_words())
         self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
             sink.drain()  # every writer has ended: what is in the pipe is all there will be
         self.irrevocable = talk is not None and talk.answered
         return None
-
-    def _await_the_end_of_init(self) -> None:
-        """It was killed, and could not say that nothing of the guest lives; when it has gone, that is so. The kernel sees to it."""
-        if not self._init:
-            return
-        try:
-            handle = os.pidfd_open(self._init)
-        except OSError:  # gone altogether
-            return
-        try:
-            poller = select.poll()
-            poller.register(handle, select.POLLIN)
-            poller.poll(GRACE_SECONDS * 1000)
-        finally:
-            os.close(handle)
 
     def _take_message(self) -> bool:
         try:
@@ -393,7 +399,7 @@ class ProcessGuest:
             while "exit" not in self._messages and self._take_message():
                 continue
         if "exit" not in self._messages:
-            self._await_the_end_of_init()
+            await_end_of(self._init, GRACE_SECONDS)
 
     def ended(self) -> Exit:
         """How it ended, when that was between two turns."""
@@ -405,6 +411,8 @@ class ProcessGuest:
         if self._control.fileno() < 0:
             return
         self.settle()
+        if self._observer is not None:
+            self._observer.close()
         self._line.close()
         left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
         self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}

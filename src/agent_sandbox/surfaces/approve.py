@@ -11,6 +11,7 @@ from agent_sandbox import places
 from agent_sandbox.engine.approvals.answer import Decision
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import SECOND_FACTOR
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.messages import remark
@@ -22,7 +23,9 @@ _SHORTEST = 4  # letters of a digest that are taken for it, where it is shown be
 
 def approve(request: Request) -> int:
     """The verb `approve`."""
-    inbox = places.inbox()
+    if request.has("--enroll"):
+        return _enroll()
+    inbox = places.inbox(of=request.value("--of"))
     _check(request)
     if request.has("--watch"):
         return _watch(request, inbox)
@@ -34,6 +37,13 @@ def approve(request: Request) -> int:
         return NOTHING_ANSWERED
     answered = [_ask(request, inbox, each) for each in waiting]
     return 0 if any(answered) else NOTHING_ANSWERED
+
+
+def _enroll() -> int:
+    """Make the second factor, and print it once."""
+    print(places.second_factor().enroll(somebody()))
+    remark("put this into an authenticator now: it is not shown again")
+    return 0
 
 
 def _check(request: Request) -> None:
@@ -70,7 +80,7 @@ def _ask(request: Request, inbox: Inbox, waiting: Waiting) -> bool:
     try:
         _answer(request, inbox, waiting, decision)
     except PolicyError as error:  # it was answered, or its time was over, while somebody thought about it
-        remark(error.message)
+        remark(str(error))
         return False
     return True
 
@@ -94,7 +104,12 @@ def _answer(request: Request, inbox: Inbox, waiting: Waiting, decision: Decision
     seconds = RUN_SECONDS if text is None else quantities.seconds("--timeout", text)
     if seconds is None:
         raise UsageError("what is allowed for a run has an end", hint="--timeout 10m")
-    inbox.answer(waiting.name, decision, digest=waiting.digest, by=_somebody(), seconds=seconds)
+    code = request.value("--code")
+    if code is None and SECOND_FACTOR in waiting.needs and decision is not Decision.NO and _at_a_terminal():
+        sys.stderr.write("Second factor: ")
+        sys.stderr.flush()
+        code = sys.stdin.readline()
+    inbox.answer(waiting.name, decision, digest=waiting.digest, by=somebody(), seconds=seconds, code=code)
     if not request.has("--quiet"):
         remark({Decision.NO: "refused", Decision.ONCE: "allowed, once"}.get(decision, "allowed for this run"))
 
@@ -124,7 +139,8 @@ def _at_a_terminal() -> bool:
     return os.isatty(0) and sys.stderr.isatty()
 
 
-def _somebody() -> str:
+def somebody() -> str:
+    """Who we are, in words."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without an account

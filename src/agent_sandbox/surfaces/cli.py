@@ -48,6 +48,10 @@ def _do(line: list[str]) -> int:
     request = None
     try:
         request = parse(line)
+        if request.has("--capability"):
+            from agent_sandbox.surfaces.concealing import conceal  # before anything is forked
+
+            conceal(request.values("--capability"))
         return _verb(request)
     except SandboxError as error:
         code = _code_of(error)
@@ -77,6 +81,10 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.code import code as do
         case "replay":
             from agent_sandbox.surfaces.replay import replay as do
+        case "sim" | "simulate":
+            from agent_sandbox.surfaces.run import sim as do
+        case "carry-out":
+            from agent_sandbox.surfaces.carrying_out import carry_out as do
         case "diff":
             from agent_sandbox.surfaces.diff import diff as do
         case "status":
@@ -97,6 +105,12 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.log import log as do
         case "approve":
             from agent_sandbox.surfaces.approve import approve as do
+        case "grant":
+            from agent_sandbox.surfaces.granting import grant as do
+        case "revoke":
+            from agent_sandbox.surfaces.granting import revoke as do
+        case "capabilities":
+            from agent_sandbox.surfaces.granting import capabilities as do
         case "doctor":
             from agent_sandbox.surfaces.doctor import doctor as do
         case "verify":

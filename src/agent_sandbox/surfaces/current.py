@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox import places
+from agent_sandbox import places, policy_files
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Runtimes
 from agent_sandbox.engine.session import Session
@@ -17,16 +17,18 @@ from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, repeatable
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import reveal
-from agent_sandbox.surfaces import policies, quantities
+from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.beside import in_a_child
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.project import Project, find_project
-from agent_sandbox.workspace.store import SandboxState, Store
+from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.policy.narrowing import Effective
+    from agent_sandbox.surfaces.elevating import Lifted
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
 
@@ -65,15 +67,27 @@ def current(request: Request) -> Current:
 
 def policy_of(request: Request, project: Project) -> Policy:
     """What the policy files leave of the command line's preset, and what the options of the request change of it. Raises `PolicyError`."""
-    if not policies.layers_of(project.path).all:  # as nearly always: then nothing more is loaded
+    if not layers_for(request, project).all:  # as nearly always: then nothing more is loaded
         return _preset(request, project, _limits(request))
     return effective_of(request, project).policy
+
+
+def layers_for(request: Request, project: Project) -> policy_files.Layers:
+    """The policy files, and what the request names to be held to as well."""
+    found = policy_files.layers_of(project.path)
+    return replace(found, below=(*found.below, *policy_files.chosen(request.values("--policy")))) if request.has("--policy") else found
 
 
 def effective_of(request: Request, project: Project) -> Effective:
     """The same, with what is looked at before a run and what people should know."""
     ceiling = _preset(request, project, CLONED_LIMITS)
-    return policies.under(policies.layers_of(project.path), ceiling, policies.changed_limits(CLONED_LIMITS, _limits(request)))
+    return policy_files.under(layers_for(request, project), ceiling, policy_files.changed_limits(CLONED_LIMITS, _limits(request)))
+
+
+def ceiling_of(request: Request, project: Project) -> Policy:
+    """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
+    preset, options = _preset(request, project, CLONED_LIMITS), policy_files.changed_limits(CLONED_LIMITS, _limits(request))
+    return policy_files.under(policy_files.layers_of(None), preset, options).policy
 
 
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
@@ -116,19 +130,48 @@ def _limits(request: Request) -> Limits:
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 
-def _warn(request: Request, project: Project) -> None:
-    """Say what a policy file asks for and does not get."""
-    if policies.layers_of(project.path).all and not request.has("--quiet"):
-        for warning in effective_of(request, project).warnings:
-            remark(warning)
+def _look_at_files(request: Request, project: Project) -> EarlyLook | None:
+    """Say what a policy file asks for and does not get, and return what it has code looked at for."""
+    if not layers_for(request, project).all:
+        return None
+    found = effective_of(request, project)
+    for warning in found.warnings if not request.has("--quiet") else ():
+        remark(warning)
+    return policy_files.early_look(found)
 
 
-def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> tuple[Session, Current | None, Project]:
-    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so too for a diff."""
-    found = None if request.has("--throw-away") or request.has("--diff") else current(request)
+def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
+    """The door for a command, with who is asked where the policy asks. What is thrown away is the project's for capabilities and people."""
+    if not policy.asks.asks:
+        return Gate(policy, places.ledger(), clock=time.time, sandbox=sandbox)
+    from agent_sandbox.surfaces.asking import desk_for  # few policies ask
+
+    desk = desk_for(request, policy, sandbox=sandbox_id(project.path), prompt=prompt)
+    return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A session to run something in, and what it is about. Without `found`, on a throw-away sandbox; `lifted` is an elevation, if any."""
+
+    session: Session
+    found: Current | None
+    project: Project
+    lifted: Lifted | None
+
+
+def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
+    """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
+    found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
-    _warn(request, project)
-    gate = Gate(policy_of(request, project), places.ledger(), clock=time.time, sandbox=found.state.id if found else "")
+    early = _look_at_files(request, project)
+    policy, lifted = policy_of(request, project), None
+    if os.path.isdir(places.elevations_dir()):  # as a rule it is not
+        from agent_sandbox.surfaces import elevating
+
+        lifted = elevating.lifted(policy, project.path, sandbox_id(project.path))
+    named = found.state.id if found else "simulation" if request.has("--simulate") else ""
+    gate = gate_for(request, lifted.policy if lifted else policy, project, named)
     session = Session(
         gate,
         runtimes,
@@ -136,5 +179,6 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
         state=found.state if found else None,
         on_busy=None if request.has("--no-wait") else on_busy,
         beside=in_a_child,
+        early=early,
     )
-    return session, found, project
+    return Opening(session, found, project, lifted)

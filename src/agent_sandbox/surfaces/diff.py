@@ -45,7 +45,7 @@ def diff(request: Request) -> int:
         former = Formerly(bases=stored.bases(), open_base=stored.open_base)
         material = gather(request, found.project.path, changes, layers, former)
         code = 0  # also when the reader has seen enough before the end
-        with pager.output(paged=_paged(request)) as write:
+        with pager.output(paged=paged(request)) as write:
             _begin(request, write, found.project, found.state.id)
             code = show(request, material, write)
             _end(request, write, {})
@@ -64,13 +64,13 @@ def diff_of(request: Request, session: Session, work: Work, project: Project) ->
             codes.append(show(request, gather(request, project.path, changes, contents), spool.write))
 
         with streams.forwarding() as forward:
-            outcome = session.run(replace(work, on_start=forward.begin, on_output=_aside, on_changes=keep))
+            outcome = session.run(replace(work, on_start=forward.begin, on_output=aside, on_changes=keep))
         code = code_of(outcome.exit, forward.received)
         say_how_it_ended(work, outcome)
         for note in outcome.notes if not request.has("--quiet") or not codes else ():
             remark(note)
         spool.seek(0)
-        with pager.output(paged=_paged(request)) as write:
+        with pager.output(paged=paged(request)) as write:
             _begin(request, write, project, None)
             for line in spool:
                 write(line)
@@ -88,7 +88,7 @@ def show(request: Request, material: Material, write: Write) -> int:
     if request.has("--patch"):
         return patch(material, write, quiet=request.has("--quiet"))
     painter = Painter(Style.of_stdout().colours)
-    for row in rows(request, material, columns=_columns(), words=painter.colours):
+    for row in rows(request, material, columns=columns(), words=painter.colours):
         write(f"{painter.line(row)}\n".encode())
     return 0
 
@@ -113,15 +113,17 @@ def _run(outcome: Outcome, code: int) -> dict[str, object]:
     return {"exit": code, "reason": outcome.exit.reason.value, "limits_hit": list(outcome.exit.limits_hit), "notes": notes}
 
 
-def _aside(name: str, data: bytes) -> None:
+def aside(name: str, data: bytes) -> None:
+    """Output of a program whose changes are what standard output is for."""
     streams.write_all(2, data)
 
 
-def _paged(request: Request) -> bool:
+def paged(request: Request) -> bool:
+    """Whether what is shown goes through a pager, on a terminal."""
     return not request.has("--no-pager") and not request.has("--json") and not request.has("--patch")
 
 
-def _columns() -> int:
+def columns() -> int:
     """As wide as the terminal, or as the shell says."""
     try:
         return os.get_terminal_size(1).columns or _COLUMNS

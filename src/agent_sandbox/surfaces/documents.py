@@ -15,7 +15,9 @@ from typing import Any
 
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Outcome, Work
-from agent_sandbox.errors import SandboxError
+from agent_sandbox.errors import Denied, SandboxError
+from agent_sandbox.policy.decide import Deny, granting, lifting
+from agent_sandbox.runtime.observed import Observed
 from agent_sandbox.runtime.routing.model import Route
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.current import Current
@@ -41,7 +43,23 @@ def print_document(kind: str, content: Mapping[str, Any]) -> None:
 
 def error_document(error: SandboxError, code: int, hint: str) -> None:
     """What went wrong on our side; nothing of the guest has run."""
-    print_document("error", {"error": {"kind": type(error).__name__, "message": _text(error.message), "hint": _text(hint)}, "exit": code})
+    said: dict[str, Any] = {"kind": type(error).__name__, "message": _text(error.message), "hint": _text(hint)}
+    if isinstance(error, Denied):
+        said["refusal"] = _refusal(error.verdict)
+    print_document("error", {"error": said, "exit": code})
+
+
+def _refusal(verdict: Deny) -> dict[str, Any]:
+    """For the agent: which rule refused, what is missing, and the line that a person would type to permit it."""
+    because = verdict.because
+    return {
+        "rule": because.rule,
+        "why": _text(because.why),
+        "remedy": _text(because.remedy),
+        "missing_capability": _text(verdict.missing) or None,
+        "grant": _text(granting(verdict.missing)) if verdict.missing else None,
+        "elevate": _text(lifting(verdict.program)) if verdict.program else None,
+    }
 
 
 def run_document(session: Session, work: Work, found: Current | None, project: Project) -> int:
@@ -75,7 +93,14 @@ def _run(work: Work, outcome: Outcome, code: int) -> dict[str, Any]:
         "runtime": outcome.route.runtime,
         "route": _route(outcome.route),
         "notes": [_text(note) for note in outcome.notes],
+        **({"observed": [observed_document(each) for each in outcome.observed]} if work.observe else {}),
     }
+
+
+def observed_document(observed: Observed) -> dict[str, Any]:
+    """Something that a run tried."""
+    names = {**path_fields("target", observed.target), **path_fields("program", observed.program)}
+    return {"kind": observed.kind, **names, "allowed": observed.allowed, "times": observed.times}
 
 
 def _route(route: Route) -> dict[str, Any]:

@@ -23,6 +23,7 @@ PASSED = frozenset(
         "SOURCE_DATE_EPOCH",
     }
 )
+CAPABILITY = "AGENT_SANDBOX_CAPABILITY"  # what allows is not for who is allowed
 _FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -41,5 +42,7 @@ def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: st
             raise PolicyError(f"--env {text!r} has no name before the '='", hint="write --env NAME=VALUE")
         if not equals and name not in ours:
             raise PolicyError(f"--env {name}: there is no such variable to pass on", hint=f"set it, or write --env {name}=VALUE")
+        if name == CAPABILITY:
+            raise PolicyError(f"--env {name}: a capability is for the door, and is never shown inside", hint="leave it out")
         environment[name] = value if equals else ours[name]
     return environment

@@ -11,7 +11,7 @@ from itertools import islice
 from agent_sandbox import places
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.event import Entry
-from agent_sandbox.ledger.export import FORMS, document, exporter
+from agent_sandbox.ledger.export import FORMS, FURTHEST, document, exporter
 from agent_sandbox.ledger.index import Index
 from agent_sandbox.ledger.query import Filter, follow, select
 from agent_sandbox.ledger.segments import entries, files
@@ -100,7 +100,7 @@ def _lines(found: Iterable[tuple[Entry, Told]], form: str | None) -> Iterator[st
 
 
 def _line(entry: Entry, told: Told) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time)) if abs(entry.time) < FURTHEST else f"{entry.time:.0f}"
     mark = "DENIED" if not told.allowed else "" if told.level in ("debug", "info") else told.level.upper()
     why = f"  ({shown(told.why)})" if told.why and (mark or told.category == "ledger") else ""
     ended = _facts(told) if told.category == "outcome" else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 PROGRAM = "agent-sandbox"
 
@@ -34,3 +35,15 @@ def complain(message: str, hint: str) -> None:
     say(f"{PROGRAM}: error: {shown(message)}")
     if hint:
         say(f"  hint: {shown(hint)}")
+
+
+def at_a_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return os.isatty(0) and sys.stderr.isatty()
+
+
+def says_yes(question: str) -> bool:
+    """Ask, and wait for the answer. Anything but a yes is a no."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -11,7 +11,7 @@ from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, ChangeSet
-from agent_sandbox.workspace.noise import is_noise
+from agent_sandbox.workspace.noise import place_of
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,9 @@ class Sorted:
 
 
 def sort(changes: ChangeSet, project: str) -> Sorted:
-    """Apart: the project's, those elsewhere, and by-products. A project below /var/tmp is not noise for that."""
-    inside = changes.within(project).changes
-    outside = changes.outside(project).changes
-    noisy = {change.path for change in inside if is_noise("/project" + change.path[len(project.rstrip("/")) :])}
-    noisy |= {change.path for change in outside if is_noise(change.path)}
-    return Sorted(
-        tuple(change for change in inside if change.path not in noisy),
-        tuple(change for change in outside if change.path not in noisy),
-        tuple(change for change in changes if change.path in noisy),
-    )
+    """Apart: the project's, those elsewhere, and by-products."""
+    places = [(place_of(change.path, project), change) for change in changes]
+    return Sorted(*(tuple(change for place, change in places if place == name) for name in ("project", "elsewhere", "noise")))
 
 
 def stored(found: Current, policy: Policy) -> Pending:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import places
 from agent_sandbox.engine.routing import WISHES, Runtimes
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
-from agent_sandbox.errors import Busy, PolicyError
+from agent_sandbox.errors import Busy, Denied, PolicyError
+from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Exit, Reason
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
@@ -33,19 +34,49 @@ TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125,
 
 def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
     """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
-    same = _same_every_time(request)
     with _runtimes(request, forked) as runtimes:
-        session, found, project = session_for(request, runtimes, _say_who_has_it)
+        try:
+            return _perform(request, what, stdin, runtimes)
+        except Denied as refusal:
+            if not refusal.verdict.program:
+                raise
+            from agent_sandbox.surfaces.elevating import somebody_lifts
+
+            if not somebody_lifts(request, refusal.verdict):
+                raise
+        return _perform(request, what, stdin, runtimes)
+
+
+def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtimes: Runtimes) -> int:
+    same = _same_every_time(request)
+    if request.has("--simulate"):
+        from agent_sandbox.surfaces.sim import refuse_mixtures  # few runs are
+
+        refuse_mixtures(request)
+    with ExitStack() as stack:
+        opening = session_for(request, runtimes, _say_who_has_it)
+        session, found, project = opening.session, opening.found, opening.project
+        stack.callback(session.gate.end)
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
-        watch, cwd = request.has("--watch-reads"), _directory(request, project)
+        watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        if opening.lifted is not None:
+            work = replace(work, left=opening.lifted.left)
+            stack.callback(lambda: places.elevations().sweep())
+            remark(opening.lifted.note)
+        if request.has("--observe"):
+            work = replace(work, observe=True, log_observed=True)
         if same:
             from agent_sandbox.surfaces.repeating import repeated
 
             work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
+        if request.has("--simulate"):
+            from agent_sandbox.surfaces.sim import plan_for
+
+            return plan_for(request, session, work, project, _say_who_has_it)
         if request.has("--diff"):
             from agent_sandbox.surfaces.diff import diff_of  # and with it all that makes a diff
 
@@ -136,9 +167,14 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
             runtime.close(leaving=True)
 
 
-def _directory(request: Request, project: Project) -> str:
-    """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it."""
+def directory_of(request: Request, project: Project, policy: Policy | None = None) -> str | None:
+    """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it.
+
+    Under a policy that shows no files at all, and without a wish, it is None: the scratch directory.
+    """
     named = request.value("--cwd")
+    if named is None and policy is not None and not (policy.files.read or policy.files.write):
+        return None
     if named == "":
         raise PolicyError("--cwd is empty", hint="name a directory")
     path = os.path.realpath(os.path.join(working_directory() if not (named or "").startswith("/") else "/", named or ""))

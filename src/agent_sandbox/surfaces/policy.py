@@ -1,23 +1,30 @@
-"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Runs nothing."""
+"""`policy`: what the policy files mean here, what they would say to a command, and what is odd about them. Only `learn` runs anything."""
 
 from __future__ import annotations
 
 import json
 
-from agent_sandbox.policy.decide import Allow
+from agent_sandbox.policy.decide import Allow, Ask
 from agent_sandbox.policy.explaining import Tried, explain, lint, try_command
 from agent_sandbox.policy.schema import json_schema
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.current import effective_of, project_of
+from agent_sandbox.surfaces.current import effective_of, layers_for, project_of
 from agent_sandbox.surfaces.messages import remark, shown
-from agent_sandbox.surfaces.policies import layers_of
+from agent_sandbox.surfaces.verbs import COMMON
 
-DENIED = 126  # as when it is run
+ASKED, DENIED = 3, 126  # as when it is run
 
 
 def policy(request: Request) -> int:
     """The verb `policy`."""
     what, *rest = request.words
+    if what == "learn" and rest:
+        from agent_sandbox.surfaces.learning import learn  # and with it all that runs something
+
+        return learn(request, tuple(rest))
+    for option in request.given:
+        if option not in COMMON:
+            raise UsageError(f"{option} goes with policy learn", hint="help policy")
     match what:
         case "explain" if not rest:
             return _explain(request)
@@ -30,13 +37,14 @@ def policy(request: Request) -> int:
             return _test(request, rest[0])
         case _:
             raise UsageError(
-                f"policy takes explain, lint, schema, or test and a command, not {' '.join(request.words)!r}", hint="help policy"
+                f"policy takes explain, lint, schema, test and a command, or learn and commands, not {' '.join(request.words)!r}",
+                hint="help policy",
             )
 
 
 def _explain(request: Request) -> int:
     project = project_of(request)
-    found, layers = effective_of(request, project), layers_of(project.path)
+    found, layers = effective_of(request, project), layers_for(request, project)
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
@@ -53,7 +61,7 @@ def _explain(request: Request) -> int:
 def _lint(request: Request) -> int:
     """Exits with 1 when there is something to remark on."""
     project = project_of(request)
-    layers = layers_of(project.path)
+    layers = layers_for(request, project)
     remarks = lint(layers.all, effective_of(request, project))
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
@@ -68,15 +76,16 @@ def _lint(request: Request) -> int:
 
 
 def _test(request: Request, command: str) -> int:
-    """Exits with 0 when it would be allowed, and with 126 when not, as a run would."""
+    """Exits with 0 when it would be allowed, with 3 when somebody would be asked, and with 126 when it is denied, as a run would."""
     tried = try_command(effective_of(request, project_of(request)).policy, command)
-    allowed = isinstance(tried.verdict, Allow)
+    allowed, asked = isinstance(tried.verdict, Allow), isinstance(tried.verdict, Ask)
+    code = 0 if allowed else ASKED if asked else DENIED
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
-        print_document("policy-test", _document(tried, allowed))
-        return 0 if allowed else DENIED
-    print(shown(f"{'allowed' if allowed else 'denied'}: {tried.verdict.because.why}"))
+        print_document("policy-test", {**_document(tried, allowed), "asked": asked})
+        return code
+    print(shown(f"{'allowed' if allowed else 'asked about' if asked else 'denied'}: {tried.verdict.because.why}"))
     if tried.verdict.because.remedy:
         print(shown(f"  {tried.verdict.because.remedy}"))
     understood = tried.understood
@@ -85,7 +94,7 @@ def _test(request: Request, command: str) -> int:
         print(shown(f"  {' '.join((use.tool, *use.arguments))}: {effects}"))
     for unknown in (*understood.unknown, *((understood.unreadable,) if understood.unreadable else ())):
         print(shown(f"  not known: {unknown}"))
-    return 0 if allowed else DENIED
+    return code
 
 
 def _document(tried: Tried, allowed: bool) -> dict[str, object]:

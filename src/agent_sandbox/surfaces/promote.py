@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -13,9 +12,9 @@ from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.current import Current, current, policy_of
+from agent_sandbox.surfaces.current import Current, current, gate_for, policy_of
 from agent_sandbox.surfaces.diff import show
-from agent_sandbox.surfaces.messages import remark, say, shown
+from agent_sandbox.surfaces.messages import at_a_terminal, remark, say, says_yes, shown
 from agent_sandbox.surfaces.preview.material import check, gather
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.merging.resolving import Word
 
 NOBODY_AGREED = 3
+_COLUMNS = 120  # of a diff that somebody is asked about
 _LISTED = 10  # paths under one heading; --json has all
 _WORDS: tuple[Word, ...] = ("ours", "theirs", "markers")
 
@@ -39,20 +39,27 @@ def promote(request: Request) -> int:
     found = current(request)
     wanted = _wanted(request, found.project.path)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id)
-    recover(stored, gate)
-    with proposed(stored, policy, wanted) as proposal:
+    gate = gate_for(request, policy, found.project, found.state.id, prompt=True)
+    try:
+        recover(stored, gate)
+        return _promote(request, found, stored, gate, wanted)
+    finally:
+        gate.end()
+
+
+def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wanted: Wanted) -> int:
+    with proposed(stored, gate.policy, wanted) as proposal:
         if not request.has("--json"):
             _show(request, proposal, found)
         if not proposal.changes and not proposal.settled:
             return _end(request, proposal, None, _nothing(proposal))
         if request.has("--dry-run"):
             return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
-        agreed = _agreement(request, proposal)
+        agreed = agreement(request, proposal)
         if agreed is None:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
-        done = carry_out(agreed, stored, gate)
+        done = carry_out(agreed, stored, gate, details=lambda: _diff(request, agreed))
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
     if not agreed.changes:
@@ -63,16 +70,33 @@ def promote(request: Request) -> int:
     return 0
 
 
+def _diff(request: Request, proposal: Proposal) -> str:
+    """All that would be carried over, for whoever is asked about it."""
+    from agent_sandbox.surfaces.painting import Painter
+    from agent_sandbox.surfaces.preview.forms import rows
+
+    whole, plain = replace(request, given={"--all": ("",)}), Painter(False)
+    material = gather(whole, proposal.root, proposal.changes, proposal.contents)
+    return "\n".join(plain.line(row) for row in rows(whole, material, columns=_COLUMNS, words=False))
+
+
 def undo(request: Request) -> int:
     """The verb `undo`."""
     found = current(request)
     stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id)
-    recover(stored, gate)
+    gate = gate_for(request, policy, found.project, found.state.id, prompt=True)
+    try:
+        recover(stored, gate)
+        return _undo(request, found, stored, gate)
+    finally:
+        gate.end()
+
+
+def _undo(request: Request, found: Current, stored: Stored, gate: Gate) -> int:
     journal = last(found.state.promotions)
-    if journal is not None and not request.has("--yes") and not request.has("--json") and _at_a_terminal():
+    if journal is not None and not request.has("--yes") and not request.has("--json") and at_a_terminal():
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
-        if not _says_yes(f"Take back promotion {journal.number} of {when}?"):
+        if not says_yes(f"Take back promotion {journal.number} of {when}?"):
             remark("nothing was taken back")
             return NOBODY_AGREED
     done = take_back(stored, gate)
@@ -80,7 +104,7 @@ def undo(request: Request) -> int:
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
-        print_document("undo", _done(done))
+        print_document("undo", done_fields(done))
     elif not request.has("--quiet"):
         remark(f"took back promotion {done.promotion.undoes} of {done.promotion.root}{again}")
     if done.note:
@@ -114,8 +138,12 @@ def _wanted(request: Request, project: str) -> Wanted:
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    approved = frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
-    return Wanted(chosen, request.has("--system"), drift, resolve, approved)
+    return Wanted(chosen, request.has("--system"), drift, resolve, approved_kinds(request))
+
+
+def approved_kinds(request: Request) -> frozenset[str]:
+    """The protected kinds that the request agrees to."""
+    return frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
 
 
 def _show(request: Request, proposal: Proposal, found: Current) -> None:
@@ -165,31 +193,21 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
         say(f"  and {counted(len(every) - _LISTED, 'more', 'more')} (--json has all)")
 
 
-def _agreement(request: Request, proposal: Proposal) -> Proposal | None:
+def agreement(request: Request, proposal: Proposal) -> Proposal | None:
     """The proposal with what somebody at the terminal agreed to; None when nobody did. Nobody is asked about what cannot be done."""
-    asking = not request.has("--json") and _at_a_terminal()
+    asking = not request.has("--json") and at_a_terminal()
     stuck = proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse")
     if stuck:
         return proposal  # carrying it out says why not
     missing = [name for name in proposal.protected() if name not in proposal.wanted.approved]
     if asking:
-        missing = [name for name in missing if not _says_yes(f"Carry over what is of the protected kind {name!r}?")]
+        missing = [name for name in missing if not says_yes(f"Carry over what is of the protected kind {name!r}?")]
         proposal = proposal.approving(frozenset(proposal.protected()) - frozenset(missing))
     if missing:
         return None if asking else proposal  # the gate refuses it, by name
     if request.has("--yes"):
         return proposal
-    return proposal if asking and _says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
-
-
-def _at_a_terminal() -> bool:
-    return os.isatty(0) and sys.stderr.isatty()
-
-
-def _says_yes(question: str) -> bool:
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return proposal if asking and says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
 
 
 def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: str) -> int:
@@ -202,7 +220,7 @@ def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: 
                 **path_fields("root", proposal.root),
                 "carried_over": done is not None,
                 "why_not": None if done else words,
-                **(_done(done) if done else {}),
+                **(done_fields(done) if done else {}),
                 "changes": [change_document(change) for change in proposal.changes],
                 "moved": [{**path_fields("path", path), "why": moved.why()} for path, moved in proposal.moved.items()],
                 "merged": [path_fields("path", path) for path in proposal.merged],
@@ -217,7 +235,8 @@ def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: 
     return 0
 
 
-def _done(done: CarriedOver) -> dict[str, object]:
+def done_fields(done: CarriedOver) -> dict[str, object]:
+    """What was done, for a document."""
     promotion = done.promotion
     return {
         "promotion": promotion.number,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 
@@ -12,7 +11,7 @@ from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import accounting
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, policy_of
-from agent_sandbox.surfaces.messages import remark, shown
+from agent_sandbox.surfaces.messages import at_a_terminal, remark, says_yes, shown
 from agent_sandbox.surfaces.pending import Pending, sort, stored
 from agent_sandbox.surfaces.quantities import counted, human_size
 from agent_sandbox.surfaces.recovering import current_and_whole
@@ -130,7 +129,8 @@ def reset(request: Request) -> int:
     found = current_and_whole(request)
     pending = stored(found, policy_of(request, found.project))
     known, existed = len(pending.changes), found.state.exists
-    if existed and not request.has("--yes") and not request.has("--json") and os.isatty(0) and sys.stderr.isatty() and not _agreed(known):
+    asking = existed and not request.has("--yes") and not request.has("--json") and at_a_terminal()
+    if asking and not says_yes(f"Forget {counted(known, 'change')} in this sandbox?"):
         remark("nothing was forgotten")
         return 1
     found.state.reset()
@@ -143,9 +143,3 @@ def reset(request: Request) -> int:
         what = "everything" if pending.problem else counted(known, "change")
         remark(f"forgot {what} in the sandbox of {found.project.path}" if existed else "there was nothing to forget")
     return 0
-
-
-def _agreed(known: int) -> bool:
-    sys.stderr.write(f"Forget {counted(known, 'change')} in this sandbox? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

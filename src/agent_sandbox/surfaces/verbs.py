@@ -53,6 +53,7 @@ _OPTIONS = (
     Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
     Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
     Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
+    Option("--observe", help="write the files, programs, names and addresses that it tries to the log, allowed and denied; slower"),
     Option("--explain", help="print where the program would run and what it would see there, one line for each step, and stop"),
     Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
     Option("--no-wait", help="fail at once when another run has the sandbox"),
@@ -76,9 +77,9 @@ _OPTIONS = (
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
     Option("--denied", help="only what was refused"),
-    Option("--category", "NAME", "only process, code, promotion, file, capability, approval, outcome or ledger"),
+    Option("--category", "NAME", "only process, code, promotion, file, network, capability, approval, outcome or ledger"),
     Option("--level", "NAME", "only debug, info, warning, error or critical, and what is graver"),
-    Option("--sandbox", "ID", "only what this sandbox did"),
+    Option("--sandbox", "ID", "this sandbox, by its name in the log; granting: instead of the project's"),
     Option("--grep", "WORDS", "only entries with these words"),
     Option("--limit", "N", "the newest N entries (100), or none for all"),
     Option("--follow", help="go on with each new entry", short=("-f",)),
@@ -88,11 +89,21 @@ _OPTIONS = (
     Option("--public-key", "HEX", "the key that checkpoints must be signed with"),
     Option("--for-run", help="yes also to the same question again in that run"),
     Option("--refuse", help="no"),
+    Option("--capability", "TOKEN", "what `grant` printed: allows what it covers without asking (also in AGENT_SANDBOX_CAPABILITY)"),
+    Option("--for", "TIME", "for this long: 90, 10m, 1h"),
+    Option("--times", "N", "only so often"),
+    Option("--elevate", help="lift rules of the policy: what --allow, --reveal, --timeout, --memory, --disk and --processes say"),
+    Option("--code", "DIGITS", "the second factor, where the question needs one"),
+    Option("--enroll", help="make a second factor, once, and print what an authenticator reads"),
+    Option("--of", "USER", "the questions of this user (as root only)"),
     Option("--watch", help="wait for questions and ask about each as it comes"),
-    Option("--simulate", later="simulation"),
+    Option("--simulate", help="keep nothing; show what it would do, and how much to mind it (as `sim COMMAND` does)"),
+    Option("--files-only", help="carry over what a plan changed although it reaches beyond files, too, and that is not done"),
+    Option("--add", help="print the project's policy file, widened by what was learnt"),
     Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
     Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
     Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
+    Option("--policy", "NAME|FILE", "hold it to this policy as well: high, medium, low, another preset, or a file"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
@@ -105,8 +116,8 @@ COMMON = ("--json", "--quiet", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--allow", "--deny-command"),
-    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--deterministic", "--seed", "--fuel", "--record"),
+    *("--allow", "--deny-command", "--capability", "--policy"),
+    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--observe", "--deterministic", "--seed", "--fuel", "--record"),
 )
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
@@ -114,7 +125,7 @@ VERBS = {
     "run": Verb(
         'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a copy-on-write clone of this machine",
-        (*_RUNNING, "--diff"),
+        (*_RUNNING, "--diff", "--simulate"),
         (1, ANY),
         command=True,
         details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command
@@ -131,7 +142,7 @@ It exits as the command does; 124 timed out, 125 the sandbox could not start, 12
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
         "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
-        (*_RUNNING, "--diff", "--language"),
+        (*_RUNNING, "--diff", "--simulate", "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
         details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from
@@ -160,7 +171,7 @@ nothing by its record.
         (
             *_SHOWING,
             *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
-            *("--allow", "--deny-command"),
+            *("--allow", "--deny-command", "--policy"),
         ),
         (0, ANY),
         command=True,
@@ -174,6 +185,39 @@ Characters that cannot be seen are shown escaped, and lines that go away are nev
 With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
 error, the diff to standard output, and it exits as the command does.""",
     ),
+    "sim": Verb(
+        'sim [OPTION…] "COMMAND" | sim [OPTION…] -- PROGRAM [ARGUMENT…]',
+        "run a command on a throw-away clone, and show what it would do",
+        (*_RUNNING, "--all", "--stat", "--side-by-side", "--no-pager"),
+        (1, ANY),
+        command=True,
+        details="""It prints an effect plan: which files would change and how, which programs it starts, what it asks of the network,
+which secrets it comes near, how it ends, and for each of these how much to mind it. The clone is the machine as the
+project's sandbox sees it, with what waits there (not with --throw-away). Neither is changed.
+
+  agent-sandbox sim "make clean"
+  agent-sandbox --simulate run "git commit -m 'fix: bug'"
+
+What the command prints goes to standard error, the plan to standard output, and it exits as the command does. The plan is
+kept for an hour, for carry-out to do exactly what it says.""",
+    ),
+    "carry-out": Verb(
+        "carry-out DIGEST [--yes] [--approve KINDS] [--system] [--files-only]",
+        "do what a plan of sim says, exactly",
+        ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
+        (1, 1),
+        details="""The first letters of the digest are enough. It shows the plan once more and asks. The files become what the plan says,
+byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it has changed since: the plan,
+the policy, what waits in the sandbox, or a file that it changes. A plan is good for once.
+
+Kinds of files that run by themselves need a yes of their own, as for promote. What a plan asked of the network cannot be
+done by this version: such a plan is refused, unless --files-only says that its files are wanted without that.
+
+  agent-sandbox carry-out 3f9a1c0b2d4e --yes
+  agent-sandbox carry-out 3f9a --approve git-history
+
+It exits with 1 when reality has moved on, with 3 when nobody said yes; nothing was changed then.""",
+    ),
     "status": Verb(
         "status [--all]",
         "say what the current sandbox is, what waits in it, and what has moved on in reality since",
@@ -182,7 +226,7 @@ error, the diff to standard output, and it exits as the command does.""",
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
         "carry what the sandbox changed over to the project, all of it or nothing (also: apply)",
-        ("--only", "--skip", "--yes", "--system", "--merge", "--force", "--resolve", "--approve", "--dry-run"),
+        ("--only", "--skip", "--yes", "--system", "--merge", "--force", "--resolve", "--approve", "--dry-run", "--capability"),
         details="""It shows what would be carried over and asks. What has changed in reality since the sandbox first touched it
 is refused, unless --merge or --force says what to do. Kinds of files that run by themselves or are trusted without
 a look (git hooks, CI workflows, shell start-up files, …) need a yes of their own: --yes does not cover them.
@@ -197,7 +241,7 @@ It exits with 1 when reality has moved on or a conflict is open, with 3 when nob
     "undo": Verb(
         "undo [--yes]",
         "take the last promotion back",
-        ("--yes",),
+        ("--yes", "--capability"),
         details="""Everything it changed is as it was before, and waits in the sandbox again if nothing has run there since.
 It is refused when one of these files has changed since.""",
     ),
@@ -223,9 +267,10 @@ the last, so going back loses nothing. The machine itself is not touched.""",
         details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
     ),
     "policy": Verb(
-        'policy explain | lint | schema | policy test "COMMAND"',
-        "say what the policy files mean here, what is odd about them, or what they would say to a command",
-        words=(1, 2),
+        'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
+        "say what the policy files mean here, what is odd about them, what they would say to a command, or what it would need",
+        ("--policy", "--add", "--cwd", "--env", "--timeout"),
+        (1, ANY),
         too_many="put the command in quotes",
         details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
 agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
@@ -233,9 +278,19 @@ it left; an option on the command line counts more than the last two, and never 
 
   agent-sandbox policy explain
   agent-sandbox policy test "git push --force"
+  agent-sandbox policy explain --policy low
 
-test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied.
-lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.""",
+--policy holds everything to one more policy, by the name of a preset or in a file, which can only take away, too.
+test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied, and with 3
+when somebody would be asked.
+lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.
+
+  agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
+
+learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints the
+smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under that
+policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
+file is widened by as much as that takes, and printed. It exits as the commands do, and with 1 when they end differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
@@ -258,9 +313,9 @@ something from elsewhere: the anchor in the directory of the ledger's key, or a 
 when either does not hold. `log checkpoint` signs the last entry, and needs the extra `sign`.""",
     ),
     "approve": Verb(
-        "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch]",
+        "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch] [--code DIGITS]",
         "show what waits for somebody's yes, and answer it",
-        ("--for-run", "--timeout", "--refuse", "--watch", "--yes"),
+        ("--for-run", "--timeout", "--refuse", "--watch", "--yes", "--code", "--enroll", "--of"),
         (0, 1),
         details="""Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first
 letters, about that one. An answer is to exactly what is shown: if anything of it changes, it is none. Yes is good
@@ -273,6 +328,32 @@ for once; with --for-run also for the same question again in that run, for an ho
 Without a terminal, --yes or --refuse and the whole digest are needed. Nobody answering is a refusal. It exits with 3 when
 nothing was answered.""",
     ),
+    "grant": Verb(
+        'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
+        "permit the project's sandbox what the policy would ask about, or lift a rule of it, for a while",
+        ("--for", "--times", "--sandbox", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
+        (0, ANY),
+        too_many="put each pattern in quotes",
+        details="""A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that
+begins so, and ** in last place any number of words. What the policy denies stays denied.
+
+  agent-sandbox grant "run git push **" --for 10m --times 3
+  agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
+  agent-sandbox run --capability "$TOKEN" "git push origin main"
+
+The token is a secret: who has it can use it, in that sandbox, until its time is over. It is never shown inside.
+With --elevate there is no token: for that time the runs of the sandbox have more than the user's and the project's policy
+files leave, never more than the system's. A run that has it ends with it, and its end is recorded.""",
+    ),
+    "revoke": Verb(
+        "revoke NAME… | revoke --all",
+        "take back what was granted",
+        ("--all",),
+        (0, ANY),
+        details="""Whatever is asked from then on is no longer allowed by it: the next run, the next turn, the next call of a tool. A
+program that was started under it before goes on; its process is named.""",
+    ),
+    "capabilities": Verb("capabilities", "list what is granted, to which sandbox, by whom and for how long"),
     "doctor": Verb(
         "doctor",
         "try out what this machine can enforce, and say what to do about the rest",
@@ -300,12 +381,12 @@ without a sandbox is called inconclusive and changes nothing. The runs are recor
 }
 
 _LATER = {
-    "simulation": ("sim", "simulate"),
     "parallel experiments": ("try",),
     "time travel": ("timeline", "rewind", "fork"),
     "the daemon": ("serve",),
     "the MCP server": ("mcp",),
 }
+VERBS["simulate"] = replace(VERBS["sim"], usage="simulate …", summary="the same as sim")
 VERBS["apply"] = replace(VERBS["promote"], usage="apply …", summary="the same as promote")
 _NOT_YET = Verb("", "", tuple(OPTIONS), (0, ANY), command=True)
 VERBS |= {name: replace(_NOT_YET, later=what) for what, names in _LATER.items() for name in names}

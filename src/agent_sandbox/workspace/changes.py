@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass
@@ -90,6 +90,21 @@ class ChangeSet:
     def outside(self, directory: str) -> ChangeSet:
         """Those that are not."""
         return ChangeSet(tuple(change for change in self if not covers(directory, change.path)))
+
+    def chosen(self, wanted: Callable[[Change], bool]) -> ChangeSet:
+        """Those that are wanted, and the new directories that they are in: a file cannot be carried over without its place."""
+        from agent_sandbox.workspace.nodes import EntryType
+
+        made = {
+            each.path for each in self if each.kind in (Kind.ADDED, Kind.RETYPED) and each.after and each.after.type is EntryType.DIRECTORY
+        }
+        taken = {change.path for change in self if wanted(change)}
+        for change in self if made else ():
+            above = change.path.rpartition("/")[0] if change.path in taken and change.after is not None else ""
+            while above in made and above not in taken:
+                taken.add(above)
+                above = above.rpartition("/")[0]
+        return ChangeSet(tuple(change for change in self if change.path in taken))
 
     def counts(self) -> dict[Kind, int]:
         """How many there are of each kind that occurs."""

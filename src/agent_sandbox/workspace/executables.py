@@ -19,6 +19,7 @@ from agent_sandbox.workspace.draft import covers
 
 # Where programs are on any machine, whatever PATH says.
 STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
+MOST_REMARKED_ON = 20  # names in a list; a longer one is somebody's habit, or a preset, and not every machine has all of it
 _SHIMS = "shims"  # of version managers: scripts that look for the real program with others
 _FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
 _DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
@@ -54,7 +55,9 @@ def find_executables(
         search.take_named(shell)
     search.interpreters.clear()  # that a line is run by a shell needs no remark; a shell that is named does
     # What is in all groups is in the one that is quickest to look for, too.
-    for pattern in min(rules.groups, key=lambda group: sum(map(is_pattern, group)), default=()):
+    named = min(rules.groups, key=lambda group: sum(map(is_pattern, group)), default=())
+    search.brief = len(named) > MOST_REMARKED_ON
+    for pattern in named:
         search.take_named(pattern)
     for program in programs:
         search.take_program(os.path.realpath(program))
@@ -102,6 +105,7 @@ class _Search:
         self.libraries: dict[str, None] = {}
         self.links: dict[str, str] = {}
         self.notes: list[str] = []
+        self.brief = False  # whether it is not said of each name what became of it
         self.interpreters: dict[str, None] = {}
         self._seen: set[tuple[str, tuple[str, ...], int]] = set()
         self._real_directories: dict[str, str] = {}
@@ -122,7 +126,7 @@ class _Search:
                     and os.path.isfile(path)
                 ):
                     any_found = self._take(path, several=several) or any_found
-        if not (any_found or several or pattern in LINE_SHELLS) and self.rules.permits(pattern):
+        if not (any_found or several or self.brief or pattern in LINE_SHELLS) and self.rules.permits(pattern):
             self.notes.append(f"{pattern} is allowed, but there is no such program here")
 
     def _take(self, path: str, *, several: bool) -> bool:
@@ -138,7 +142,7 @@ class _Search:
             raise PolicyError(
                 f"{name} is a part of {real}, and who may start it may start everything in there", hint=f"allow {own} by its name"
             )
-        if os.path.basename(os.path.dirname(real)) == _SHIMS or not self.take_program(real, quiet=several):
+        if os.path.basename(os.path.dirname(real)) == _SHIMS or not self.take_program(real, quiet=several or self.brief):
             return False
         if self.project is not None and covers(self.project, real):
             self.notes.append(f"{name} is a file of the project, and is executed as it is there now: {real}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from agent_sandbox.workspace.changes import covers
+
 _DIRECTORIES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".npm", "_cacache"})
 _PAIRS = frozenset({("node_modules", ".cache"), (".cache", "pip"), (".cache", "npm"), (".cache", "yarn"), (".cache", "uv")})
 _SCRATCH = ("/tmp", "/var/tmp", "/run", "/var/run", "/var/cache", "/dev/shm")
@@ -22,3 +24,14 @@ def is_noise(path: str) -> bool:
         return True
     parts = path.split("/")
     return not _DIRECTORIES.isdisjoint(parts) or any(pair in _PAIRS for pair in pairwise(parts))
+
+
+def place_of(path: str, project: str) -> str:
+    """Where a change belongs for people: `project`, `elsewhere` or `noise`. A project below /var/tmp is not noise for that.
+
+    >>> place_of("/var/tmp/app/x", "/var/tmp/app"), place_of("/var/tmp/y", "/var/tmp/app")
+    ('project', 'noise')
+    """
+    inside = covers(project, path)
+    noisy = is_noise("/project" + path[len(project.rstrip("/")) :] if inside else path)
+    return "noise" if noisy else "project" if inside else "elsewhere"

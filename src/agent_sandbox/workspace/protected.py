@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import posixpath
 import stat
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 
+from agent_sandbox.policy import toml
 from agent_sandbox.values import TYPE_CHECKING
 from agent_sandbox.workspace.changes import Change, ChangeSet, covers
 from agent_sandbox.workspace.confusable import components, folded
@@ -234,4 +234,4 @@ def _scripts(text: bytes) -> Mapping[str, object] | None:
 
 
 def _our_policy(text: bytes) -> object:
-    return tomllib.loads(text.decode()).get("tool", {}).get("agent-sandbox")
+    return toml.loads(text.decode()).get("tool", {}).get("agent-sandbox")

@@ -7,6 +7,7 @@
     <state>/sandboxes/<id>/bases/           what was real when a layer first covered a path: see `bases`
     <state>/sandboxes/<id>/layers/          the same in a directory, rootless, and where no image can be had: see `layers`
     <state>/locks/<id>                      who is using it; apart, because a reset moves the sandbox away under the lock
+    <state>/plans/                          what simulations would do, for an hour: see `plans`
     <state>/trash/                          what is being removed; what a crash leaves here is swept at the next start
 
 Only `reset` removes layers. Anything else that is found damaged is repaired from what is known, or refused. The state directory may lie

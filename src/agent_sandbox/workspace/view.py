@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # Made anew for each run. Nothing of the machine's own is shown there unless the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
 RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
+_LONGEST_CHAIN = 40  # links behind one another, as in the kernel
 
 
 def plan_view(
@@ -77,6 +78,7 @@ def plan_view(
         from agent_sandbox.workspace.gating import gate  # few runs say which programs they may start
 
         gate(plan, executables)
+    _make_room_in_copies(plan)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
         steps.append(SealRoot())
@@ -108,8 +110,9 @@ def _chosen_trees(plan: Draft, needs: Needs) -> None:
     for private, size, mode in (("/tmp", plan.scratch, 0o1777), ("/run", RUN_BYTES, 0o755)):
         if private not in allowed:
             plan.steps.append(Tmpfs(private, size, mode))
-    for tree in _outermost([*needs.trees, *needs.tools, *(path for path in allowed if plan.rules.read and plan.rules.allow_hidden)]):
-        _show_tree(plan, tree, writable=plan.rules.write and any(covers(path, tree) for path in allowed))
+    shown = _outermost([*needs.trees, *needs.tools, *(path for path in allowed if plan.rules.read and plan.rules.allow_hidden)])
+    for tree in shown:
+        _show_tree(plan, tree, shown, writable=plan.rules.write and any(covers(path, tree) for path in allowed))
     for tree in allowed:
         if not (plan.rules.read and plan.rules.allow_hidden):
             _copy(plan, tree)
@@ -118,15 +121,20 @@ def _chosen_trees(plan: Draft, needs: Needs) -> None:
     plan.steps += [File(path, content) for path, content in needs.contents if not any(covers(target, path) for target in made)]
 
 
-def _show_tree(plan: Draft, path: str, *, writable: bool) -> None:
-    """One tree the rules name, with the filesystems mounted below it. What does not exist is no error; a single file is copied."""
+def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) -> None:
+    """One tree the rules name, with the filesystems mounted below it. What does not exist is no error; a single file is copied.
+
+    If its name is a link, that is there as a link, and what it leads to under its own name, unless that is among what is `shown` anyway.
+    """
     real = os.path.realpath(path)
     try:
         mode = os.stat(real).st_mode
     except OSError:
         return
     if stat.S_ISREG(mode):
-        _copy_file(plan, real, os.path.dirname(path), writable=writable)
+        for place, parent in _on_the_way(path):
+            if not plan.rules.bars(place) and (place == path or not any(covers(tree, place) for tree in shown)):
+                _copy_file(plan, place, parent, writable=writable)
     elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
         _show(plan, path, source=real, writable=writable)
         for mount in _mounted_below(plan.host, real):
@@ -136,12 +144,26 @@ def _show_tree(plan: Draft, path: str, *, writable: bool) -> None:
         _split(plan, real, None)
 
 
-def _copy_file(plan: Draft, real: str, parent: str, *, writable: bool) -> None:
+def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
+    """The links that a name leads over, and last the file: where each really is, and the directory it is to be shown in."""
+    parent = os.path.dirname(path)
+    for _ in range(_LONGEST_CHAIN):
+        directory = os.path.realpath(parent)
+        place = os.path.join(directory, os.path.basename(path))
+        yield place, parent
+        if not os.path.islink(place):
+            return
+        path = os.path.join(directory, os.readlink(place))
+        parent = os.path.realpath(os.path.dirname(path))
+
+
+def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
     """One file, in a directory of its own. Several files of one directory share it: a second mount would hide the first."""
-    directory, name = os.path.split(real)
+    directory, name = os.path.split(place)
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies) and (step.source, step.target) == (directory, parent):
-            plan.steps[index] = replace(step, entries=(*step.entries, name), writable=step.writable or writable)
+            entries = step.entries if name in step.entries else (*step.entries, name)
+            plan.steps[index] = replace(step, entries=entries, writable=step.writable or writable)
             return
     plan.steps.append(Copies(directory, parent, quote_target(parent), (name,), writable))
 
@@ -205,6 +227,17 @@ def _make_files_where_copies_are(plan: Draft) -> None:
             plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
     made = {step.target for step in plan.steps if isinstance(step, Copies)}
     plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in made)]
+
+
+def _make_room_in_copies(plan: Draft) -> None:
+    """What is mounted below a directory of copies needs a place there: when it is mounted, nothing can be made in what is read-only."""
+    files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | File | Symlink)]
+    mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies):
+            start = len(step.target.rstrip("/")) + 1
+            inside = {path[start:] for path in (*files, *mounted) if path != step.target and covers(step.target, path)}
+            plan.steps[index] = replace(step, places=tuple(sorted(inside)))
 
 
 def _copy(plan: Draft, directory: str) -> None:

@@ -30,6 +30,9 @@ class Somebody:
         self.asked += 1
         return Granted("somebody")
 
+    def end(self) -> None:
+        self.asked = 0
+
 
 @pytest.fixture
 def office(tmp_path: Path) -> Office:

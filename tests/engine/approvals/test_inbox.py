@@ -300,8 +300,8 @@ def test_through_the_gate_the_question_is_the_action_itself(desk: Desk) -> None:
         desk.inbox.answer(waiting.name, Decision.ONCE, digest=waiting.digest, by="alice")
 
     desk.somebody = look
-    approver = InboxApprover(desk.inbox, policy="p", sandbox="box", run="r", clock=lambda: desk.now, details=lambda action: "+diff")
-    action, verdict = RunCommand.of(["git", "push", "--force"]), Ask(Reason("risky", "it is risky"), "x")
+    approver = InboxApprover(desk.inbox, policy="p", sandbox="box", run="r", clock=lambda: desk.now)
+    action, verdict = RunCommand.of(["git", "push", "--force"]), Ask(Reason("risky", "it is risky"), "x", "+diff")
     assert approver.ask(action, verdict, desk.now + 300) == Granted("alice")
     assert "git push --force" in seen[0] and "it is risky (risky)" in seen[0] and "| +diff" in seen[0]
 

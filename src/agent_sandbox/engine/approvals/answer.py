@@ -8,7 +8,7 @@ from agent_sandbox.spelling import Seal, same
 from agent_sandbox.values import dataclass
 
 PURPOSE = b"approvals"  # what the key is derived for
-_TITLE = "approval 1"
+_TITLE, _FACTOR = "approval 2", "second factor"
 
 
 class Decision(Enum):
@@ -21,12 +21,14 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody said to the question with this digest. `until` is when it ends, in seconds since the epoch."""
+    """What somebody said to the question with this digest. `until` is when it ends, in seconds since the epoch; `factor` whether who said
+    it has shown a second factor."""
 
     digest: str
     decision: Decision
     by: str
     until: float
+    factor: bool = False
 
 
 def sealed(answer: Answer, key: Seal) -> bytes:
@@ -41,8 +43,8 @@ def opened(content: bytes, key: Seal) -> Answer | None:
     if not same(key.on(message + line).hex().encode(), mark):
         return None
     try:
-        title, digest, decision, by, until = message.decode("ascii").split("\n")
-        answer = Answer(digest, Decision(decision), by.encode("ascii").decode("unicode_escape"), float(until))
+        title, digest, decision, by, until, factor = message.decode("ascii").split("\n")
+        answer = Answer(digest, Decision(decision), by.encode("ascii").decode("unicode_escape"), float(until), factor == _FACTOR)
     except ValueError:
         return None
     return answer if title == _TITLE and sealed(answer, key) == content else None
@@ -50,4 +52,5 @@ def opened(content: bytes, key: Seal) -> Answer | None:
 
 def _message(answer: Answer) -> bytes:
     by = answer.by.encode("unicode_escape").decode("ascii")
-    return f"{_TITLE}\n{answer.digest}\n{answer.decision.value}\n{by}\n{answer.until!r}\n".encode("ascii")
+    factor = _FACTOR if answer.factor else "no second factor"
+    return f"{_TITLE}\n{answer.digest}\n{answer.decision.value}\n{by}\n{answer.until!r}\n{factor}\n".encode("ascii")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 from agent_sandbox.engine.approvals.inbox import Inbox
 from agent_sandbox.engine.approvals.question import Question
@@ -12,12 +13,8 @@ from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Ask
 
 
-def _nothing(action: Action) -> str:
-    return ""
-
-
 class InboxApprover:
-    """Asks through an inbox, for one run of one sandbox under one policy. `details` adds what belongs to an action: its diff, its plan."""
+    """Asks through an inbox, for one run of one sandbox under one policy; `needs` is what a yes takes there."""
 
     def __init__(
         self,
@@ -27,14 +24,14 @@ class InboxApprover:
         sandbox: str,
         run: str,
         clock: Callable[[], float],
-        details: Callable[[Action], str] = _nothing,
+        needs: Sequence[str] = (),
     ) -> None:
         self._inbox = inbox
         self._policy = policy
         self._sandbox = sandbox
         self._run = run
         self._clock = clock
-        self._details = details
+        self._needs = ", ".join(needs)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """The answer to exactly this action."""
@@ -46,6 +43,12 @@ class InboxApprover:
             why=f"{verdict.because.why} ({verdict.because.rule})",
             asked=self._clock(),
             until=deadline,
-            details=self._details(action),
+            details=verdict.details,
+            needs=self._needs,
+            asker=os.getuid(),
         )
         return self._inbox.ask(question)
+
+    def end(self) -> None:
+        """The run is over, and with it what was allowed for all of it."""
+        self._inbox.end_run(self._run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_sandbox.engine.capabilities import Capabilities
+from agent_sandbox.engine.capabilities import Capabilities, Mark
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.capabilities import Genuine, Token
@@ -20,16 +20,27 @@ class CapabilityApprover:
 
     def __init__(self, capabilities: Capabilities, tokens: Sequence[Token], *, sandbox: str, otherwise: Approver | None = None) -> None:
         self._capabilities = capabilities
-        self._tokens = tuple(tokens)
+        self._tokens = tokens  # looked at for each question: what is handed over later counts from then on
         self._sandbox = sandbox
         self._otherwise = otherwise
+        self._marks: dict[str, Mark] = {}
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """The first token that covers exactly this action counts as used. Raises OSError when that cannot be counted."""
         why = "no capability covers it"
-        for token in self._tokens:
+        for token in tuple(self._tokens):
             found = self._capabilities.use(token, action, sandbox=self._sandbox)
             if isinstance(found, Genuine):
-                return Granted(f"capability {found.names[0]}")
+                name = found.names[0]
+                if name not in self._marks:  # so that who revokes it is told what goes on
+                    self._marks[name] = self._capabilities.mark(name)
+                return Granted(f"capability {name}")
             why = found.why
         return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
+
+    def end(self) -> None:
+        """Nothing goes on any more under these capabilities."""
+        while self._marks:
+            self._marks.popitem()[1].end()
+        if self._otherwise is not None:
+            self._otherwise.end()

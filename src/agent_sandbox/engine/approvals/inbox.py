@@ -5,7 +5,9 @@ question in memory and takes an answer only to exactly that: whatever happens to
 An answer is taken once, by one of those who wait. Nobody answering is a refusal, and so is more than anybody could answer.
 
 The directory is hidden from guests, and they have no other way to it. A program of the same user outside a sandbox can read the key and
-write an answer; where that matters, `approvers` names the users whose answers count, and the kernel tells who wrote a file.
+write an answer; where that matters, the question needs another user's, or `approvers` names the users whose answers count, and the kernel
+tells who wrote a file. That other user is root, who alone can write here besides its owner. Root is a visitor then: what is not an answer
+is left as it is, and the answer is put only into a directory that belongs to who asks.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from agent_sandbox.engine.gate import Granted, Recorder, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
+from agent_sandbox.policy.asking import ANOTHER_USER, SECOND_FACTOR
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass, replace
 
@@ -39,6 +42,7 @@ class Waiting:
     digest: str
     times: int
     until: float
+    needs: str = ""
 
 
 class Inbox:
@@ -53,7 +57,11 @@ class Inbox:
         clock: Callable[[], float],
         pause: Callable[[], None],
         approvers: Collection[int] | None = None,
+        factor: Callable[[str], bool] | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+        visiting: bool = False,
     ) -> None:
+        """`factor` tells whether a second factor is good, and `on_wait` is told of a question that begins to wait."""
         self._waiting = os.path.join(directory, "waiting")
         self._standing = os.path.join(directory, "standing")
         self._key = key
@@ -61,6 +69,9 @@ class Inbox:
         self._clock = clock
         self._pause = pause
         self._approvers = approvers
+        self._factor = factor
+        self._on_wait = on_wait
+        self._visiting = visiting
 
     def ask(self, question: Question) -> Granted | Refused:
         """Wait for an answer to exactly this question. Raises as a ledger does when it cannot be recorded, OSError when it cannot wait."""
@@ -72,6 +83,8 @@ class Inbox:
             waits = self._put(question)
             if isinstance(waits, Refused):
                 return waits
+            if self._on_wait is not None:
+                self._on_wait(_shown(waits, 1))
             if (found := self._awaited(waits)) is not None:
                 return found
         self._ledger.record(Noted("approval.unanswered", {"digest": question.digest(), "why": "nobody answered"}, question.sandbox))
@@ -79,18 +92,19 @@ class Inbox:
 
     def waiting(self) -> list[Waiting]:
         """The questions that wait for somebody, the longest-waiting first."""
-        self.sweep()
+        if not self._visiting:
+            self.sweep()
         found: list[tuple[float, Waiting]] = []
         for name in _names(self._waiting):
             place = os.path.join(self._waiting, name)
             if (question := self._open_question(place)) is not None:
                 times = 1 + _size(os.path.join(place, _ASKED))
-                found.append((question.asked, Waiting(name, shown(question), question.digest(), times, question.until)))
+                found.append((question.asked, _shown(question, times)))
         return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
 
-    def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS) -> None:
+    def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
         """Answer a question. `digest` is that of what was shown, so that nothing can be put in its place between looking and saying yes.
-        What is allowed for the whole run is taken back after so many `seconds`.
+        What is allowed for the whole run is taken back after so many `seconds`. `code` is a second factor; anybody may say no without.
 
         Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
         """
@@ -100,13 +114,30 @@ class Inbox:
             raise PolicyError("there is no such question waiting", hint="list what is waiting, and look again")
         if question.digest() != digest:
             raise PolicyError("the question is not the one that was shown", hint="look at it again before you answer")
+        if decision is not Decision.NO:
+            self._check_needs(question, code)
         until = self._clock() + seconds if decision is Decision.FOR_THIS_RUN else question.until
         facts = {"digest": digest, "decision": decision.value, "by": by, "until": until, "allowed": decision is not Decision.NO}
         self._ledger.record(Noted("approval.answered", {"target": _target(question), **facts}, question.sandbox), lasting=True)
         try:
-            write_once(os.path.join(place, _ANSWER), sealed(Answer(digest, decision, by, until), self._key))
+            _write_answer(place, sealed(Answer(digest, decision, by, until, SECOND_FACTOR in question.needs), self._key), question.asker)
         except FileNotFoundError:  # its time was over in this moment
             raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
+        except FileExistsError:
+            raise PolicyError("somebody else has just answered, and that counts", hint="list what is waiting, and look again") from None
+
+    def _check_needs(self, question: Question, code: str | None) -> None:
+        """Raise `PolicyError` for a yes that would not count: better said now than to who waits for it."""
+        if ANOTHER_USER in question.needs and os.getuid() == question.asker:
+            raise PolicyError("this needs the word of another user than the one who asks", hint="as root: agent-sandbox approve --of USER")
+        if self._approvers is not None and os.getuid() not in self._approvers:
+            raise PolicyError("your word does not count here: the policy names others", hint="ask one of its approvers")
+        if SECOND_FACTOR not in question.needs:
+            return
+        if self._factor is None:
+            raise PolicyError("this needs a second factor, and there is none here", hint="agent-sandbox approve --enroll")
+        if code is None or not self._factor(code):
+            raise PolicyError("this needs a second factor, and that was none", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
         """Take back what was allowed for a run. The return is recorded."""
@@ -194,6 +225,14 @@ class Inbox:
         return None
 
     def _taken(self, place: str, question: Question, answer: Answer) -> Granted | Refused | None:
+        if ANOTHER_USER in question.needs:  # who wrote it in another ledger
+            facts = {
+                "digest": answer.digest,
+                "decision": answer.decision.value,
+                "by": answer.by,
+                "allowed": answer.decision is not Decision.NO,
+            }
+            self._ledger.record(Noted("approval.received", facts, question.sandbox), lasting=True)
         match answer.decision:
             case Decision.NO:
                 return Refused(f"{answer.by} said no")  # to all who wait; it is cleared away when its time is over
@@ -227,7 +266,7 @@ class Inbox:
         finally:
             os.close(descriptor)
         answer = opened(content, self._key)
-        if answer is None or (self._approvers is not None and owner not in self._approvers) or not self._clock() < answer.until:
+        if answer is None or not self._clock() < answer.until or not self._counts(answer, owner, question):
             return None
         if answer.digest == question.digest():
             return answer if refusals or answer.decision is not Decision.NO else None
@@ -235,11 +274,49 @@ class Inbox:
         stands = answer.decision is Decision.FOR_THIS_RUN and earlier is not None and earlier.digest() == answer.digest
         return answer if stands and earlier is not None and earlier.group() == question.group() else None
 
+    def _counts(self, answer: Answer, owner: int, question: Question) -> bool:
+        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides."""
+        if self._approvers is not None and owner not in self._approvers:
+            return False
+        if answer.decision is Decision.NO:
+            return True
+        another = ANOTHER_USER not in question.needs or owner != os.getuid()
+        return another and (SECOND_FACTOR not in question.needs or answer.factor)
+
     def _take_back(self, place: str, question: Question | None, why: str) -> None:
         if question is not None:
             facts = {"digest": question.digest(), "target": _target(question), "why": why}
             self._ledger.record(Noted("approval.ended", facts, question.sandbox), lasting=True)
         _clear(place)
+
+
+def _shown(question: Question, times: int) -> Waiting:
+    digest = question.digest()
+    return Waiting(digest, shown(question), digest, times, question.until, question.needs)
+
+
+def _write_answer(place: str, content: bytes, asker: int) -> None:
+    """Put an answer beside its question, whole or not at all. Raises FileExistsError when somebody else was first, and theirs counts.
+
+    Where it goes belongs to who asks, so whatever lies on the way, nothing is written anywhere else by somebody who may write everywhere.
+    They can read it, whoever wrote it.
+    """
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if asker >= 0 and os.fstat(directory).st_uid != asker:
+            raise PolicyError("the place of the question is not that of who asks", hint="look at who owns the directory of approvals")
+        new = f"{_ANSWER}.{os.urandom(8).hex()}.new"
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        try:
+            os.write(file, content)
+            os.fchmod(file, 0o644)
+            os.fsync(file)
+            os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
+        finally:
+            os.close(file)
+            os.unlink(new, dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def _question(place: str) -> Question | None:
@@ -253,10 +330,11 @@ def _question(place: str) -> Question | None:
 
 def _clear(place: str) -> None:
     """Remove a question with all that belongs to it."""
-    for name in (_QUESTION, _ANSWER, _ASKED, _TAKEN):
+    with suppress(OSError):  # another clears it, too
         with suppress(FileNotFoundError):
+            os.unlink(os.path.join(place, _QUESTION))  # first: without it nothing here is waited for or taken
+        for name in os.listdir(place):  # also what somebody who was killed has left
             os.unlink(os.path.join(place, name))
-    with suppress(OSError):
         os.rmdir(place)
 
 

@@ -32,6 +32,8 @@ class Question:
     until: float
     details: str = ""
     nonce: str = ""
+    needs: str = ""  # what a yes takes besides, in the words of `policy.asking`
+    asker: int = -1  # the user who asks, by number
 
     def encoded(self) -> bytes:
         """The bytes that stand for it."""
@@ -43,7 +45,7 @@ class Question:
 
     def group(self) -> str:
         """Names all questions that differ only in when they were asked: one answer may be for all of them in this run."""
-        return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details])).hexdigest()
+        return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details, self.needs])).hexdigest()
 
 
 def _bytes(value: object) -> bytes:
@@ -55,7 +57,8 @@ def decoded(content: bytes) -> Question | None:
     """The question in these bytes; None when they are not exactly one."""
     try:
         question = Question(**json.loads(content.decode("utf-8", "surrogatepass")))
-        return question if question.encoded() == content and isinstance(question.action, dict) else None
+        shapes: tuple[tuple[Any, type], ...] = ((question.action, dict), (question.needs, str), (question.asker, int))
+        return question if all(isinstance(value, shape) for value, shape in shapes) and question.encoded() == content else None
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -84,6 +87,8 @@ def _lines(question: Question) -> Iterator[str]:
     yield _line("because", question.why)
     if question.sandbox or question.run:
         yield _line("in", " ".join(filter(None, (question.sandbox, question.run))))
+    if question.needs:
+        yield _line("needs", question.needs)
     yield _line("policy", question.policy)
     for remark in sorted({remark for text in _texts(question.action) if (remark := lookalike(text))}):
         yield _line("careful", remark)
@@ -93,7 +98,7 @@ def _lines(question: Question) -> Iterator[str]:
 
 
 def _line(name: str, text: object) -> str:
-    return f"{visible(str(name)):{_NARROW}}{visible(str(text))}"
+    return f"{visible(str(name)):{_NARROW - 1}} {visible(str(text))}"
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.policy.code.model import Findings, Rule
+from agent_sandbox.policy.code.model import Findings, Matcher
 from agent_sandbox.policy.code.rules import INTRICATE
 from agent_sandbox.policy.commands.effects import Effect, Kind, Use
 from agent_sandbox.policy.commands.parsing import parse
@@ -16,7 +16,7 @@ _WHOLE_MACHINE = frozenset(
 _UNKNOWN = (("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh"))
 
 
-def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
+def look(source: str, wanted: Matcher, found: Findings) -> None:
     """Note what the text asks for. Never raises, whatever the text."""
     known = understand(source)
     if known.unreadable:
@@ -29,7 +29,7 @@ def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
         patterns.setdefault(next((pattern for words, pattern in _UNKNOWN if words in unknown), INTRICATE.pattern), "$")
     if _calls_itself_twice(parse(source)):
         patterns[":(){ :|:& };:"] = ""
-    for rule in rules:
+    for rule in wanted.rules:
         for name in rule.spelt:
             if name in patterns:
                 at = source.find(patterns[name]) if patterns[name] else 0

@@ -17,7 +17,7 @@ _LONGEST_PARAMETERS = 100  # tokens
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,5})\}|x([0-9a-fA-F]{2}))")
 
 
-def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
+def look(source: str, wanted: Matcher, found: Findings) -> None:
     """Note what the text reaches for. Never raises, whatever the text."""
     try:
         tokens = [] if too_much(source) else list(tokens_of(_unescaped(source)))
@@ -26,7 +26,7 @@ def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
     if not tokens and source.strip():
         found.add(INTRICATE, 1)
         return
-    _Look(tokens, rules, found).through()
+    _Look(tokens, wanted, found).through()
 
 
 def _unescaped(source: str) -> str:
@@ -40,9 +40,9 @@ def _unescaped(source: str) -> str:
 
 
 class _Look:
-    def __init__(self, tokens: list[Token], rules: tuple[Rule, ...], found: Findings) -> None:
+    def __init__(self, tokens: list[Token], wanted: Matcher, found: Findings) -> None:
         self._tokens = [*tokens, ("end", "", 0), ("end", "", 0), ("end", "", 0)]
-        self._match = Matcher(rules)
+        self._match = wanted
         self._found = found
         words = pairwise(tokens)
         self._own = {after[1] for before, after in words if before[0] == "word" and before[1] in _DECLARES} - {"eval", "Function"}

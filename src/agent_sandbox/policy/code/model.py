@@ -45,11 +45,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Issue:
-    """A pattern that was found, and where first."""
+    """A pattern that was found, where first, and the permissions that together would make it none."""
 
     pattern: str
     reason: str
     line: int
+    granted_by: frozenset[Grant] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,15 @@ class Validation:
 
 
 class Matcher:
-    """Rules by the names they catch."""
+    """Rules by the names they catch. Those `apart` are met by other signs than their names."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
+        self.rules = rules
+        self.patterns = frozenset(rule.pattern for rule in rules)
         self._of: dict[str, Rule | None] = {}
         for rule in rules:
+            if rule in apart:
+                continue
             for name in rule.spelt:
                 self._of[name.removeprefix("!")] = None if name.startswith("!") else rule
         self.words = frozenset(part for name in self._of for part in name.removesuffix("(").split("."))
@@ -101,7 +106,7 @@ class Findings:
         """Note a rule that was met."""
         before = self._found.get(rule.pattern)
         if before is None or line < before.line:
-            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line)
+            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
         """All of them."""

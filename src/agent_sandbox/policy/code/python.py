@@ -9,7 +9,7 @@ from __future__ import annotations
 import _ast as ast  # the classes alone; `ast` itself is slow to load
 
 from agent_sandbox.policy.code.model import Findings, Matcher, Rule
-from agent_sandbox.policy.code.rules import COMPUTED, INTRICATE, PYTHON_REFLECTION, REFLECTION
+from agent_sandbox.policy.code.rules import COMPUTED, INTRICATE, REFLECTION
 from agent_sandbox.policy.code.words import python_words
 from agent_sandbox.source.measure import too_much
 from agent_sandbox.source.names import BINDING, BUILTINS, Names, by_kind, own_name
@@ -32,20 +32,20 @@ _GETTERS = frozenset({"builtins.getattr", "operator.attrgetter", "operator.metho
 _NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
 
 
-def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
+def look(source: str, wanted: Matcher, found: Findings) -> None:
     """Note what the text reaches for. Never raises, whatever the text."""
     if too_much(source):
         found.add(INTRICATE, 1)
         return
     tree = parse(source)
     if isinstance(tree, str):  # no Python, or not for this interpreter: then its words are all there is
-        python_words(source, rules, found)
+        python_words(source, wanted.rules, found)
         return
     names, nodes = Names(), by_kind(tree)
     for kind in BINDING:
         for node in nodes.get(kind, ()):
             names.add(node)
-    _Walk(names, rules, found, _defined(tree, nodes)).through(nodes)
+    _Walk(names, wanted, found, _defined(tree, nodes)).through(nodes)
     if names.exhausted:
         found.add(INTRICATE, 1)
 
@@ -58,10 +58,9 @@ def _defined(tree: Any, nodes: dict[type, list[Any]]) -> dict[str, int]:
 
 
 class _Walk:
-    def __init__(self, names: Names, rules: tuple[Rule, ...], found: Findings, defined: dict[str, int]) -> None:
+    def __init__(self, names: Names, wanted: Matcher, found: Findings, defined: dict[str, int]) -> None:
         self._names = names
-        self._match = Matcher(tuple(rule for rule in rules if rule not in PYTHON_REFLECTION))  # those are met by other signs
-        self._wanted = frozenset(rule.pattern for rule in rules)
+        self._match = wanted
         self._found = found
         self._defined = defined
         self._modules = names.imported() | {"__builtins__"}
@@ -88,7 +87,7 @@ class _Walk:
             self._found.add(rule, line)
 
     def _note(self, rule: Rule, line: int) -> None:
-        if rule.pattern in self._wanted:
+        if rule.pattern in self._match.patterns:
             self._found.add(rule, line)
 
     def import_(self, node: ast.Import) -> None:

@@ -15,18 +15,18 @@ _TAKES_CODE = frozenset({"instance_eval", "class_eval", "module_eval"})  # with 
 _DOTS = frozenset({".", "&.", "::"})
 
 
-def look(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
+def look(source: str, wanted: Matcher, found: Findings) -> None:
     """Note what the text reaches for. Never raises, whatever the text."""
     if too_much(source):
         found.add(INTRICATE, 1)
         return
-    _Look(list(tokens_of(source)), rules, found).through()
+    _Look(list(tokens_of(source)), wanted, found).through()
 
 
 class _Look:
-    def __init__(self, tokens: list[Token], rules: tuple[Rule, ...], found: Findings) -> None:
+    def __init__(self, tokens: list[Token], wanted: Matcher, found: Findings) -> None:
         self._tokens = [*tokens, ("end", "", 0), ("end", "", 0), ("end", "", 0)]
-        self._match = Matcher(rules)
+        self._match = wanted
         self._found = found
         self._own = {after[1] for before, after in pairwise(tokens) if before[1] == "def"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from agent_sandbox.policy.commands.syntax import Arithmetic, Part, Program, Substitution, Text, Unreadable, Variable, Word
@@ -35,7 +34,6 @@ OPERATORS = (
     "(",
     ")",
 )
-_COMMANDS = re.compile(r"[;\n'\"]|[A-Za-z_]\w*[ \t]+[-A-Za-z_/.]")  # two words in a row are no arithmetic
 _ENDS_WORD = frozenset(" \t\n|&;<>()")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "E": "\x1b"}
 _SPECIAL = frozenset("@*#?-$!0123456789")
@@ -268,7 +266,7 @@ class Reader:
             if level > DEEPEST:
                 break
             if level == 0:
-                if plain[-2:] == [")", ")"] and (three or not _COMMANDS.search("".join(plain))):
+                if plain[-2:] == [")", ")"] and (three or not _holds_commands("".join(plain))):
                     return Arithmetic(tuple(nested))
                 break
         self.at = start
@@ -303,3 +301,10 @@ class Reader:
         self.at = end
         number = int(self.text[start:end] or "0", base)
         return chr(number) if number < 0x110000 else "?"
+
+
+def _holds_commands(text: str) -> bool:
+    """Whether it has two words in a row, or what stands between commands: then it is no arithmetic."""
+    import re  # slow to load, and arithmetic is rare
+
+    return re.search(r"[;\n'\"]|[A-Za-z_]\w*[ \t]+[-A-Za-z_/.]", text) is not None

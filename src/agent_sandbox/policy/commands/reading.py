@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent_sandbox.policy.commands.effects import Effect, Kind, Understanding, Use
 from agent_sandbox.policy.commands.expanding import Field, expand, joined
 from agent_sandbox.policy.commands.parsing import parse
 from agent_sandbox.policy.commands.printing import printed, printed_by
-from agent_sandbox.policy.commands.registry import BUILTINS, effects_of
+from agent_sandbox.policy.commands.registry import effects_of
 from agent_sandbox.policy.commands.registry.spec import on_path
 from agent_sandbox.policy.commands.syntax import (
     Arithmetic,
@@ -30,7 +30,9 @@ from agent_sandbox.policy.commands.syntax import (
     Variable,
     Word,
 )
+from agent_sandbox.policy.commands.variables import hides_command, is_command, loads
 from agent_sandbox.policy.commands.wrappers import (
+    BUILTINS,
     RUNNERS,
     SHELLS,
     WRAPPERS,
@@ -46,11 +48,21 @@ _ROUNDS = 8  # of a loop over known words
 _MOST_UNKNOWN = 16
 _LONGEST_VALUE = 4096  # of a variable: `x=$x$x` doubles it each time
 _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
+_COMPUTES = _DECLARES | {
+    "let",
+    "test",
+    "[",
+    "unset",
+    "read",
+    "mapfile",
+    "readarray",
+    "wait",
+}  # with what they are given as a number or name
 
 
-def understand(text: str) -> Understanding:
-    """The tools and effects of a command line, as bash would read it."""
-    reading = _Reading()
+def understand(text: str, *, effects: bool = True) -> Understanding:
+    """The tools and effects of a command line, as bash would read it. Without `effects` those of known tools are not looked up."""
+    reading = _Reading(effects)
     try:
         reading.script(text)
     except Unreadable as error:
@@ -60,15 +72,16 @@ def understand(text: str) -> Understanding:
     return reading.result()
 
 
-def understand_argv(argv: Sequence[str]) -> Understanding:
+def understand_argv(argv: Sequence[str], *, effects: bool = True) -> Understanding:
     """The same for a program with its arguments, without a shell."""
-    reading = _Reading()
+    reading = _Reading(effects)
     reading.start([Field(word) for word in argv], piped=None, redirections=())
     return reading.result()
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, effects: bool) -> None:
+        self._effects = effects
         self._uses: dict[Use, None] = {}
         self._unknown: dict[str, None] = {}
         self._variables: dict[str, str | None] = {}
@@ -126,6 +139,7 @@ class _Reading:
                 self._functions[name] = body
             case Compound(bodies=bodies, words=words, redirections=redirections):
                 self._substituted(words)
+                self._computed(field for word in words for field in self._expanded(word))
                 self._redirected(redirections)
                 self._apart(bodies)
             case _:
@@ -165,10 +179,15 @@ class _Reading:
                 self.program(part.program)
             elif isinstance(part, Variable | Arithmetic):
                 waiting += part.nested
+                if isinstance(part, Variable) and part.rest.endswith("@P"):
+                    self._miss(f"it expands what is in ${part.name} as a prompt, with the commands in it")
 
     def _simple(self, command: Simple, before: tuple[Command, ...] | None) -> None:
         self._substituted([*(word for _, word in command.assignments), *command.words])
         self._redirected(command.redirections)
+        for name, word in command.assignments:
+            shown = " ".join(field.shown for field in self._expanded(word))
+            self._set(name.removesuffix("+"), Field(shown, self._value(word) is not None))
         if command.words:
             fields = [field for word in command.words for field in self._expanded(word)]
             self.start(fields, piped=before, redirections=command.redirections)
@@ -176,7 +195,19 @@ class _Reading:
             for name, word in command.assignments:
                 self._assign(name, self._value(word))
 
+    def _set(self, name: str, value: Field) -> None:
+        """A variable that what is started later gets: some decide what is run."""
+        if is_command(name, value.shown):
+            self._inner_script(value, f"{name}=")
+        elif loads(name, value):
+            self._note(f"{name}=", [value], [Effect(Kind.RUNS_CODE, name)], builtin=True)
+
+    def _computed(self, fields: Iterable[Field]) -> None:
+        if any(hides_command(each.shown) for each in fields):
+            self._miss("it computes with a text that has a command in it")
+
     def _assign(self, name: str, value: str | None) -> None:
+        self._computed([Field(value or "")])
         plain = name.removesuffix("+")
         earlier = self._variables.get(plain) if name.endswith("+") else ""
         known = None if value is None or earlier is None else earlier + value
@@ -228,6 +259,9 @@ class _Reading:
         if tool == "env":
             inner = unwrap_env(rest)
             self._note(tool, rest, ())
+            for name, equals, value in (each.shown.partition("=") for each in rest):
+                if equals and name.isidentifier():
+                    self._set(name, Field(value, "…" not in value))
             self._inside(tool, inner.command, inner.scripts, piped, redirections)
         elif wrapper is not None:
             inner = unwrap(tool, wrapper, rest)
@@ -257,7 +291,7 @@ class _Reading:
         self.start(command, piped=piped, redirections=redirections)
 
     def _known(self, tool: str, rest: Sequence[Field]) -> None:
-        effects = effects_of(tool, rest)
+        effects = effects_of(tool, rest) if self._effects else ()
         if effects is None:
             own = "/" in tool
             self._note(tool, rest, [Effect(Kind.RUNS_CODE, tool) if own else Effect(Kind.UNKNOWN, tool)])
@@ -308,6 +342,11 @@ class _Reading:
 
     def _builtin(self, name: str, rest: list[Field]) -> None:
         """A command of the shell itself."""
+        if name in _COMPUTES:
+            self._computed(rest)
+        callback = next((at for at, each in enumerate(rest[:-1]) if each.shown == "-C"), None)
+        if callback is not None and name in ("compgen", "mapfile", "readarray"):
+            self._inner_script(rest[callback + 1], name)
         if name == "eval":
             self._note(name, rest, [Effect(Kind.RUNS_CODE, "eval")], builtin=True)
             self._inner_script(Field(" ".join(each.shown for each in rest), all(each.known for each in rest)), name)
@@ -317,9 +356,15 @@ class _Reading:
             self._inner_script(rest[0], name)
         elif name == "kill":
             self._note(name, rest, [Effect(Kind.PROCESSES)] if not any(each.shown == "-l" for each in rest) else (), builtin=True)
+        elif name == "hash" and len(rest) == 3 and rest[0].shown == "-p":
+            self._aliases[rest[2].shown] = _quoted(rest[1])
+        elif name == "enable" and any(each.shown.startswith("-f") for each in rest):
+            self._note(name, rest, [Effect(Kind.RUNS_CODE, "enable -f")], builtin=True)
         elif name in _DECLARES or name == "alias":
             for each in rest:
                 variable, equals, value = each.shown.partition("=")
+                if equals and name != "alias":
+                    self._set(variable, Field(value, each.known))
                 if equals and name == "alias":
                     self._aliases[variable] = value
                 elif equals and variable.removesuffix("+").isidentifier():

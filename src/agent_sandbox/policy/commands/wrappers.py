@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from agent_sandbox.policy.commands.arguments import split
 from agent_sandbox.policy.commands.effects import Effect, Kind
 from agent_sandbox.policy.commands.expanding import Field
+from agent_sandbox.policy.commands.registry.spec import words
 from agent_sandbox.policy.programs import POSIX_SHELLS
 from agent_sandbox.values import dataclass, field
 
 SHELLS = frozenset(POSIX_SHELLS)
+# Commands of the shell itself: no program is started for them. What some of them do is in `reading`.
+BUILTINS = words(
+    """
+    : . [ alias bg bind break builtin caller cd command compgen complete continue declare dirs disown echo enable eval exec exit
+    export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly
+    return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
+    """
+)
 _MORE = Field("…", known=False)
 
 

@@ -64,12 +64,13 @@ class OneWall:
         """Whether the interpreter has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
         return self._cache.entry(MODULE) is not None
 
-    def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
+    def objection(self, *, terminal: bool, system: bool, watched: bool, observed: bool, preload: tuple[str, ...]) -> str:
         """Why it does not take such a launch, whatever the program; or nothing."""
         for wanted, name in (
             (terminal, "terminal"),
             (system, "system profile"),
             (watched, "watch over reads"),
+            (observed, "observer"),
             (preload, "preloaded modules"),
         ):
             if wanted:
@@ -97,7 +98,11 @@ class OneWall:
                 "this runtime runs Python code, no other program", missing=("native-programs",), hint="run it on Linux"
             )
         why = self.objection(
-            terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
+            terminal=launch.terminal is not None,
+            system=launch.system,
+            watched=launch.on_ready is not None,
+            observed=launch.observe,
+            preload=launch.preload,
         )
         if launch.talk is not None:
             why = "it has no sessions and no tools"

@@ -153,7 +153,11 @@ class WasmRuntime:
                 hint='use runtime="process"',
             )
         if why := self.objection(
-            terminal=launch.terminal is not None, system=launch.system, watched=launch.on_ready is not None, preload=launch.preload
+            terminal=launch.terminal is not None,
+            system=launch.system,
+            watched=launch.on_ready is not None,
+            observed=launch.observe,
+            preload=launch.preload,
         ):
             raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
         if launch.talk is not None and isinstance(launch.program, JavaScriptCode):
@@ -176,9 +180,9 @@ class WasmRuntime:
             )
         )
 
-    def objection(self, *, terminal: bool, system: bool, watched: bool, preload: tuple[str, ...]) -> str:
+    def objection(self, *, terminal: bool, system: bool, watched: bool, observed: bool, preload: tuple[str, ...]) -> str:
         """Why it does not take such a launch, whatever the program; or nothing."""
-        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads")):
+        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads"), (observed, "observer")):
             if wanted:
                 return f"it has no {name}"
         strange = [name for name in preload if name not in _PRELOADED]

@@ -15,14 +15,17 @@ from agent_sandbox.workspace.preview.rows import ADDED, REMOVED, SAME
 Write = Callable[[bytes], object]
 
 
-def begin(write: Write, about: Mapping[str, Any]) -> None:
+def begin(write: Write, about: Mapping[str, Any], kind: str = "diff") -> None:
     """What stands before the changes."""
-    fields = "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in {"schema": schema("diff"), **about}.items())
+    fields = "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in {"schema": schema(kind), **about}.items())
     write(f'{{\n{fields}  "changes": ['.encode())
 
 
-def changes(write: Write, material: Material) -> None:
-    """The changes, each on a line of its own. Content is told of the project's, and with --all of every other's."""
+def changes(write: Write, material: Material, also: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """The changes, each on a line of its own. Content is told of the project's, and with --all of every other's.
+
+    `also` has more fields of some, by their path; what goes with a directory has those of the directory.
+    """
     files = material.files
     first = True
     for place, group in (("project", files.project), ("elsewhere", files.elsewhere), ("noise", files.noise)):
@@ -30,7 +33,7 @@ def changes(write: Write, material: Material) -> None:
             in_full = place == "project" or material.everything
             for change in material.one_by_one(whole) if in_full else (whole,):
                 content = _content(material.preview(change), material.limits.added) if in_full else {"hunks": None}
-                line = json.dumps({**change_document(change), "place": place, **content})
+                line = json.dumps({**change_document(change), "place": place, **content, **(also or {}).get(whole.path, {})})
                 write(f"{'' if first else ','}\n    {line}".encode())
                 first = False
 

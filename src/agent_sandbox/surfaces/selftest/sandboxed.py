@@ -41,7 +41,7 @@ _SETTINGS = {
 _SUPERVISOR = """
 import sys
 from agent_sandbox import Sandbox
-Sandbox().execute(open(sys.argv[1]).read(), on_output=lambda stream, text: print(text, flush=True))
+Sandbox(validate_code=False).execute(open(sys.argv[1]).read(), on_output=lambda stream, text: print(text, flush=True))
 """
 
 
@@ -163,7 +163,8 @@ class Locked:
             settings |= {"allow_subprocess": True, "allowed_commands": attempt.tools, "allow_shell": False}
         key = tuple(sorted(settings.items()))
         if key not in self._made:
-            self._made[key] = self._stack.enter_context(Sandbox(**settings))
+            # The wall is what is attacked: what is looked at before it would stop the attempts by their words.
+            self._made[key] = self._stack.enter_context(Sandbox(validate_code=False, **settings))
         return self._made[key]
 
     def supervisor(self) -> tuple[str, ...]:

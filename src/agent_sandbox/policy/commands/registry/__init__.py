@@ -1,4 +1,4 @@
-"""The tools that agents use, and what each does with its arguments. `effects_of` is the way in."""
+"""The tools that agents use, and what each does with its arguments. `effects_of` is the way in; the tools are in `tables`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from agent_sandbox.policy.commands.effects import Effect
 from agent_sandbox.policy.commands.expanding import Field
 from agent_sandbox.policy.commands.registry.spec import Spec
-from agent_sandbox.policy.commands.registry.tables import BUILTINS, TOOLS
-
-__all__ = ["BUILTINS", "TOOLS", "effects_of"]
 
 
 def effects_of(tool: str, arguments: Sequence[Field]) -> tuple[Effect, ...] | None:
     """What a tool does with these arguments; None for a tool that is not known."""
+    from agent_sandbox.policy.commands.registry.tables import TOOLS  # much to load, and who asks which programs start needs none of it
+
     known = TOOLS.get(tool)
     if known is None:
         return None

@@ -91,12 +91,24 @@ def sed(fields: Sequence[Field]) -> list[Effect]:
     kind = Kind.WRITES if arguments.has("-i", "--in-place") else Kind.READS
     found = [Effect(kind, each.shown) for each in operands]
     for script in (part.strip() for each in scripts for part in each.shown.replace("\n", ";").split(";")):
-        flags = script.rpartition("/")[2] if "s/" in script else ""
-        if ("e" in flags and flags.isalpha()) or script.lstrip("0123456789,$").startswith("e "):
+        command = script.lstrip("0123456789,$!{ ")
+        flags = _substitution_flags(script)
+        if "e" in flags or command == "e" or command.startswith("e ") or command.rpartition("/")[2].lstrip("{ ").startswith("e "):
             found.append(Effect(Kind.RUNS_CODE, script))
-        if flags.startswith("w ") or script.lstrip("0123456789,$").startswith("w "):
+        if flags.startswith("w ") or command.startswith("w "):
             found.append(Effect(Kind.WRITES, script.rpartition("w ")[2]))
     return found
+
+
+def _substitution_flags(script: str) -> str:
+    """What stands behind the last delimiter of an `s` command, whatever its delimiter is; empty where that are no flags."""
+    for at, letter in enumerate(script[:-1]):
+        delimiter = script[at + 1]
+        if letter == "s" and not delimiter.isalnum() and delimiter not in " \\\n":
+            flags = script.rpartition(delimiter)[2].rstrip("} ")
+            if flags.startswith("w ") or set(flags) <= set("gpiIeMm0123456789"):
+                return flags
+    return ""
 
 
 def curl(fields: Sequence[Field]) -> list[Effect]:

@@ -7,22 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from agent_sandbox.policy.commands.effects import Effect, Kind
 from agent_sandbox.policy.commands.expanding import Field
 from agent_sandbox.policy.commands.registry import git, special
-from agent_sandbox.policy.commands.registry.spec import Spec, words
+from agent_sandbox.policy.commands.registry.spec import Spec
 
 Tool = Spec | Callable[[Sequence[Field]], list[Effect]]
 
 _READS, _WRITES, _DESTROYS, _NETWORK = Kind.READS, Kind.WRITES, Kind.DESTROYS, Kind.NETWORK
 _CODE, _SYSTEM = Kind.RUNS_CODE, Kind.SYSTEM
 _NOTHING = Spec(operands=None)
-
-# Commands of the shell itself: no program is started for them. What some of them do is in `reading`.
-BUILTINS = words(
-    """
-    : . [ alias bg bind break builtin caller cd command compgen complete continue declare dirs disown echo enable eval exec exit
-    export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly
-    return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
-    """
-)
 
 
 def _named(names: str, tool: Tool) -> dict[str, Tool]:
@@ -118,7 +109,10 @@ TOOLS: Mapping[str, Tool] = {
     **_named("readlink realpath", Spec(valued="--relative-to --relative-base")),
     **_named("jq", Spec(skip=1, valued="--arg --argjson --slurpfile -f --from-file --indent")),
     **_named("yq xmllint", Spec(skip=1, adds={"-i": _WRITES, "--in-place": _WRITES}, outputs="-o --output")),
-    **_named("sort", Spec(valued="-k -t -S -T --key", outputs="-o --output")),
+    **_named(
+        "sort",
+        Spec(valued="-k -t -S -T --key --compress-program", outputs="-o --output", adds={"--compress-program": _CODE}),
+    ),
     **_named("shuf", Spec(valued="-n -i", outputs="-o --output")),
     **_named("base64 base32", Spec(valued="-w --wrap")),
     **_named(
@@ -144,11 +138,18 @@ TOOLS: Mapping[str, Tool] = {
     **_named("chmod chown chgrp chattr setfacl", Spec(operands=_WRITES, skip=1, valued="--reference --from -m -x")),
     **_named("rm rmdir unlink srm wipe", Spec(operands=_DESTROYS)),
     **_named("shred", Spec(operands=_DESTROYS, valued="-n --iterations -s --size")),
-    **_named("split csplit", Spec(always=(_WRITES,), valued="-b -l -n -C -a -d")),
+    **_named("split csplit", Spec(always=(_WRITES,), valued="-b -l -n -C -a -d --filter", adds={"--filter": _CODE})),
     **_named("patch", Spec(always=(_WRITES,), valued="-p -d -i", outputs="-o")),
     **_named("gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 compress uncompress", _ARCHIVE),
     **_named("zcat bzcat xzcat zstdcat zless", Spec()),
-    **_named("zip", Spec(operands=_READS, always=(_WRITES,), adds={"-m": _DESTROYS})),
+    **_named(
+        "zip",
+        Spec(
+            always=(_WRITES,),
+            valued="-TT --unzip-command",
+            adds={"-m": _DESTROYS, "-TT": _CODE, "--unzip-command": _CODE},
+        ),
+    ),
     **_named("unzip", Spec(always=(_WRITES,), valued="-d -x", instead={"-l": _READS})),
     **_named("7z 7za unrar", Spec(operands=None, always=(_READS, _WRITES))),
     **_named("cpio", Spec(operands=None, always=(_READS, _WRITES))),

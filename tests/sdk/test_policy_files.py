@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox import Sandbox, SandboxStatus, Workspace, policy_files
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.decide import Ask
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import cloned
-from agent_sandbox.surfaces.policies import Layers, layers_of, under
+from agent_sandbox.policy_files import Layers, layers_of, under
 
 CEILING = cloned(masks=())
 
@@ -113,3 +116,55 @@ def test_a_file_beneath_what_is_no_directory_is_none(tree: Path) -> None:
     (tree / "loop").symlink_to(tree / "loop")
     with pytest.raises(PolicyError, match="cannot be read"):
         layers_of(str(tree / "project"), system=str(tree / "loop"), user=str(tree / "user.toml"))
+
+
+@pytest.fixture
+def of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands in for the system's file, which no test may write."""
+    path = tmp_path / "system.toml"
+    monkeypatch.setattr(policy_files, "SYSTEM", str(path))
+    return path
+
+
+def test_the_systems_file_binds_every_sandbox(of_the_machine: Path) -> None:
+    wide = {"allow_subprocess": True, "validate_code": False, "allow_file_read": True}
+    before = Sandbox(**wide)  # type: ignore[arg-type]
+    of_the_machine.write_text('[processes]\nallow = false\n[limits]\ntimeout_seconds = 1\n[code]\nblocked = ["pickle"]\n')
+    start = "import subprocess; print(subprocess.run(['true']).returncode)"
+    with before, Sandbox(**wide) as bound:  # type: ignore[arg-type]
+        assert before.execute(start).stdout == "0\n"
+        refused = bound.execute(start)
+        assert (refused.status, refused.stdout) == (SandboxStatus.FAILED, "")
+        assert bound.execute("while True: pass", timeout=30).status is SandboxStatus.TIMEOUT
+        assert "line 1: pickle" in (bound.execute("import pickle").error or "")
+        assert before.execute("import pickle").error is None
+
+
+def test_what_the_systems_file_asks_about_is_asked_in_every_sandbox(of_the_machine: Path) -> None:
+    of_the_machine.write_text('[approvals]\ntools = ["lookup"]\n')
+    asked: list[Action] = []
+
+    def lookup(name: str) -> str:
+        return name.upper()
+
+    def answer(action: Action, ask: Ask) -> bool:
+        asked.append(action)
+        return len(asked) == 1
+
+    with Sandbox(tools=[lookup], approver=answer) as sandbox:
+        assert sandbox.execute("print(lookup('a'))").stdout == "A\n"
+        assert sandbox.execute("print(lookup('a'))").stdout == ""
+    assert len(asked) == 2
+
+
+def test_the_files_hold_in_a_workspace_as_on_the_command_line(of_the_machine: Path, project: Path) -> None:
+    canary = project / "greeting.txt"
+    before = Workspace.over(project)
+    (project / "agent-sandbox.toml").write_text(f'[files]\ndenied = ["{canary}"]\n[approvals]\ncommands = ["rm **"]\n')
+    after = Workspace.over(project, approver=lambda action, ask: False)
+    assert before.run(["cat", "greeting.txt"]).exit_code == 0
+    assert after.run(["cat", "greeting.txt"]).exit_code == 1
+    denied = after.run(["rm", "agent-sandbox.toml"])
+    assert "not approved" in (denied.error or "") and denied.verdict is not None
+    assert before.run(["rm", "agent-sandbox.toml"]).exit_code == 0
+    before.reset()

@@ -1,7 +1,8 @@
-"""The policy files of this machine, this user and this project, and what they leave of what the command line would permit.
+"""The policy files of this machine, this user and this project, and what they leave of what somebody asks for.
 
-The system's file binds everybody. The user's and the project's are below it, and an option that a person types is above those two: it may
-widen what they say, up to the system's ceiling. No file widens anything.
+The system's file binds everybody, every `Sandbox` too. The user's and the project's are below it, and are about projects: the command line
+and `Workspace`. An option that a person types is above those two: it may widen what they say, up to the system's ceiling. No file widens
+anything.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from agent_sandbox.policy.model import Policy, implied
 from agent_sandbox.values import TYPE_CHECKING, dataclass, fields, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.policy.document import Document
     from agent_sandbox.policy.narrowing import Effective
 
@@ -39,31 +41,69 @@ class Layers:
         return (*self.system, *self.below)
 
 
-def layers_of(project: str, *, system: str = SYSTEM, user: str | None = None) -> Layers:
-    """The policy files for a project. Raises `PolicyError` for one that is there and cannot be read or understood."""
-    user = os.path.join(places.config_dir(), "policy.toml") if user is None else user
-    ours = [_parsed(path, data) for path in (system, user) if (data := _trusted(path)) is not None]
-    above = 1 if ours and ours[0].origin == system else 0
-    return Layers(tuple(ours[:above]), (*ours[above:], *_of_project(project)))
+def layers_of(project: str | None, *, system: str | None = None, user: str | None = None) -> Layers:
+    """The policy files for a project; without one, the system's alone. Raises `PolicyError` for one that is there and cannot be read or
+    understood."""
+    top = _of(SYSTEM if system is None else system)
+    if project is None:
+        return Layers(top)
+    return Layers(top, (*_of(os.path.join(places.config_dir(), "policy.toml") if user is None else user), *_of_project(project)))
 
 
-def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None]) -> Effective:
+def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
     """What the layers leave of a policy, with limits that a person typed: within the system's, and in place of what the other files say."""
     from agent_sandbox.policy.narrowing import effective
 
     top = effective(ceiling, layers.system, home=places.home())
-    found = effective(top.policy, layers.below, home=places.home())
+    found = effective(top, layers.below, home=places.home())
     # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
-    most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged}
-    typed = {name: _within(value, most[name]) for name, value in flagged.items()}
+    most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
+    typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
     limits = replace(found.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
     requires = found.policy.requires | implied(found.policy.processes, limits, found.policy.programs)
-    warnings = (*top.warnings, *found.warnings)
-    return replace(found, policy=replace(found.policy, limits=limits, requires=requires), warnings=warnings)
+    return replace(found, policy=replace(found.policy, limits=limits, requires=requires))
+
+
+def bound(policy: Policy, own: EarlyLook | None, project: str | None = None) -> tuple[Policy, EarlyLook | None, tuple[str, ...]]:
+    """What the files leave of a policy that a program asks for, what code is then looked at for, and what people should know."""
+    layers = layers_of(project)
+    if not layers.all:  # as a rule; and nothing more is loaded
+        return policy, own, ()
+    found = under(layers, policy)
+    return found.policy, early_look(found, own), found.warnings
 
 
 def _within(value: float | None, most: float | None) -> float | None:
     return most if value is None or (most is not None and value > most) else value
+
+
+def chosen(names: Sequence[str]) -> tuple[Document, ...]:
+    """What a person names to be held to: presets, and files of their own. Raises `PolicyError` for what is neither."""
+    from agent_sandbox.policy.presets import PRESETS, preset
+
+    found: list[Document] = []
+    for name in names:
+        data = None if name in PRESETS else _trusted(name)
+        if data is None and name not in PRESETS:
+            raise PolicyError(f"there is no preset and no file {name!r}", hint=f"name a file, or one of {', '.join(PRESETS)}")
+        found.append(preset(name) if data is None else _parsed(name, data))
+    return tuple(found)
+
+
+def early_look(found: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
+    """What code is looked at for before it runs: what the files say, beside one's own. None if nobody asks."""
+    if not (found.validate or found.blocked):
+        return own
+    from agent_sandbox.engine.validating import IN_A_FILE, EarlyLook
+
+    if own is None:
+        return EarlyLook(None if found.validate else (), found.blocked, IN_A_FILE)
+    return replace(own, rules=None if found.validate else own.rules, more=(*own.more, *found.blocked))
+
+
+def _of(path: str) -> tuple[Document, ...]:
+    data = _trusted(path)
+    return () if data is None else (_parsed(path, data),)
 
 
 def _trusted(path: str) -> bytes | None:

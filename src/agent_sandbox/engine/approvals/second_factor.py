@@ -1,0 +1,94 @@
+"""A second factor for answers: six digits that change every thirty seconds (TOTP, RFC 6238), each good once, few guesses at a time.
+
+The secret lies with the keys, and whoever can read those can make the digits. It keeps out who can start our program and nothing more,
+such as an agent whose only tool is `agent-sandbox`; against a shell of the same user it takes another user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import os
+from base64 import b32encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha1
+from urllib.parse import quote
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.ledger.keys import make_private, read_private, write_once
+
+STEP = 30  # seconds
+MOST_WRONG, PERIOD = 5, 300.0  # guesses in so many seconds: one in 66,000 is right, for somebody who goes on for a day 1 in 45
+_SECRET, _STATE = "second-factor", "second-factor.used"
+_BYTES = 20
+
+
+class SecondFactor:
+    """That of the keys in one directory. Safe for threads and processes at once."""
+
+    def __init__(self, directory: str, *, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+
+    @property
+    def enrolled(self) -> bool:
+        """Whether there is one."""
+        return os.path.exists(os.path.join(self._directory, _SECRET))
+
+    def enroll(self, account: str) -> str:
+        """Make the secret, and return it as the address that authenticators read. Raises `PolicyError` when there is one already."""
+        if self.enrolled:
+            why = "a second factor is enrolled already, and who could replace it would not need it"
+            raise PolicyError(why, hint=f"remove {os.path.join(self._directory, _SECRET)} by hand, if that is what you want")
+        make_private(self._directory)
+        write_once(os.path.join(self._directory, _SECRET), os.urandom(_BYTES))
+        text = b32encode(self._secret()).decode()
+        return f"otpauth://totp/agent-sandbox:{quote(account)}?secret={text}&issuer=agent-sandbox"
+
+    def accepts(self, code: str) -> bool:
+        """Whether these are the digits of now, or of a moment before or after, and were never used. Raises OSError when none can tell.
+
+        Every look is counted before its answer is known: who is killed in between has guessed.
+        """
+        with self._state() as file:
+            now = self._clock()
+            last, *wrong = [float(word) for word in os.pread(file, 4096, 0).decode("ascii").split()] or [-1.0]
+            recent = [each for each in wrong if abs(now - each) < PERIOD]
+            if len(recent) >= MOST_WRONG:
+                raise PolicyError("too many wrong codes", hint=f"wait for {PERIOD / 60:.0f} minutes")
+            _store(file, last, [*recent, now])
+            step = int(now // STEP)
+            secret = self._secret()
+            for each in (step, step - 1, step + 1):
+                if each > last and hmac.compare_digest(digits(secret, each), code.strip()):
+                    _store(file, each, recent)
+                    return True
+            return False
+
+    def _secret(self) -> bytes:
+        return read_private(os.path.join(self._directory, _SECRET), _BYTES)
+
+    @contextmanager
+    def _state(self) -> Iterator[int]:
+        """The file with the last step that was used and the times of wrong codes, for us alone."""
+        path = os.path.join(self._directory, _STATE)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            os.close(file)
+
+
+def digits(secret: bytes, step: int) -> str:
+    """The six digits of a step, as RFC 4226 cuts them out of an HMAC."""
+    mark = hmac.new(secret, step.to_bytes(8, "big"), sha1).digest()
+    at = mark[-1] & 15
+    return f"{(int.from_bytes(mark[at : at + 4], 'big') & 0x7FFFFFFF) % 1_000_000:06}"
+
+
+def _store(file: int, last: float, wrong: list[float]) -> None:
+    text = " ".join(repr(float(each)) for each in (last, *wrong)).encode().ljust(256)  # in place, and never shorter than before
+    os.pwrite(file, text, 0)
+    os.fsync(file)

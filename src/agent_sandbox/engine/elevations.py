@@ -1,0 +1,163 @@
+"""Elevations that stand: which sandbox has more than its policy for now, since when, and for how long. Kept on disk, sealed.
+
+One ends by itself: whether it holds is asked of the clock each time, and nothing has to happen for it to be over. Two clocks are asked, and
+the less generous one counts: that of the machine, which somebody may set back, and the time since the machine was started, which nobody
+can. A machine that was started anew has none of them left. That it is over is recorded by whoever comes next, with the time at which it
+was: the return to the sandbox is on record even if nobody was there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.ledger.event import Facts, Noted
+from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
+from agent_sandbox.policy.elevation import Elevation
+from agent_sandbox.spelling import Seal, as_json, same
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+PURPOSE = b"elevations"  # what its key is derived for
+LONGEST_SECONDS = 24 * 3600.0
+_LARGEST = 64 << 10
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An elevation: its name, the sandbox, what is lifted, by whom, when it began, and how much is left of it in seconds."""
+
+    name: str
+    sandbox: str
+    what: Elevation
+    by: str
+    began: float
+    seconds: float
+    left: float
+
+
+class Elevations:
+    """Those in one directory. `since_boot` is a clock that cannot be set, `boot` names the time that the machine has been up."""
+
+    def __init__(
+        self,
+        directory: str,
+        key: Seal,
+        ledger: Recorder,
+        *,
+        clock: Callable[[], float],
+        since_boot: Callable[[], float],
+        boot: Callable[[], str],
+    ) -> None:
+        self._directory = directory
+        self._key = key
+        self._ledger = ledger
+        self._clock = clock
+        self._since_boot = since_boot
+        self._boot = boot
+
+    def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str) -> str:
+        """Lift this for a sandbox, from now on. Recorded before it holds. Returns its name.
+
+        Raises `PolicyError` for nothing or for ever, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
+        """
+        if not what.sorts():
+            raise PolicyError("an elevation lifts something", hint="agent-sandbox grant --elevate --allow curl --for 10m")
+        if not 0 < seconds <= LONGEST_SECONDS:
+            raise PolicyError("an elevation lasts a day at most", hint="--for 10m")
+        name, now = os.urandom(16).hex(), self._clock()
+        made = {
+            "name": name,
+            "sandbox": sandbox,
+            "programs": list(what.programs),
+            "limits": [list(each) for each in what.limits],
+            "paths": list(what.paths),
+            "by": by,
+            "began": now,
+            "seconds": float(seconds),
+            "since_boot": self._since_boot(),
+            "boot": self._boot(),
+        }
+        facts: Facts = {"name": name, "target": what.describe(), "by": by, "seconds": seconds, "until": now + seconds}
+        self._ledger.record(Noted("elevation.began", facts, sandbox), lasting=True)
+        make_private(self._directory)
+        message = as_json(made).encode("ascii")
+        write_once(os.path.join(self._directory, name), message + b"\n" + self._key.on(message).hex().encode())
+        sync_directory(self._directory)
+        return name
+
+    def standing(self) -> list[Raised]:
+        """Those that hold now, oldest first. What is over is recorded, and gone."""
+        self.sweep()
+        found = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
+        return sorted(found, key=lambda each: (each.began, each.name))
+
+    def end(self, name: str, *, by: str) -> None:
+        """Take one back before its time. Raises `PolicyError` when there is none of this name."""
+        with self._alone():
+            raised = self._read(name) if name in self._names() else None
+            if raised is None:
+                raise PolicyError(f"there is no elevation {name[:64]!r}", hint="see: agent-sandbox capabilities")
+            self._over(raised, self._clock(), f"{by} took it back")
+
+    def sweep(self) -> None:
+        """Record the end of what is over, with the time at which it was."""
+        if not self._names():
+            return
+        with self._alone():  # or two who come at once would both record it
+            for name in self._names():
+                raised = self._read(name)
+                if raised is not None and not raised.left > 0:
+                    self._over(raised, min(raised.began + raised.seconds, self._clock()), "its time was over")
+
+    def _over(self, raised: Raised, ended: float, why: str) -> None:
+        facts: Facts = {"name": raised.name, "target": raised.what.describe(), "ended": ended, "why": why}
+        self._ledger.record(Noted("elevation.ended", facts, raised.sandbox), lasting=True)
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._directory, raised.name))
+        sync_directory(self._directory)
+
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._directory) if len(name) == 32 and not name.strip("0123456789abcdef")]
+        except FileNotFoundError:
+            return []
+
+    def _read(self, name: str) -> Raised | None:
+        """None for what we have not sealed, and for what goes away in this moment."""
+        from json import loads
+
+        try:
+            message, _, mark = read_private(os.path.join(self._directory, name), _LARGEST).rpartition(b"\n")
+        except OSError:
+            return None
+        if not same(self._key.on(message).hex().encode(), mark):
+            return None
+        made: dict[str, Any] = loads(message)
+        if made["name"] != name:
+            return None
+        limits = tuple((field, value) for field, value in made["limits"])
+        what = Elevation(tuple(made["programs"]), limits, tuple(made["paths"]))
+        return Raised(name, made["sandbox"], what, made["by"], made["began"], made["seconds"], self._left(made))
+
+    def _left(self, made: dict[str, Any]) -> float:
+        passed = self._since_boot() - made["since_boot"]
+        if made["boot"] != self._boot() or passed < 0:
+            return 0.0
+        return float(min(made["seconds"] - passed, made["began"] + made["seconds"] - self._clock()))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        make_private(self._directory)
+        lock = os.open(os.path.join(self._directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)

@@ -1,0 +1,84 @@
+"""What was seen of a run, judged by the rules it ran under: each thing once, and whether it is let be there. Nothing rests on it.
+
+Judged by names, as the rules are written. Whether the call then succeeded is not known here: what is allowed may not exist, and a link may
+lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from agent_sandbox.kernel.mounts import Bind, Copies, File, Overlay, Symlink
+from agent_sandbox.ledger.event import Facts
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
+from agent_sandbox.runtime.base import Argv, Launch
+from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
+from agent_sandbox.workspace.draft import covers
+from agent_sandbox.workspace.view import PRIVATE
+
+_CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
+_MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to
+
+
+def judged(seen: Iterable[tuple[Seen, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
+    """What was seen of a run that was launched like this, in its order.
+
+    A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
+    """
+    judge = _Judge(policy, launch)
+    found: dict[tuple[str, str, str, bool], int] = {}
+    for each, times in seen:
+        allowed = judge.allows(each)
+        if each.there or (not allowed and os.path.lexists(each.target)):
+            key = (each.kind, each.target, each.program, allowed)
+            found[key] = found.get(key, 0) + times
+    return tuple(Observed(*key, times) for key, times in found.items())
+
+
+def noted(observed: Observed) -> tuple[str, Facts]:
+    """What the ledger has of it: under which name, and what."""
+    facts: Facts = {"target": observed.target, "program": observed.program, "allowed": observed.allowed, "times": observed.times}
+    return f"{_CATEGORIES[observed.kind]}.{observed.kind}", facts
+
+
+class _Judge:
+    def __init__(self, policy: Policy, launch: Launch) -> None:
+        self._policy = policy
+        self._started = launch.executables[:1]  # the interpreter of code is started whatever the rules say
+        self._line = isinstance(launch.program, Argv) and reads_a_line(launch.program.words)  # and so is the shell that reads a line
+        steps = launch.root.steps
+        trees = (step.target for step in steps if isinstance(step, Overlay | Bind | File | Symlink))
+        copied = [(step.target, (*step.entries, *(name for name, _ in step.contents))) for step in steps if isinstance(step, Copies)]
+        self._shown = (*PRIVATE, *trees, *(os.path.join(target, entry) for target, entries in copied for entry in entries))
+
+    def allows(self, seen: Seen) -> bool:
+        if seen.kind == READ:
+            files = self._policy.files
+            return self._is_there(seen.target) and (files.read or not files.reaches(seen.target))
+        if seen.kind == WRITE:
+            return self._may_write(seen.target)
+        if seen.kind == EXECUTE:
+            return self._may_start(seen.target)
+        return False  # until there is a way out, nothing of the network is
+
+    def _is_there(self, path: str) -> bool:
+        """Whether the view has a place for this name: what is shown, and the directories on the way to it."""
+        files = self._policy.files
+        if files.bars(path):
+            return False
+        return files.reaches(path) or files.leads_to(path) or any(covers(shown, path) or covers(path, shown) for shown in self._shown)
+
+    def _may_write(self, path: str) -> bool:
+        files = self._policy.files
+        if files.bars(path):
+            return False
+        return any(covers(place, path) for place in _MADE_ANEW) or (files.write and (files.reaches(path) or files.leads_to(path)))
+
+    def _may_start(self, path: str) -> bool:
+        if path in self._started:
+            return True
+        programs, name = self._policy.programs, path.rpartition("/")[2]
+        permitted = programs.permits(name) or (self._line and not programs.denies(name) and name in LINE_SHELLS)
+        return permitted and self._is_there(path)

@@ -1,0 +1,140 @@
+"""From what came of a simulated run to the effects of a plan: each changed path with the digest of its content, and the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from agent_sandbox.engine.simulation import risk
+from agent_sandbox.engine.simulation.plan import FileEffect, NetworkRequest, Prediction, ProgramUse, SecretUse
+from agent_sandbox.engine.work import Code, Work
+from agent_sandbox.ledger.redaction import without_secrets
+from agent_sandbox.policy.commands.effects import Kind, Understanding
+from agent_sandbox.policy.commands.reading import understand, understand_argv
+from agent_sandbox.policy.paths import ancestors
+from agent_sandbox.policy.programs import reads_a_line
+from agent_sandbox.policy.secrets import Mask, names_a_secret
+from agent_sandbox.spelling import sha256
+from agent_sandbox.values import TYPE_CHECKING, replace
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.noise import place_of
+from agent_sandbox.workspace.promotion.expecting import look_at
+from agent_sandbox.workspace.promotion.foreseeing import protected_classes
+
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.observed import Observed
+
+MOST_READ = 2 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
+_CHUNK = 1 << 20
+_NETWORK = ("connect", "resolve", "listen")
+_OPENING = ("read", "write", "execute")
+
+
+class TooMuchToRead(Exception):
+    """The changed files hold more than is read for a plan."""
+
+
+def file_effects(changes: ChangeSet, contents: Contents, project: str) -> dict[str, FileEffect]:
+    """Each change as an effect, by its path, without its risk. Raises OSError for content that cannot be read, and `TooMuchToRead`."""
+    room = MOST_READ
+    found: dict[str, FileEffect] = {}
+    for change in changes:
+        digest = ""
+        if change.after is not None and change.after.type is EntryType.FILE:
+            room -= change.after.size
+            if room < 0:
+                raise TooMuchToRead
+            digest = _digest(change, contents)
+        found[change.path] = _effect(change, place_of(change.path, project), digest)
+    return found
+
+
+def _effect(change: Change, place: str, digest: str) -> FileEffect:
+    node = change.after
+    if node is None:
+        return FileEffect(change.path, change.kind.value, place, inside=change.inside)
+    xattrs = tuple(sorted((name, value.hex()) for name, value in node.xattrs.items()))
+    look = (node.type.value, node.mode, node.uid, node.gid, node.size, node.target, node.device)
+    return FileEffect(change.path, change.kind.value, place, *look, digest, xattrs, change.inside)
+
+
+def _digest(change: Change, contents: Contents) -> str:
+    fd = contents.open_file(change)
+    try:
+        made = sha256()
+        while piece := os.read(fd, _CHUNK):
+            made.update(piece)
+        return made.hexdigest()
+    finally:
+        os.close(fd)
+
+
+def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Contents, project: str) -> tuple[FileEffect, ...]:
+    """The effects with the risk of each. `changes` are those that they were made from."""
+    classes: dict[str, frozenset[str]] = {}
+    for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
+        if len(part):
+            classes |= protected_classes(part, look_at(root, part), contents, root=root)
+    by_path = {change.path: change for change in changes}
+    return tuple(
+        replace(effect, risk=risk.of_change(by_path[effect.path], classes.get(effect.path, frozenset()), place=effect.place))
+        for effect in effects
+    )
+
+
+def understood(work: Work) -> Understanding | None:
+    """What the text of the work says that it does; None for code that is no command line."""
+    if isinstance(work.what, Code):
+        return understand(work.what.source) if work.what.language == "bash" else None
+    argv = work.what.argv
+    return understand(argv[-1]) if reads_a_line(argv) else understand_argv(argv)
+
+
+def predictions(read: Understanding | None) -> Iterator[Prediction]:
+    """What a command says that it does, as far as somebody should mind."""
+    for effect in read.effects if read else ():
+        minded = risk.of_prediction(effect.kind)
+        if minded is not risk.NONE:
+            yield Prediction(effect.kind.value, effect.what, minded)
+    for what in read.unknown if read else ():
+        yield Prediction("unknown", what, risk.of_prediction(Kind.UNKNOWN))
+
+
+def programs(observed: Iterable[Observed], read: Understanding | None, *, watched: bool) -> tuple[ProgramUse, ...]:
+    """What was started, how often; where nobody watched, what the text names."""
+    if not watched:
+        return tuple(ProgramUse(tool) for tool in (read.tools if read else ()))
+    times: dict[tuple[str, bool], int] = {}
+    for each in observed:
+        if each.kind == "execute":
+            key = (each.target, each.allowed)
+            times[key] = times.get(key, 0) + each.times
+    return tuple(ProgramUse(path, count, allowed, risk.of_program(allowed)) for (path, allowed), count in times.items())
+
+
+def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
+    """What would have gone over the network."""
+    return tuple(
+        NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target))
+        for each in observed
+        if each.kind in _NETWORK
+    )
+
+
+def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[str, str]) -> tuple[SecretUse, ...]:
+    """Hidden files that it tried to open, and variables that look secret and were handed in."""
+    why = {mask.path: mask.why for mask in masks}
+    found: dict[tuple[str, str], SecretUse] = {}
+    for each in observed:
+        barred = each.kind in _OPENING and not each.allowed
+        mask = next((path for path in ancestors(each.target) if path in why), None) if barred else None
+        if mask is not None:
+            use = SecretUse("file", each.target, why[mask], each.program, risk.of_secret("file", why[mask]))
+            found.setdefault((each.target, each.program), use)
+    for name, value in sorted(env.items()):
+        if names_a_secret(name):
+            found[("", name)] = SecretUse("variable", name, "it is called like a secret", risk=risk.of_secret("variable", ""))
+        elif without_secrets({"value": value})["value"] != value:
+            found[("", name)] = SecretUse("variable", name, "its value looks like a secret", risk=risk.of_secret("variable", ""))
+    return tuple(found.values())

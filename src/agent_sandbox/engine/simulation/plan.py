@@ -1,0 +1,203 @@
+"""The effect plan: what a command did in a simulation, as one value with one spelling.
+
+The spelling is what a digest names, what is kept, and what a person agrees to. So the plan holds the digest of every file's content, and
+whoever carries it out reads the content again and compares.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, worst
+from agent_sandbox.policy import canonical
+from agent_sandbox.spelling import as_json, sha256
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FileEffect:
+    """One path that would be different on the machine. What is said of it is what would be there; of what goes away, nothing."""
+
+    path: str
+    change: str  # added, modified, deleted, retyped, mode, owner or xattr
+    place: str  # project, elsewhere or noise
+    type: str = ""
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    size: int = 0
+    target: str = ""  # of a link
+    device: int = 0
+    sha256: str = ""  # of a file's content
+    xattrs: tuple[tuple[str, str], ...] = ()  # names, and values in hexadecimal
+    inside: int = 0  # entries of a directory that go away with it
+    risk: Risk = NONE
+
+
+@dataclass(frozen=True)
+class ProgramUse:
+    """A program that was started; by its path, or by the name in the command where nobody watched."""
+
+    program: str
+    times: int = 1
+    allowed: bool = True
+    risk: Risk = NONE
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """A connection that was tried (`connect`), a name that was asked for (`resolve`), or a port that was opened (`listen`)."""
+
+    action: str
+    target: str
+    program: str = ""
+    times: int = 1
+    risk: Risk = NONE
+
+
+@dataclass(frozen=True)
+class SecretUse:
+    """A hidden file that it tried to open (`file`), or a variable that looks like a secret and was handed in (`variable`)."""
+
+    sort: str
+    name: str
+    why: str = ""
+    program: str = ""
+    risk: Risk = NONE
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the text of the command says that it does: see `policy.commands`."""
+
+    effect: str
+    what: str
+    risk: Risk = NONE
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file of the project that it read, by the digest of its content; without one when that changed meanwhile."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended."""
+
+    code: int
+    reason: str
+    limits_hit: tuple[str, ...] = ()
+    risk: Risk = NONE
+
+
+@dataclass(frozen=True)
+class EffectPlan:
+    """What a command would do. `digest` names all of it.
+
+    `governed` is the digest of the policy it was made under, `base` that of what waited in the project's sandbox and was there for it;
+    both have to be the same when it is carried out. `watched` says whether somebody saw what it started, opened and asked for; where
+    nobody did, `programs` is what its text names.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    project: str
+    created: float
+    governed: str
+    base: str
+    ended: Ended
+    files: tuple[FileEffect, ...] = ()
+    programs: tuple[ProgramUse, ...] = ()
+    network: tuple[NetworkRequest, ...] = ()
+    secrets: tuple[SecretUse, ...] = ()
+    predicted: tuple[Prediction, ...] = ()
+    read: tuple[Input, ...] = ()  # of the project, as far as somebody watched; see `inputs`
+    words: tuple[str, ...] = ()  # what it comes to, in sentences
+    notes: tuple[str, ...] = ()
+    watched: bool = False
+    unlisted: str = ""  # why its files cannot be told, or cannot be told exactly enough to be carried over
+
+    @property
+    def risk(self) -> Risk:
+        """The worst of all of it."""
+        found = [self.ended.risk, of_deletions(self.deletions), *(each.risk for each in self.files), *(each.risk for each in self.programs)]
+        found += [each.risk for each in self.network]
+        found += [each.risk for each in self.secrets]
+        return worst([*found, *(each.risk for each in self.predicted)])
+
+    @property
+    def deletions(self) -> int:
+        """How many files and directories go away, caches not counted."""
+        return sum(1 + effect.inside for effect in self.files if effect.change == "deleted" and effect.place != "noise")
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """What it asked of others over the network, each once; where nobody watched, what its text says."""
+        if self.watched:
+            reached = [each.target for each in self.network if each.action == "connect"]
+            hosts = {target.rpartition(":")[0] for target in reached}
+            asked = [each.target for each in self.network if each.action == "resolve" and each.target not in hosts]
+            return tuple(dict.fromkeys([*reached, *asked]))
+        return tuple(
+            dict.fromkeys(each.what or "an address that its text does not tell" for each in self.predicted if each.effect == "network")
+        )
+
+    @property
+    def needs(self) -> dict[str, tuple[str, ...]]:
+        """The permissions that are exactly enough for it: programs, paths to write, hosts."""
+        hosts = (each.target for each in self.network if each.action == "connect")
+        return {
+            "programs": tuple(dict.fromkeys(each.program for each in self.programs if each.allowed)),
+            "write": tuple(effect.path for effect in self.files),
+            "hosts": tuple(dict.fromkeys(hosts)) or self.requests,
+        }
+
+    def text(self) -> str:
+        """Its one spelling."""
+        return as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the spelling, in hexadecimal."""
+        return digest_of(self.text())
+
+
+def digest_of(text: str) -> str:
+    """The digest of a plan by its spelling."""
+    return sha256(text.encode("ascii")).hexdigest()
+
+
+def read(text: str) -> EffectPlan:
+    """The plan of a spelling. Raises ValueError for what is none, or is not spelt as `text` does."""
+    from json import loads
+
+    try:
+        found = loads(text)
+        if found["format"] != FORMAT:
+            raise ValueError("written by another version")
+        plan = _value(found["plan"])
+        if isinstance(plan, EffectPlan) and plan.text() == text:
+            return plan
+    except (KeyError, TypeError, AttributeError, RecursionError, UnicodeEncodeError) as error:
+        raise ValueError("not a plan") from error
+    raise ValueError("not as this version spells it")
+
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (EffectPlan, FileEffect, ProgramUse, NetworkRequest, SecretUse, Prediction, Input, Ended, Risk)
+}
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return tuple(_value(each) for each in plain)
+    if not isinstance(plain, dict):
+        return plain
+    made = _KINDS[plain["kind"]](**{name: _value(value) for name, value in plain.items() if name != "kind"})
+    return replace(made, level=Level(made.level)) if isinstance(made, Risk) else made

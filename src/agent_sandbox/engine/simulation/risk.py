@@ -1,0 +1,128 @@
+"""How much a person should mind an effect, and why: pure functions over values.
+
+Three levels. Low is what a program in a project does all day; medium is worth a look; high is what runs by itself later, reaches beyond
+the project, or cannot be had back. A level decides nothing: it orders what is shown, and what stands in the way of a promotion is judged
+there, by the same classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+
+from agent_sandbox.policy.commands.effects import Kind as Does
+from agent_sandbox.values import dataclass
+from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.protected import BULK_LIMIT, CLASSES, HISTORY
+
+_SYSTEM = ("/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/opt", "/var/lib", "/var/spool")
+_OTHERS_MAY_WRITE = 0o002
+# Addresses at which machines in a cloud are handed credentials.
+_METADATA = ("169.254.169.254", "169.254.170.2", "[fd00:ec2::254]", "metadata.google.internal", "100.100.100.200")
+_MANY_DELETIONS = 10
+
+
+class Level(Enum):
+    """From what nobody minds to what somebody should."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+_ORDER = tuple(Level)
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A level, and the reason in words."""
+
+    level: Level
+    why: str
+
+
+NONE = Risk(Level.LOW, "nothing out of the ordinary")
+
+
+def worst(risks: Iterable[Risk]) -> Risk:
+    """The highest of them, the first of those that are equally high."""
+    return max(risks, key=lambda risk: _ORDER.index(risk.level), default=NONE)
+
+
+def of_change(change: Change, classes: Collection[str], *, place: str) -> Risk:
+    """Of one change. `classes` are the protected ones that it belongs to; `place` is project, elsewhere or noise."""
+    found = [Risk(Level.MEDIUM if name == HISTORY else Level.HIGH, CLASSES[name]) for name in sorted(classes)]
+    if change.masks_real:
+        found.append(Risk(Level.HIGH, "something real that was hidden from the sandbox is here"))
+    if place == "elsewhere":
+        system = change.path.startswith(tuple(f"{each}/" for each in _SYSTEM)) or change.path in _SYSTEM
+        found.append(Risk(Level.HIGH, "it belongs to the system") if system else Risk(Level.MEDIUM, "it lies outside the project"))
+    found += _by_kind(change) if place != "noise" else ()
+    return worst((*found, NONE))
+
+
+def _by_kind(change: Change) -> Iterable[Risk]:
+    before, after = change.before, change.after
+    if before is not None and (after is None or after.type is not before.type):
+        going = change.inside + 1 if before.type is EntryType.DIRECTORY else 1
+        many = going > _MANY_DELETIONS
+        what = f"a directory goes away, with {change.inside:,} entries in it" if change.inside else "it goes away"
+        yield Risk(Level.HIGH if many else Level.MEDIUM, "its content moves elsewhere" if change.renamed_from else what)
+    if after is not None and after.type is EntryType.DEVICE:
+        yield Risk(Level.HIGH, "it is a device")
+    if after is not None and after.type is not EntryType.SYMLINK and after.mode & _OTHERS_MAY_WRITE and not after.mode & 0o1000:
+        yield Risk(Level.MEDIUM, "everybody on the machine may write to it")
+    if change.kind is Kind.OWNER:
+        yield Risk(Level.MEDIUM, "it gets another owner")
+
+
+def of_deletions(count: int) -> Risk:
+    """Of all that goes away together, directories with what is in them."""
+    if count > BULK_LIMIT:
+        return Risk(Level.HIGH, f"{count:,} files and directories go away")
+    return Risk(Level.MEDIUM, f"{count:,} files and directories go away") if count > _MANY_DELETIONS else NONE
+
+
+_PREDICTED = {
+    Does.DESTROYS: Risk(Level.HIGH, "what it takes away cannot be had back by the same tool"),
+    Does.PRIVILEGE: Risk(Level.HIGH, "it becomes somebody else"),
+    Does.SYSTEM: Risk(Level.HIGH, "it is about services, mounts, accounts or the kernel"),
+    Does.NETWORK: Risk(Level.MEDIUM, "it reaches beyond this machine"),
+    Does.PROCESSES: Risk(Level.MEDIUM, "it signals or traces other processes"),
+    Does.UNKNOWN: Risk(Level.MEDIUM, "the text of the command does not tell all that it does"),
+}
+
+
+def of_prediction(kind: Does) -> Risk:
+    """Of what the text of a command says that it does."""
+    return _PREDICTED.get(kind, NONE)
+
+
+def of_program(allowed: bool) -> Risk:
+    """Of a program that was started, or could not be."""
+    return NONE if allowed else Risk(Level.MEDIUM, "the policy does not let it be started")
+
+
+def of_request(kind: str, target: str) -> Risk:
+    """Of something that would have gone over the network."""
+    host = target if kind == "resolve" else target.rpartition(":")[0]
+    if host in _METADATA:
+        return Risk(Level.HIGH, "credentials of this machine are handed out there")
+    if kind == "listen":
+        return Risk(Level.LOW, "it waits for others to connect, inside the sandbox")
+    return Risk(Level.MEDIUM, "it would reach beyond this machine")
+
+
+def of_secret(kind: str, why: str) -> Risk:
+    """Of a secret that it was given (a variable) or tried to read (a file)."""
+    if kind == "variable":
+        return Risk(Level.MEDIUM, "it was handed in, and could be written or sent anywhere it reaches")
+    return Risk(Level.HIGH, f"it tried to read what is hidden: {why}")
+
+
+def of_end(code: int, reason: str) -> Risk:
+    """Of how it ended."""
+    if reason != "exited":
+        return Risk(Level.MEDIUM, "it was cut off, so what it changed may be half of it")
+    return Risk(Level.MEDIUM, "it failed, so what it changed may be half of it") if code else NONE

@@ -1,0 +1,136 @@
+"""A policy that is proposed: its settings, each with what asked for it, and how they are written as TOML.
+
+Names come from guests. Nothing in one can end its line, its quotation marks or its comment: what is not printable is escaped, in strings
+as TOML spells it. A wildcard in a name is written so that it stands for itself, and what cannot be written so that it is read back as the
+very same name is not written.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.paths import Tree, parse
+from agent_sandbox.policy.programs import check_name, covers, is_pattern
+from agent_sandbox.policy.settings import BY_KEY
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_WILDCARDS = {character: f"[{character}]" for character in "*?["}
+_LONGEST_COMMENT = 160
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One item of a list, as it is written in a policy, and what asked for it."""
+
+    text: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting and what asked for it; of a list each item says that for itself."""
+
+    key: str
+    value: Any
+    because: str = ""
+
+    def parts(self) -> list[tuple[Any, str]]:
+        """Each item of it, or all of it, and what asked for that."""
+        items = self.value if isinstance(self.value, tuple) and self.value else (self.value,)
+        return [(each.text, each.because) if isinstance(each, Asked) else (each, self.because) for each in items]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is proposed, what is not and why, and what to know about it. Of the settings in `unknown` nothing was found out."""
+
+    lines: tuple[Line, ...]
+    left_out: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def document(self) -> Document:
+        """As a policy that can be laid on others."""
+        return Document(tuple((line.key, _plain(line.value)) for line in self.lines), "the policy that was learnt")
+
+
+def _plain(value: Any) -> Any:
+    return tuple(each.text if isinstance(each, Asked) else each for each in value) if isinstance(value, tuple) else value
+
+
+def pattern_of(path: str, home: str) -> str | None:
+    """The pattern that stands for a file, or for a directory and all beneath it, and for nothing else; None if there is none."""
+    inside = path.startswith(home.rstrip("/") + "/") and home != "/"
+    text = _literal(f"~{path[len(home.rstrip('/')) :]}" if inside else path)
+    try:
+        return text if _can_be_written(text) and parse(text, home=home) == Tree(path) else None
+    except PolicyError:
+        return None
+
+
+def name_pattern(name: str) -> str | None:
+    """The pattern that stands for the program of this name alone; None if there is none."""
+    text = _literal(name)
+    try:
+        check_name(text)
+    except PolicyError:
+        return None
+    return text if _can_be_written(text) and not is_pattern(text) and covers((text,), name) else None
+
+
+def _literal(name: str) -> str:
+    return "".join(_WILDCARDS.get(character, character) for character in name)
+
+
+def _can_be_written(text: str) -> bool:
+    """Whether TOML has a spelling for it, and the schema takes it."""
+    return "\\" not in text and not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+
+
+def as_toml(proposal: Proposal, *, heading: tuple[str, ...] = ()) -> str:
+    """The proposal as the text of a policy file, under comments."""
+    written = [f"# {_comment(words)}".rstrip() for words in heading]
+    section = ""
+    for line in sorted(proposal.lines, key=lambda line: _ORDER[line.key]):
+        table, _, key = line.key.rpartition(".")
+        if table != section:
+            written += ["", f"[{table}]"]
+            section = table
+        written += _setting(key, line)
+    return "\n".join(written).lstrip("\n") + "\n"
+
+
+_ORDER = {key: place for place, key in enumerate(BY_KEY)}
+
+
+def _setting(key: str, line: Line) -> list[str]:
+    why = f"  # {_comment(line.because)}" if line.because else ""
+    if not isinstance(line.value, tuple) or not line.value:
+        return [f"{key} = {_value(line.value)}{why}"]
+    items = [
+        f"  {_value(each.text)},  # {_comment(each.because)}" if isinstance(each, Asked) else f"  {_value(each)}," for each in line.value
+    ]
+    return [f"{key} = [{why}", *items, "]"]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{"".join(map(_character, value))}"'
+    return "[]" if value == () else repr(value)
+
+
+def _character(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    code = ord(character)
+    return character if character.isprintable() else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+
+
+def _comment(text: str) -> str:
+    shown = text if len(text) <= _LONGEST_COMMENT else f"{text[: _LONGEST_COMMENT - 1]}…"
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in shown)

@@ -1,0 +1,217 @@
+"""What a system call of a guest means: read its arguments out of the guest's memory, and say what they name.
+
+Hostile throughout: an address may lead nowhere, a name may have no end, a descriptor may be anything. What cannot be read is not told; the
+kernel will refuse it likewise. Names are resolved as far as that can be done without looking at the view: `..` is taken to undo the name
+before it, also where that is a link. The guest waits meanwhile, so what is on the way of every call is plain.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import socket
+import struct
+from collections.abc import Iterator
+
+from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.observing import EXECUTES, OPENS, OWN_ADDRESS, RESOLVER_PORT, Call
+from agent_sandbox.runtime.naming import Names
+from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, WRITE
+
+Found = tuple[str, str, str, bool]  # the fields of a `Seen`
+
+_PAGE = 4096
+_USUAL_PATH, _LONGEST_PATH = 256, 4096  # bytes: what is read first, and at most
+_LARGEST_ADDRESS = 128  # struct sockaddr_storage
+_MOST_MESSAGES = 64  # of one sendmmsg that are looked at
+_MESSAGE, _MESSAGE_OF_SEVERAL = 56, 64  # bytes of struct msghdr and struct mmsghdr; the first two fields are the address and its length
+_MOST_PROGRAMS = 4096  # whose names are remembered
+_WRITES, _EMPTIES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC, os.O_TRUNC | os.O_EXCL | (os.O_TMPFILE & ~os.O_DIRECTORY)
+
+# By call, the names it is about: the argument with the directory (None: the working directory) and that with the name.
+_Place = tuple[int | None, int]
+_FIRST: tuple[_Place, ...] = ((None, 0),)
+_AT: tuple[_Place, ...] = ((0, 1),)
+_CHANGED: dict[str, tuple[_Place, ...]] = {
+    **dict.fromkeys(("unlink", "mkdir", "rmdir", "truncate", "chmod", "chown", "lchown", "mknod", "utime", "utimes"), _FIRST),
+    **dict.fromkeys(("setxattr", "lsetxattr", "removexattr", "lremovexattr"), _FIRST),
+    **dict.fromkeys(("unlinkat", "mkdirat", "fchmodat", "fchmodat2", "fchownat", "mknodat", "utimensat", "futimesat"), _AT),
+    **dict.fromkeys(("setxattrat", "removexattrat"), _AT),
+    "rename": ((None, 0), (None, 1)),
+    **dict.fromkeys(("renameat", "renameat2"), ((0, 1), (2, 3))),
+    "symlink": ((None, 1),),
+    "symlinkat": ((1, 2),),
+    "link": ((None, 1),),
+    "linkat": ((2, 3),),
+}
+_LINKED: dict[str, _Place] = {"link": (None, 0), "linkat": (0, 1)}  # what a second name gives access to
+_OPENED: dict[str, _Place] = {name: (None, 0) if name in ("open", "creat") else (0, 1) for name in OPENS}
+
+
+class Interpreter:
+    """Of the calls of one run. `python` is what to call the interpreter that code runs in."""
+
+    def __init__(self, python: str, names: Names) -> None:
+        self._python = python
+        self._names = names
+        self._programs: dict[int, str] = {}  # by thread, until anything is executed
+        self.asking = ""  # the program that turned to the resolver last
+
+    def seen(self, call: Call) -> list[Found]:
+        """What the call names; nothing where it names nothing. Raises PermissionError where we may not look."""
+        _, pid, name, arguments = call
+        try:
+            program = self._program(pid)
+            if name in _OPENED:
+                kinds = _opening(pid, name, arguments)
+                target = _path(pid, _OPENED[name], arguments) if kinds else ""
+                return [(kind, target, program, True) for kind in kinds]
+            if name in EXECUTES:
+                self._programs.clear()
+                target = _path(pid, (None, 0) if name == "execve" else (0, 1), arguments)
+                return [(EXECUTE, target, program, _is_there(pid, target))]
+            if name in _CHANGED:
+                linked = [(READ, _path(pid, _LINKED[name], arguments), program, True)] if name in _LINKED else []
+                return [*linked, *((WRITE, _path(pid, place, arguments), program, True) for place in _CHANGED[name])]
+            found = (self._reached(pid, name, address, program) for address in _addresses(pid, name, arguments))
+            return [(*each, program, True) for each in found if each is not None]
+        except PermissionError:  # it executed a file that may not be read, and the kernel keeps its memory from whoever may not read that
+            raise
+        except (OSError, ValueError):  # it points nowhere, or the process has gone
+            return []
+
+    def _reached(self, pid: int, name: str, address: bytes, program: str) -> tuple[str, str] | None:
+        family = int.from_bytes(address[:2], "little")
+        if family == socket.AF_UNIX:
+            path = address[2:].partition(b"\0")[0]  # without one, it has no name in the view
+            return (WRITE if name == "bind" else READ, _absolute(path, f"/proc/{pid}/cwd")) if path else None
+        if family == socket.AF_INET and len(address) >= 8:
+            host = socket.inet_ntop(socket.AF_INET, address[4:8])
+        elif family == socket.AF_INET6 and len(address) >= 24:
+            host = socket.inet_ntop(socket.AF_INET6, address[8:24])
+        else:
+            return None
+        port = int.from_bytes(address[2:4], "big")
+        if name == "bind":
+            return LISTEN, _spelt(host, port)
+        if port == RESOLVER_PORT:
+            self.asking = program  # what it asks for is told by itself
+            return None
+        # Without a port nothing is sent: it is asked which address would be ours.
+        return (CONNECT, _spelt(self._names.named(host), port)) if port and host != OWN_ADDRESS else None
+
+    def _program(self, pid: int) -> str:
+        known = self._programs.get(pid)
+        if known is None:
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._programs.clear()
+            known = self._programs[pid] = self._executable(pid)
+        return known
+
+    def _executable(self, pid: int) -> str:
+        try:
+            path = os.readlink(f"/proc/{pid}/exe")
+        except OSError:  # of one that has become unreadable by executing what may not be read
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                return os.fsdecode(file.read(64).rstrip(b"\n"))
+        return self._python if path.startswith("/memfd:python") else path.removesuffix(" (deleted)")
+
+
+def _opening(pid: int, name: str, arguments: list[int]) -> tuple[str, ...]:
+    """Whether a file is opened to be read, written or both; nothing where only its place is marked. One that begins empty is not read."""
+    if name == "creat":
+        return (WRITE,)
+    flags = arguments[1 if name == "open" else 2]
+    if name == "openat2":
+        (flags,) = struct.unpack("=Q", _memory(pid, flags, 8))
+    if flags & os.O_PATH:
+        return ()
+    if not flags & _WRITES:
+        return (READ,)
+    return (READ, WRITE) if flags & os.O_ACCMODE == os.O_RDWR and not flags & _EMPTIES else (WRITE,)
+
+
+def _path(pid: int, place: _Place, arguments: list[int]) -> str:
+    """The absolute name of what a call is about. Raises OSError or ValueError where there is none."""
+    directory, named = place
+    number = sc.AT_FDCWD if directory is None else _signed(arguments[directory])
+    name = _string(pid, arguments[named]) if arguments[named] else b""
+    if number == sc.AT_FDCWD and not name:
+        raise ValueError("no name")
+    return _absolute(name, f"/proc/{pid}/cwd" if number == sc.AT_FDCWD else f"/proc/{pid}/fd/{number}")
+
+
+def _absolute(name: bytes, where: str) -> str:
+    """A name, if it is a relative one looked up where a link in /proc leads to, without detours."""
+    directory = "" if name.startswith(b"/") else os.readlink(where).removesuffix(" (deleted)")
+    if directory and not directory.startswith("/"):
+        raise ValueError("a pipe, or a socket")
+    whole = f"{directory}/{os.fsdecode(name)}" if directory else os.fsdecode(name)
+    if "//" in whole or "/." in whole or whole.endswith("/"):
+        return "/" + posixpath.normpath(whole).lstrip("/")
+    return whole
+
+
+def _is_there(pid: int, path: str) -> bool:
+    """Whether the guest's view has something of this name. It is neither opened nor followed out of the view."""
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.close(sc.openat2(root, path, os.O_PATH, resolve=sc.RESOLVE_IN_ROOT | sc.RESOLVE_NO_MAGICLINKS))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # through /proc/self, say: that is the guest's, and not ours to look through
+        return True
+    finally:
+        os.close(root)
+    return True
+
+
+def _addresses(pid: int, name: str, arguments: list[int]) -> Iterator[bytes]:
+    """The socket addresses that a call names."""
+    if name in ("connect", "bind"):
+        yield _address(pid, arguments[1], arguments[2])
+    elif name == "sendto":
+        yield _address(pid, arguments[4], arguments[5])
+    elif name in ("sendmsg", "sendmmsg"):
+        several = name == "sendmmsg"
+        count, size = (min(arguments[2] & 0xFFFFFFFF, _MOST_MESSAGES), _MESSAGE_OF_SEVERAL) if several else (1, _MESSAGE)
+        for place in range(count):
+            where, length = struct.unpack("=QI", _memory(pid, arguments[1] + place * size, 12))
+            if where:
+                yield _address(pid, where, length)
+
+
+def _address(pid: int, where: int, length: int) -> bytes:
+    length &= 0xFFFFFFFF
+    return _memory(pid, where, min(length, _LARGEST_ADDRESS)) if length >= 2 else b""
+
+
+def _memory(pid: int, where: int, size: int) -> bytes:
+    """So many bytes of a guest's memory, in two steps where a page ends between. Raises OSError."""
+    first = min(size, _PAGE - where % _PAGE)
+    data = sc.process_vm_readv(pid, where, first)
+    return data if first == size else data + sc.process_vm_readv(pid, where + first, size - first)
+
+
+def _string(pid: int, where: int) -> bytes:
+    """A name in a guest's memory. Raises ValueError for one that has no end within what a name may have, OSError where nothing is."""
+    text, step = b"", _USUAL_PATH
+    while len(text) < _LONGEST_PATH:
+        at = where + len(text)
+        piece = sc.process_vm_readv(pid, at, min(step, _PAGE - at % _PAGE))
+        end = piece.find(b"\0")
+        if end >= 0:
+            return text + piece[:end]
+        if not piece:
+            break
+        text, step = text + piece, _PAGE
+    raise ValueError("a name without an end")
+
+
+def _spelt(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _signed(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value

@@ -1,0 +1,95 @@
+"""`carry-out`: do what a plan says, exactly, after showing it once more."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from agent_sandbox import places
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.promoting import CarriedOver
+from agent_sandbox.engine.simulation.carrying import Ready, carry, opened
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.current import gate_for, project_of
+from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.preview import effects
+from agent_sandbox.surfaces.preview.material import check, gather
+from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields
+from agent_sandbox.surfaces.quantities import counted
+from agent_sandbox.surfaces.recovering import recover
+from agent_sandbox.surfaces.sim import governing, print_plan
+from agent_sandbox.workspace.plans import Plans
+from agent_sandbox.workspace.preview.sources import Formerly
+from agent_sandbox.workspace.project import find_project
+from agent_sandbox.workspace.store import Store
+
+
+def carry_out(request: Request) -> int:
+    """The verb `carry-out`. It exits with 3 when nobody said yes, having changed nothing."""
+    check(request)
+    with ExitStack() as ends:
+        return _carry_out(request, Store.open(places.state_dir()), ends)
+
+
+def _carry_out(request: Request, store: Store, ends: ExitStack) -> int:
+    plans = Plans(store)
+    gates: list[Gate] = []
+
+    def stored_of(project: str) -> Stored:
+        if request.has("--project") and project_of(request).path != project:
+            raise PolicyError(f"this is a plan of {project!r}", hint="leave out --project")
+        found = find_project(project, home=places.home(), explicit=True)
+        stored = Stored(store.sandbox_for(found.path))
+        gates.append(gate_for(request, governing(found), found, stored.state.id, prompt=True))
+        ends.callback(gates[0].end)
+        recover(stored, gates[0])
+        return stored
+
+    files_only, system, approved = request.has("--files-only"), request.has("--system"), approved_kinds(request)
+    with opened(
+        plans, request.words[0], stored_of, lambda project: gates[0].policy, approved=approved, system=system, files_only=files_only
+    ) as ready:
+        if not request.has("--quiet") and not request.has("--json"):
+            _show(request, ready)
+        agreed = agreement(request, ready.proposal)
+        if agreed is None:
+            return _end(request, ready, None, "nothing was carried out: nobody said yes (--yes; for each protected kind --approve KIND)")
+        done = carry(ready, agreed, plans, gates[0])
+    back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
+    if ready.plan.requests and not request.has("--json"):
+        asked = ", ".join(ready.plan.requests[:5])
+        remark(f"NOT carried out: what the command asked of {asked} over the network. Only its file changes were carried over.")
+    _end(request, ready, done, f"carried out plan {ready.plan.digest[: effects.SHORT]}: {counted(len(agreed.changes), 'change')}{back}")
+    if done.note:
+        remark(done.note)
+    return 0
+
+
+def _show(request: Request, ready: Ready) -> None:
+    proposal, clone = ready.proposal, ready.clone
+    former = Formerly(bases=clone.bases(), open_base=clone.open_base)
+    print_plan(request, ready.plan, gather(request, ready.plan.project, proposal.changes, proposal.contents, former), kept=False)
+    if ready.left_out:
+        remark(f"left out: {counted(len(ready.left_out), 'scratch file')} outside the project (--system)")
+
+
+def _end(request: Request, ready: Ready, done: CarriedOver | None, words: str) -> int:
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import path_fields, print_document
+
+        print_document(
+            "carry-out",
+            {
+                "plan": ready.plan.digest,
+                **path_fields("project", ready.plan.project),
+                "carried_out": done is not None,
+                "why_not": None if done else words,
+                **(done_fields(done) if done else {}),
+                "not_carried_out": list(ready.plan.requests),
+                "left_out": [path_fields("path", path) for path in ready.left_out],
+            },
+        )
+    else:
+        remark(words)
+    return 0 if done else NOBODY_AGREED

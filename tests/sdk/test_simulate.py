@@ -1,0 +1,80 @@
+"""`Sandbox.simulate`, and `Workspace.simulate` with `carry_out`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox import Denied, PolicyError, Sandbox, Workspace, shell
+from agent_sandbox.engine.simulation.risk import Level
+from agent_sandbox.workspace.bases.keeping import TICK_NS
+
+
+@pytest.fixture
+def settled(project: Path) -> Path:
+    """A project whose files are older than the clock that dates them is coarse: see `workspace.bases`."""
+    time.sleep(3 * TICK_NS / 1e9)
+    return project
+
+
+def test_a_sandbox_says_what_work_would_do() -> None:
+    with Sandbox(allow_subprocess=True, allow_file_read=True, allow_file_write=True) as sandbox:
+        plan = sandbox.simulate(shell("echo x > /etc/simulated; cat /etc/shadow; exit 3"), env_vars={"A_TOKEN": "x"})
+        assert [(file.path, file.change, file.risk.level) for file in plan.files] == [("/etc/simulated", "added", Level.HIGH)]
+        assert any(use.program.endswith("/cat") for use in plan.programs)
+        assert {"/etc/shadow", "A_TOKEN"} <= {secret.name for secret in plan.secrets}
+        assert plan.ended.code == 3 and plan.risk.level is Level.HIGH and len(plan.digest) == 64
+        harmless = sandbox.simulate("print(1)")
+        assert harmless.files == () and harmless.risk.level is Level.LOW
+    assert not Path("/etc/simulated").exists()
+
+
+def test_a_refusal_is_raised() -> None:
+    with Sandbox() as sandbox, pytest.raises(Denied):
+        sandbox.simulate(["ls"])
+
+
+def test_a_workspace_carries_out_the_plan_it_showed_once(settled: Path) -> None:
+    project = settled
+    work = Workspace.over(project)
+    plan = work.simulate(shell("echo two >> greeting.txt; touch .envrc"))
+    assert {file.path for file in plan.files} == {str(project / "greeting.txt"), str(project / ".envrc")}
+    assert (project / "greeting.txt").read_text() == "hello\n" and len(work.changes()) == 0
+    with pytest.raises(Denied, match="environment"):
+        work.carry_out(plan)
+    assert work.carry_out(plan, approve="environment").promotion.number == 1
+    assert (project / "greeting.txt").read_text() == "hello\ntwo\n"
+    with pytest.raises(PolicyError, match="there is no plan"):
+        work.carry_out(plan, approve="environment")
+    work.undo()
+    assert (project / "greeting.txt").read_text() == "hello\n"
+
+
+def test_a_plan_rests_on_what_waited_in_the_sandbox(project: Path) -> None:
+    work = Workspace.over(project)
+    work.run(shell("echo waiting > waiting.txt; mkdir d; echo one > d/one"))
+    plan = work.simulate(shell("cat waiting.txt d/one > both.txt; echo two > d/two"))
+    assert {file.path for file in plan.files} == {str(project / name) for name in ("both.txt", "d", "d/two")} and plan.base
+    work.run(shell("echo more >> waiting.txt"))
+    with pytest.raises(PolicyError, match="what waits in the project's sandbox"):
+        work.carry_out(plan)
+    again = work.simulate(shell("cat waiting.txt d/one > both.txt; echo two > d/two"))
+    work.carry_out(again)
+    assert (project / "both.txt").read_text() == "waiting\nmore\none\n"
+    assert sorted(path.name for path in (project / "d").iterdir()) == ["two"], "what only the sandbox has changed is no part of the plan"
+    assert work.run(shell("cat waiting.txt d/one d/two")).stdout == "waiting\nmore\none\ntwo\n"
+
+
+def test_a_plan_rests_on_what_was_read(settled: Path) -> None:
+    work = Workspace.over(settled)
+    plan = work.simulate(shell("wc -l < greeting.txt > count.txt; cat no-such-file || true"))
+    assert str(settled / "greeting.txt") in {each.path for each in plan.read}
+    (settled / "greeting.txt").write_text("hello\nagain\n")
+    with pytest.raises(PolicyError, match="which the command read, has changed"):
+        work.carry_out(plan)
+    (settled / "greeting.txt").write_text("hello\n")
+    (settled / "src" / "app.py").write_text("nobody read this\n")
+    work.carry_out(plan)
+    assert (settled / "count.txt").read_text() == "1\n"
