@@ -59,7 +59,8 @@ class Observer:
         self._listener = Listener(listener)
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = Names(search)
-        self._interpreter = Interpreter(python, self._names)
+        servers = frozenset(sock.getsockname()[0] for sock in self._sockets.values())
+        self._interpreter = Interpreter(python, self._names, servers)
         self._seen: dict[Found, int] = {}
         self._characters = 0
         self._unseen = self._failed = 0
