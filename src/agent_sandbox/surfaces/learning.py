@@ -25,7 +25,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.widening import widened
-from agent_sandbox.policy_files import layers_of
+from agent_sandbox.policy_files import chosen, layers_of
 from agent_sandbox.runtime.base import DEVNULL
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.spelling import sha256
@@ -88,7 +88,7 @@ def learn(request: Request, words: tuple[str, ...]) -> int:
 def _learnt(request: Request, commands: tuple[Command, ...]) -> _Learnt:
     found = current_and_whole(request)
     project, home = found.project.path, places.home()
-    ceiling = ceiling_of(request, found.project)
+    ceiling = effective(ceiling_of(request, found.project), chosen(request.values("--policy")), home=home).policy
     env = guest_environment(os.environ, request.values("--env"), home=home)
     works = [Work(each, env, cwd=directory_of(request, found.project), stdin=DEVNULL, collect=False, observe=True) for each in commands]
     own = next((layer for layer in layers_of(project).below if layer.origin.startswith(f"{project}/")), None)
