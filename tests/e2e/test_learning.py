@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -70,3 +71,13 @@ def test_options_go_with_learning_alone(shell: Shell) -> None:
     held = shell("policy", "learn", "--policy", "reviewer", "touch x")
     assert held.returncode == 126 and "does not allow the program 'touch'" in words(held), "what holds a run holds learning"
     assert set(os.listdir(shell.cwd)) == {".git", "src", "greeting.txt"}
+
+
+def test_what_is_interrupted_is_learnt_from_and_not_tried(shell: Shell, project: Path) -> None:
+    with shell.start("policy", "learn", "cat greeting.txt; exec sleep 60") as learning:
+        assert learning.stderr is not None and learning.stderr.readline() == b"hello\n"
+        learning.send_signal(signal.SIGINT)
+        policy, said = learning.communicate(timeout=30)
+    assert tomllib.loads(policy.decode())["processes"]["commands"] == ["cat", "sleep"]
+    assert b"not tried again: it was interrupted" in said
+    assert learning.returncode == 130
