@@ -23,7 +23,7 @@ def policy(request: Request) -> int:
 
         return learn(request, tuple(rest))
     for option in request.given:
-        if option not in COMMON:
+        if option not in (*COMMON, "--policy"):
             raise UsageError(f"{option} goes with policy learn", hint="help policy")
     match what:
         case "explain" if not rest:
