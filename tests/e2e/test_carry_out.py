@@ -142,14 +142,14 @@ def test_scratch_files_elsewhere_are_left_out_unless_asked_for(shell: Shell, tmp
 
 
 IN_THE_MAKING = (
-    "agent_sandbox.engine.stored:Stored.after_run",
-    "agent_sandbox.workspace.plans:Plans.keep",
     "agent_sandbox.workspace.plans:write_atomically",
+    "agent_sandbox.workspace.plans:Plans.keep",
+    "agent_sandbox.engine.stored:Stored.after_run",
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", IN_THE_MAKING)
+@pytest.mark.parametrize("at", [IN_THE_MAKING[0], *(pytest.param(at, marks=pytest.mark.torture) for at in IN_THE_MAKING[1:])])
 def test_killed_while_a_plan_is_kept_there_is_none(shell: Shell, at: str) -> None:
     before = tree(shell.cwd)
     cut_off(shell, at, "sim", "echo x > made.txt")
