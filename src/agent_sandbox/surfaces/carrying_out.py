@@ -17,7 +17,7 @@ from agent_sandbox.surfaces.current import gate_for, project_of
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.preview import effects
 from agent_sandbox.surfaces.preview.material import check, gather
-from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields
+from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields, whole_diff
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.surfaces.sim import governing, print_plan
@@ -77,7 +77,7 @@ def _carry_out(request: Request, store: Store, ends: ExitStack) -> int:
         agreed = agreement(request, ready.proposal)
         if agreed is None:
             return _end(request, ready, None, "nothing was carried out: nobody said yes (--yes; for each protected kind --approve KIND)")
-        done = carry(ready, agreed, plans, gates[0])
+        done = carry(ready, agreed, plans, gates[0], details=lambda: whole_diff(request, agreed))
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     if ready.plan.requests and not request.has("--json"):
         asked = ", ".join(ready.plan.requests[:5])

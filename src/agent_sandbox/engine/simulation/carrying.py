@@ -64,11 +64,11 @@ def opened(
             yield Ready(plan, kept, stored, clone, proposal, tuple(_scratch(plan, system=system)))
 
 
-def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate) -> CarriedOver:
+def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do it. `proposal` is that of `ready`, with what somebody agreed to. Raises as `promoting.carry_out`; then nothing was changed."""
     ready.kept.begin()
     try:
-        done = carry_out(proposal, ready.stored, gate)
+        done = carry_out(proposal, ready.stored, gate, details=details)
     except (Unfinished, LedgerUnavailable, LedgerBroken):  # something may have been done
         raise
     except SandboxError:
