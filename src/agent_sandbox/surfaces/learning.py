@@ -17,7 +17,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.learning import Ran, difference, propose
 from agent_sandbox.engine.routing import Runtimes, only
 from agent_sandbox.engine.session import Session
-from agent_sandbox.engine.simulation.simulating import NOTHING_WAITS, simulated
+from agent_sandbox.engine.simulation.simulating import simulated
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
@@ -127,7 +127,7 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
                     session, heard, Plans(found.state.store), found.project.path, waiting=Stored(found.state), governed="", keep=False
                 ) as made:
                     outcome = replace(made.outcome, changes=made.changes)
-                    waits = waits or made.plan.base != NOTHING_WAITS
+                    waits = waits or made.plan.on_the_sandbox
         say_how_it_ended(work, outcome)
         for note in outcome.notes:
             remark(note)
