@@ -227,8 +227,11 @@ def test_a_second_factor_is_needed_where_the_policy_says_so(shell: Shell, projec
         secret = (tmp_path / "state" / "ledger.jsonl.keys" / "second-factor").read_bytes()
         says(shell, "--yes", "--code", digits(secret, int(time.time() // STEP)))(asked)
 
-    code, out, _ = answered(shell, "run", DONE, answer=answer)
-    assert code == 0 and "marked-file" in out
+    token = shell("grant", "run bash -c **", "--for", "1m", "-q").stdout.decode().strip()
+    lifting = shell("grant", "--elevate", "--memory", "16G", "--for", "1m")
+    assert lifting.returncode == 2 and "not enough" in words(lifting)
+    code, out, _ = answered(shell, "run", "--capability", token, DONE, answer=answer)
+    assert code == 0 and "marked-file" in out, "and a grant without it is no way around it"
 
 
 @pytest.fixture

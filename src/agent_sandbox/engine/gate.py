@@ -12,9 +12,10 @@ from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, Sandbo
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, replace
+from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 
 if TYPE_CHECKING:
     from typing import Literal, NoReturn, TypeVar
@@ -39,9 +40,10 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Granted:
-    """Somebody with the right to do so agreed."""
+    """Somebody with the right to do so agreed. `word` is theirs, where it is known whose it is."""
 
     by: str
+    word: Word = field(default=Word(-1), compare=False)
 
 
 @dataclass(frozen=True)

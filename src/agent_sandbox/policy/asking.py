@@ -8,7 +8,7 @@ program that is not known. What an interpreter does with a file it is given is i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
@@ -87,6 +87,20 @@ class AskRules:
 
 
 NOBODY_IS_ASKED = AskRules()
+
+
+@dataclass(frozen=True)
+class Word:
+    """Who has said something, as the kernel numbers users, and whether they have shown a second factor for it."""
+
+    user: int
+    factor: bool = False
+
+    def counts(self, needs: Iterable[str], approvers: Collection[int] | None, *, asker: int) -> bool:
+        """Whether it is enough for what `asker` asks for, where that `needs` something and only the word of certain users counts."""
+        if approvers is not None and self.user not in approvers:
+            return False
+        return (ANOTHER_USER not in needs or self.user != asker) and (SECOND_FACTOR not in needs or self.factor)
 
 
 def check_command(text: str) -> None:

@@ -49,6 +49,7 @@ class Office:
         self.asked: list[Waiting] = []
         self.decisions: list[Decision] = []
         self.patience = patience
+        self.approvers: set[int] | None = None
 
     def answer(self, waiting: Waiting) -> None:
         self.asked.append(waiting)
@@ -56,8 +57,9 @@ class Office:
             self.inbox.answer(waiting.name, self.decisions.pop(0), digest=waiting.digest, by="alice")
 
     def desk(self) -> Desk:
-        run = os.urandom(4).hex()
-        return Desk(self.inbox, self.capabilities, self.policy, sandbox="box", run=run, tokens=self.tokens, clock=time.time)
+        run, asks = os.urandom(4).hex(), self.policy.asks
+        counts = lambda word: word.counts(asks.needs, self.approvers, asker=os.getuid())  # noqa: E731  as `places` has it
+        return Desk(self.inbox, self.capabilities, self.policy, sandbox="box", run=run, tokens=self.tokens, clock=time.time, counts=counts)
 
     def gate(self) -> Gate:
         return Gate(self.policy, self.ledger, clock=time.time, approver=self.desk(), sandbox="box", patience=self.patience)
@@ -114,6 +116,24 @@ def test_a_token_answers_before_anybody_is_asked_until_it_is_revoked(tmp_path: P
     assert done(gate) and done(gate, FORCE) and len(office.asked) == 1
     office.capabilities.revoke(token, by="alice")
     assert not done(gate), "at once, in a run that goes on"
+
+
+def test_a_grant_is_no_way_around_what_a_yes_needs(tmp_path: Path) -> None:
+    pushing = (("run", "git", "push", "**"),)
+    office = Office(tmp_path / "a", replace(PUSHING, needs=("second-factor",)), patience=0.02)
+    office.tokens = [office.capabilities.grant("box", pushing, seconds=60, by="agent")]
+    assert not done(office.gate())
+    office.tokens = [office.capabilities.grant("box", pushing, seconds=60, by="alice", factor=True)]
+    assert done(office.gate()), "the control arm"
+    office = Office(tmp_path / "b", replace(PUSHING, needs=("another-user",)), patience=0.02)
+    office.tokens = [office.capabilities.grant("box", pushing, seconds=60, by="root", factor=True)]
+    assert not done(office.gate()), "whatever it says, it is one's own"
+    office = Office(tmp_path / "c", PUSHING, patience=0.02)
+    office.tokens = [office.capabilities.grant("box", pushing, seconds=60, by="alice")]
+    office.approvers = {os.getuid() + 1}
+    assert not done(office.gate())
+    office.approvers = {os.getuid()}
+    assert done(office.gate()), "the control arm"
 
 
 def test_a_line_of_plain_words_is_covered_like_the_words_and_nothing_more(tmp_path: Path) -> None:

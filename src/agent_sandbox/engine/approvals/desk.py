@@ -10,6 +10,7 @@ from agent_sandbox.engine.approvals.inbox import Inbox
 from agent_sandbox.engine.capabilities import Capabilities
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.capabilities import Token
 from agent_sandbox.policy.decide import Ask
 from agent_sandbox.policy.model import Policy
@@ -28,11 +29,13 @@ class Desk:
         run: str,
         tokens: Sequence[Token],
         clock: Callable[[], float],
+        counts: Callable[[Word], bool] | None = None,
     ) -> None:
+        """`counts` tells whose grants are enough under this policy; without it everybody's are."""
         asks = policy.asks
         needs = (*asks.needs, *((f"the word of {' or '.join(asks.approvers) or 'nobody'}",) if asks.approvers is not None else ()))
         person = InboxApprover(inbox, policy=policy.digest(), sandbox=sandbox, run=run, clock=clock, needs=needs)
-        self._first = CapabilityApprover(capabilities, tokens, sandbox=sandbox, otherwise=person)
+        self._first = CapabilityApprover(capabilities, tokens, sandbox=sandbox, otherwise=person, counts=counts)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """The answer to exactly this action."""
