@@ -262,3 +262,11 @@ def test_what_is_seen_of_an_action_is_noted_under_its_sandbox() -> None:
     ledger = FakeLedger()
     Gate(locked(), ledger, clock=lambda: 0.0, sandbox="box").note("file.read", {"target": "/x"})
     assert ledger.events == [Noted("file.read", {"target": "/x"}, "box")]
+
+
+def test_how_long_somebody_has_to_answer_is_for_who_makes_the_gate_to_say() -> None:
+    ledger, approver = FakeLedger(), FakeApprover(Granted("alice"), takes=6.0)
+    policy = replace(locked(), asks=AskRules(effects=("runs-code",)))
+    with pytest.raises(Denied, match="in time"):
+        Gate(policy, ledger, clock=lambda: approver.clock[0], approver=approver, patience=5.0).perform(ALLOWED, Deed(ledger))
+    assert approver.asked[0][2] == 5.0
