@@ -194,6 +194,7 @@ def test_a_refused_program_can_be_permitted_for_a_time_and_the_return_is_recorde
     assert said.count("began") == said.count("ended") == 1
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_elevation(shell: Shell, project: Path) -> None:
     (project / "agent-sandbox.toml").write_text('[processes]\ncommands = ["ls"]\n')
     assert shell("run", "--", "sleep", "0").returncode == 126

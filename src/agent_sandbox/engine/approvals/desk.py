@@ -32,6 +32,8 @@ class Desk:
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
         """`counts` tells whose grants are enough under this policy; without it everybody's are."""
+        self._inbox = inbox
+        self._capabilities = capabilities
         asks = policy.asks
         needs = (*asks.needs, *((f"the word of {' or '.join(asks.approvers) or 'nobody'}",) if asks.approvers is not None else ()))
         person = InboxApprover(inbox, policy=policy.digest(), sandbox=sandbox, run=run, clock=clock, needs=needs)
@@ -42,5 +44,10 @@ class Desk:
         return self._first.ask(action, verdict, deadline)
 
     def end(self) -> None:
-        """The run is over: what was allowed for it is taken back, and nothing goes on any more under its capabilities."""
+        """The run is over: what was allowed for it is taken back, and nothing goes on any more under its capabilities.
+
+        And what others have left when their time was over, without being there to see to it.
+        """
         self._first.end()
+        self._inbox.sweep()
+        self._capabilities.sweep()
