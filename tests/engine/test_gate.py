@@ -180,7 +180,7 @@ def test_a_question_that_is_answered_with_yes_in_time_is_permission() -> None:
     [(action, verdict, deadline)] = approver.asked
     assert (action, verdict.suggest, deadline) == (ALLOWED, f"code python {ALLOWED.source_sha256}", APPROVAL_SECONDS)
     assert verdict.details == "print(1)", "who is asked sees what belongs to it"
-    assert isinstance(ledger.events[0], Intent) and ledger.events[0].rule == "approval"
+    assert isinstance(ledger.events[0], Intent) and ledger.events[0].rule == "approval of alice (approvals.effects)"
     assert ledger.lasting == [True, True], "what somebody agreed to is on record even if the power fails"
     door.end()
     assert approver.asked == [], "who was asked is told that it is over"

@@ -207,6 +207,9 @@ def test_a_policy_file_asks_and_is_explained() -> None:
         assert words in said
     assert lint((layer,)) == ()
     assert not any("approvals" in line for line in explain(effective(OPEN, (), home="/home/u")))
+    for lifts, told in ((["limits"], "may lift limits"), ([], "may lift nothing")):
+        lifting = from_mapping({"approvals": {"elevate": lifts}}, origin="d.toml")
+        assert told in "\n".join(explain(effective(OPEN, (lifting,), home="/home/u")))
     wrong = {"approvals": {"approvers": ["a:b"]}}
     with pytest.raises(PolicyError, match="not the name of a user"):
         from_mapping(wrong, origin="c.toml")
