@@ -333,7 +333,7 @@ nothing was answered.""",
     "grant": Verb(
         'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
         "permit the project's sandbox what the policy would ask about, or lift a rule of it, for a while",
-        ("--for", "--times", "--sandbox", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
+        ("--for", "--times", "--sandbox", "--code", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
         (0, ANY),
         too_many="put each pattern in quotes",
         details="""A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that
