@@ -2,7 +2,8 @@
 
 Rules only add questions: what is denied stays denied, and without a rule nobody is asked. They see what `policy.commands` understands of a
 command, which is no wall: the view and the network are. So they err on the side of asking. Words are looked for anywhere among a program's
-arguments, and where there are rules about commands, one that cannot be understood whole is asked about, too.
+arguments, and where there are rules about commands, one that cannot be understood whole is asked about, too: a name that is computed, a
+program that is not known. What an interpreter does with a file it is given is in none of this: ask about `runs-code` where that matters.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
             what = next((each.what for each in understood.effects if each.kind.value == effect and each.what), "")
             found.append(f"effects:what it does is of the kind {effect}" + (f" ({what[:80]})" if what else ""))
     unclear = understood.unreadable or next(iter(understood.unknown), "")
-    if rules.opaque and (unclear or (rules.effects and "unknown" in kinds)):
+    if rules.opaque and ("unknown" in kinds or any("/" in use.tool for use in understood.uses)):
         found.append(f"opaque:it cannot be understood whole: {unclear or 'what its program does is not known'}")
     return tuple(found)
 
