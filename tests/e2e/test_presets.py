@@ -107,6 +107,10 @@ def test_a_policy_of_ones_own_is_a_file_and_takes_away_too(run: Run, home: Path,
     assert run(mine, "head -n 1 greeting.txt").stdout == b"hello\n"
     assert "does not allow the program 'cat'" in words(run(mine, "cat greeting.txt"))
     assert "line 1: grep is on the list" in words(run(mine, "grep h greeting.txt"))
+    shell = Shell(home / "project", {"HOME": str(home)})
+    tested = shell("--policy", mine, "policy", "test", "grep h greeting.txt")
+    assert tested.returncode == 126 and b"line 1: grep is on the list" in tested.stdout, "as it is when it is run"
+    assert b"files: / can be read\n" in shell("policy", "explain", "--policy", mine).stdout
     assert run("high", "cat greeting.txt", "--policy", mine).returncode == 126, "the last of several takes away, too"
     done = run("lowest", "true")
     assert done.returncode == 2 and "there is no preset and no file 'lowest'" in words(done)
