@@ -145,8 +145,8 @@ def _immutable(path: Path) -> Iterator[None]:
 def test_where_the_record_cannot_be_changed_nothing_is_done(number: int, tmp_path: Path, tell: Tell, which: str) -> None:
     ledger, done = filled(tmp_path / "ledger", 2), list[str]()
     place = Path(ledger.path) if which == "ledger" else Path(ledger.keys, anchor.ANCHOR)
+    gate = Gate(locked(processes=True), ledger, clock=lambda: 1.5)
     for held in (False, True):
-        gate = Gate(locked(processes=True), ledger, clock=lambda: 1.5)
         with _immutable(place), pytest.raises(LedgerUnavailable), ledger.held() if held else nullcontext():
             gate.perform(RunCommand.of(["true"]), lambda _: done.append("unrecorded"))
     assert done == []
