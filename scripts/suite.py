@@ -22,13 +22,14 @@ from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOT = os.geteuid() == 0
-AT_ONCE = min(max(os.cpu_count() or 1, 2), 4)
+AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1  # one more than there are processors for: all of them wait now and then
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
 # Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
 UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")
-# Folders without WebAssembly: they need not wait until it is compiled.
+# Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
+LONG_AND_PLAIN = ("workspace",)
 PLAIN = ("bench", "kernel", "ledger", "policy", "source", "spelling", "surfaces", "values")
-PIECES = {"workspace": 1, "security": 2, "e2e": 1, "contract": 1, "runtime": 1, "sdk": 1}  # what is long is a part, or some
+LONG = {"security": 2, "e2e": 1, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
 
 
 class Part(NamedTuple):
@@ -52,25 +53,19 @@ class Running(NamedTuple):
 
 
 def parts() -> Iterator[Part]:
-    """All of them, those that take longest first. A folder that is not named above is in the last."""
+    """All of them, what others wait for and what takes longest first. A folder that is not named above is in the last."""
     yield Part("check", ("make", "--no-print-directory", "checks"))
-    yield from _pieces("workspace", compiled=False)
+    for name in LONG_AND_PLAIN:
+        yield Part(name, (*PYTEST, f"tests/{name}"))
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
     yield Part("unprivileged", UNPRIVILEGED, compiled=True)
-    for name in PIECES:
-        if name != "workspace":
-            yield from _pieces(name, compiled=True)
-    named = {*PLAIN, *PIECES, "__pycache__"}
+    for name, pieces in LONG.items():
+        files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / name).rglob("test_*.py"))
+        for piece in range(pieces):
+            yield Part(f"{name}-{piece + 1}" if pieces > 1 else name, (*PYTEST, *files[piece::pieces]), compiled=True)
+    named = {*LONG_AND_PLAIN, *PLAIN, *LONG, "__pycache__"}
     rest = sorted(str(each.relative_to(CHECKOUT)) for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in named)
     yield Part("rest", (*PYTEST, *rest), compiled=True)
-
-
-def _pieces(folder: str, *, compiled: bool) -> Iterator[Part]:
-    files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / folder).rglob("test_*.py"))
-    pieces = PIECES[folder]
-    for piece in range(pieces):
-        name = folder if pieces == 1 else f"{folder}-{piece + 1}"
-        yield Part(name, (*PYTEST, *files[piece::pieces]), compiled)
 
 
 def start(part: Part, scratch: Path) -> Running:

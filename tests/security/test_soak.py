@@ -74,9 +74,12 @@ def _held_now(state: Path) -> dict[str, float]:
 
 
 def _resident(pid: int) -> float:
-    """Its anonymous memory, in KiB. Not what is private to it: that goes up and down with the forks that share it for a while."""
+    """Its anonymous memory, in KiB. Not what is private to it: that goes up and down with the forks that share it for a while.
+
+    One that has ended and is not collected yet has none.
+    """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+    return next((float(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0.0)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 Rules only add questions: what is denied stays denied, and without a rule nobody is asked. They see what `policy.commands` understands of a
 command, which is no wall: the view and the network are. So they err on the side of asking. Words are looked for anywhere among a program's
 arguments, and in code that stands on the command line; where there are rules about commands, one that cannot be understood whole is asked
-about, too, as is code that is typed in. What a file, a package or a test suite runs is not looked for.
+about, too: a name that is computed, a program that is not known, code that is typed in. What a file, a package or a test suite runs is in
+none of this: ask about `runs-code` where that matters.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
             what = next((each.what for each in understood.effects if each.kind.value == effect and each.what), "")
             found.append(f"effects:what it does is of the kind {effect}" + (f" ({what[:80]})" if what else ""))
     unclear = understood.unreadable or next(iter(understood.unknown), "") or next(filter(None, map(_typed_in, understood.uses)), "")
-    if rules.opaque and (unclear or (rules.effects and "unknown" in kinds)):
+    if rules.opaque and (unclear or "unknown" in kinds or any("/" in use.tool for use in understood.uses)):
         found.append(f"opaque:it cannot be understood whole: {unclear or 'what its program does is not known'}")
     return tuple(found)
 

@@ -321,7 +321,8 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
             os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
         finally:
             os.close(file)
-            os.unlink(new, dir_fd=directory)
+            with suppress(FileNotFoundError):  # taken, and all cleared away, in this moment
+                os.unlink(new, dir_fd=directory)
     finally:
         os.close(directory)
 
