@@ -69,11 +69,12 @@ def parts() -> Iterator[Part]:
 
 
 def start(part: Part, scratch: Path) -> Running:
-    """Start it where its mounts are nobody else's."""
+    """Start it where its mounts are nobody else's, in a group of its own, with which it can be ended as a whole."""
     apart = ("unshare", "--mount", "--propagation")
     before = (*apart, "private", *apart, "shared") if ROOT and shutil.which("unshare") else ()
+    command, nothing = (*before, *part.command), subprocess.DEVNULL
     with open(scratch / part.name, "wb") as said:
-        process = subprocess.Popen((*before, *part.command), cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, process_group=0)
     return Running(part, process, scratch / part.name, time.monotonic())
 
 
@@ -116,7 +117,7 @@ def run(waiting: list[Part], scratch: Path) -> list[str]:
                 break
     finally:
         for each in running:
-            each.process.send_signal(signal.SIGINT)
+            os.killpg(each.process.pid, signal.SIGINT)
         for each in running:
             each.process.wait()
     return failed
