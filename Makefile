@@ -5,7 +5,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check checks test security conformance bench torture clean
+.PHONY: help setup demo check checks test coverage security conformance bench torture clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -28,6 +28,10 @@ checks:
 test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user
 	@scripts/setup.sh --without-wasm
 	@$(PY) -m scripts.suite
+
+coverage: setup  ## every branch of policy/ and of the gate is taken by their own tests, or it fails
+	$(PY) -m coverage run -m pytest -q tests/policy tests/engine/test_gate.py
+	$(PY) -m coverage report
 
 security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
 	@$(PY) -m scripts.security_table

@@ -21,7 +21,7 @@ from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.testing import CLAIMS, Bench, Claim
 from agent_sandbox.values import replace
 from tests import compiled
-from tests.security.harness import ENVIRONMENT, GENEROUS, Box, listening, outside, reading, until
+from tests.security.harness import ENVIRONMENT, GENEROUS, ROOT, Box, listening, outside, reading, until
 
 # The claims about what a program can tell of how it runs; the rest are about limits, which others keep.
 _SAME = {
@@ -247,18 +247,20 @@ print(json.dumps([[name for name in held if "seccomp" in name], got]))
     assert "/etc/passwd" in seen(outcome, "read")
 
 
-def test_a_process_that_is_not_dumpable_is_observed_all_the_same(box: Box) -> None:
+def test_a_process_that_is_not_dumpable_is_observed_or_it_is_said_that_it_was_not(box: Box) -> None:
+    """Rootless, what was forked from our interpreter and not executed since is beyond our reach then."""
     hide = "import ctypes, os\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nos.close(os.open('greeting.txt', os.O_RDWR))\n"
-    outcome = box.python(hide, observe=True)
     target = str(box.project / "greeting.txt")
-    assert target in seen(outcome, "read") and target in seen(outcome, "write"), outcome.notes
+    executed, forked = box.run("python3", "-c", hide, observe=True), box.python(hide, observe=True)
+    assert target in seen(executed, "read") and target in seen(executed, "write"), executed.notes
+    assert target in seen(forked, "read") or (not ROOT and "1 of its calls could not be looked at" in forked.notes)
 
 
+@pytest.mark.needs_root  # an unprivileged guest cannot change a file of root's
 @pytest.mark.parametrize("made", ["mkfifo", "ln -s /dev/zero", "ln -s /proc/self/mem"])
 def test_settings_that_an_earlier_run_has_written_hold_nothing_up(box: Box, made: str) -> None:
     kept = box.kept
-    if kept.shell(f"rm -f /etc/resolv.conf && {made} /etc/resolv.conf").exit.code:
-        pytest.skip("an unprivileged guest cannot change a file of root's")
+    assert kept.shell(f"rm -f /etc/resolv.conf && {made} /etc/resolv.conf").exit.code == 0
     outcome = kept.run("cat", "greeting.txt", observe=True)
     assert outcome.stdout == b"hello\n" and str(box.project / "greeting.txt") in seen(outcome, "read")
 

@@ -18,7 +18,8 @@ __all__ = ["repository"]
 
 EVERYTHING = (
     "echo two >> greeting.txt; printf 'a\\0b\\377' > bytes; mkdir -p deep/er; echo x > deep/er/x; chmod 0640 deep/er/x; chmod 0750 deep; "
-    "ln -s greeting.txt link; ln -s nowhere dangling; rm src/app.py; mv notes.txt renamed.txt; touch $'odd\\n\\x1bname'"
+    "ln -s greeting.txt link; ln -s nowhere dangling; mkdir shut; touch shut/in; chmod 0500 shut; "
+    "rm src/app.py; mv notes.txt renamed.txt; touch $'odd\\n\\x1bname'"
 )
 
 
@@ -52,6 +53,7 @@ def test_what_is_carried_out_is_what_the_command_would_have_done(shell: Shell, t
 
 def test_a_commit_is_carried_out_when_git_history_is_agreed_to(repository: Shell) -> None:
     digest = plan_of(repository, "git commit -m 'fix: bug'")
+    assert digest[:12].encode() in repository("carry-out").stdout
     asked = repository("carry-out", digest, "--approve", "git-history")
     assert asked.returncode == 3 and "nobody said yes" in words(asked) and b"would make a commit" in asked.stdout
     refused = repository("carry-out", digest, "--yes")

@@ -75,6 +75,13 @@ def test_each_effect_has_its_risk(shell: Shell) -> None:
     assert shell.json("sim", "echo x > f")["risk"]["level"] == "low"
 
 
+def test_what_cannot_be_read_is_still_listed_and_nothing_to_rely_on(shell: Shell) -> None:
+    document = shell.json("sim", "mkdir d; echo x > d/hidden; chmod 000 d/hidden d; echo x > plain")
+    assert [os.path.basename(each["path"]) for each in document["changes"]] == ["d", "hidden", "plain"]
+    # Root reads it all the same, and what nobody can read is not called harmless.
+    assert (document["risk"]["level"], document["kept"]) == (("low", True) if os.geteuid() == 0 else ("high", False))
+
+
 @pytest.mark.slow
 def test_a_command_is_judged_by_its_text_as_well(repository: Shell) -> None:
     predicted = repository.json("sim", "git push --force nowhere main")["predicted"]
@@ -88,7 +95,7 @@ def test_what_waits_in_the_sandbox_is_there_and_stays_as_it_is(shell: Shell) -> 
     done = shell("sim", "cat new.txt; echo more >> new.txt; echo two > d/two; rm kept.txt; ls d")
     assert done.returncode == 0 and done.stderr == b"waiting\none\ntwo\n"
     assert b"+waiting\n+more\n" in done.stdout and b"b/d/two" in done.stdout and b"b/d/one" not in done.stdout
-    assert b"kept.txt would be on the machine as it is" in done.stdout
+    assert b"kept.txt is taken back" in done.stdout
     assert shell("diff").stdout == waiting and tree(shell.cwd) == before
     bare = shell("sim", "--throw-away", "cat new.txt")
     assert bare.returncode == 1 and b"No such file" in bare.stderr

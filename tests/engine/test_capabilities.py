@@ -148,3 +148,42 @@ def test_users_that_are_killed_never_had_more_than_was_allowed(office: Office, r
     os.close(reader)
     assert done <= 20
     assert office.all.standing()[0].used == 20
+
+
+def test_who_revokes_can_tell_what_goes_on_and_what_died(office: Office) -> None:
+    token = office.grant()
+    (standing,) = office.all.standing()
+    assert office.all.going_on(standing.name) == [] == office.all.going_on("no name")
+    ready, tell = os.pipe()
+    go, let = os.pipe()
+    pids: list[int] = []
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            os.close(let)
+            office.all.mark(standing.name)
+            os.write(tell, b".")
+            os.read(go, 1)
+            os._exit(0)
+        pids.append(pid)
+    os.read(ready, 1)
+    while len(os.listdir(office.directory / standing.name)) < 3:
+        continue
+    own = office.all.mark(standing.name)
+    os.read(ready, 1)
+    assert office.all.going_on(standing.name) == sorted(pids), "our own is no news to us"
+    os.kill(pids[0], signal.SIGKILL)
+    os.waitpid(pids[0], 0)
+    assert office.all.going_on(standing.name) == pids[1:], "and the dead hold nothing"
+    os.close(let)
+    os.waitpid(pids[1], 0)
+    own.end()
+    assert office.all.going_on(standing.name) == []
+    assert sorted(os.listdir(office.directory / standing.name)) == ["grant"]
+    mark = office.all.mark(standing.name)
+    office.all.revoke(token, by="alice")
+    office.now = 2000.0
+    assert office.all.standing() == []
+    mark.end()
+    for fd in (ready, tell, go):
+        os.close(fd)

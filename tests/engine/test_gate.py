@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine import gate as gate_module
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Gate, Granted, Refused
 from agent_sandbox.errors import Denied, LaunchFailed, LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import read, verify
-from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
 from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.asking import AskRules
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
 from agent_sandbox.policy.model import cloned, locked
 
@@ -167,18 +167,42 @@ def test_with_a_real_ledger_the_record_verifies_and_names_the_action(tmp_path: P
     assert b"hunter2" not in Path(ledger.path).read_bytes()
 
 
-def asking(monkeypatch: pytest.MonkeyPatch, ledger: FakeLedger, approver: FakeApprover | None) -> Gate:
-    """A gate whose policy asks: no rule does so yet, so the decision itself is replaced."""
-    monkeypatch.setattr(gate_module, "decide", lambda *_, **__: Ask(Reason("risky", "it is risky"), "the capability to be risky"))
-    return Gate(locked(), ledger, clock=lambda: approver.clock[0] if approver else 0.0, approver=approver)
+def asking(ledger: FakeLedger, approver: FakeApprover | None) -> Gate:
+    """A gate whose policy asks about all code."""
+    policy = replace(locked(), asks=AskRules(effects=("runs-code",)))
+    return Gate(policy, ledger, clock=lambda: approver.clock[0] if approver else 0.0, approver=approver)
 
 
-def test_a_question_that_is_answered_with_yes_in_time_is_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_is_answered_with_yes_in_time_is_permission() -> None:
     ledger, approver = FakeLedger(), FakeApprover(Granted("alice"), takes=APPROVAL_SECONDS)
-    assert asking(monkeypatch, ledger, approver).perform(ALLOWED, Deed(ledger)) == "result"
+    door = asking(ledger, approver)
+    assert door.perform(ALLOWED, Deed(ledger), details=lambda: "print(1)") == "result"
     [(action, verdict, deadline)] = approver.asked
-    assert (action, verdict.suggest, deadline) == (ALLOWED, "the capability to be risky", APPROVAL_SECONDS)
+    assert (action, verdict.suggest, deadline) == (ALLOWED, f"code python {ALLOWED.source_sha256}", APPROVAL_SECONDS)
+    assert verdict.details == "print(1)", "who is asked sees what belongs to it"
     assert isinstance(ledger.events[0], Intent) and ledger.events[0].rule == "approval"
+    assert ledger.lasting == [True, True], "what somebody agreed to is on record even if the power fails"
+    door.end()
+    assert approver.asked == [], "who was asked is told that it is over"
+    asking(ledger, None).end()
+
+
+def test_nobody_is_asked_about_what_is_denied() -> None:
+    ledger, approver = FakeLedger(), FakeApprover(Granted("alice"))
+    policy = replace(locked(), asks=AskRules(opaque=True, commands=("ls",)))
+    with pytest.raises(Denied) as refusal:
+        Gate(policy, ledger, clock=lambda: 0.0, approver=approver).perform(REFUSED, Deed(ledger))
+    assert approver.asked == [] and refusal.value.verdict.because.rule == "processes"
+
+
+def test_details_are_made_only_where_somebody_is_asked() -> None:
+    def broken() -> str:
+        raise OSError("the diff cannot be made")
+
+    ledger = FakeLedger()
+    assert gate(ledger).perform(ALLOWED, Deed(ledger), details=broken) == "result"
+    with pytest.raises(Denied, match="asking failed: OSError"):
+        asking(ledger, FakeApprover(Granted("alice"))).perform(ALLOWED, Deed(ledger), details=broken)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +216,15 @@ def test_a_question_that_is_answered_with_yes_in_time_is_permission(monkeypatch:
     ],
     ids=["nobody", "no", "exception", "too late", "not an answer"],
 )
-def test_anything_but_a_yes_in_time_is_a_refusal(monkeypatch: pytest.MonkeyPatch, approver: FakeApprover | None, why: str) -> None:
+def test_anything_but_a_yes_in_time_is_a_refusal(approver: FakeApprover | None, why: str) -> None:
     ledger = FakeLedger()
     deed = Deed(ledger)
     with pytest.raises(Denied, match=why) as refusal:
-        asking(monkeypatch, ledger, approver).perform(ALLOWED, deed)
-    assert refusal.value.hint == "ask for the capability to be risky"
+        asking(ledger, approver).perform(ALLOWED, deed)
+    verdict = refusal.value.verdict
+    assert verdict.because.rule == "approval" and "approvals.effects" in verdict.because.why
+    assert verdict.missing == f"code python {ALLOWED.source_sha256}"
+    assert refusal.value.hint == f"agent-sandbox grant '{verdict.missing}' --for 10m"
     assert deed.seen == []
     assert isinstance(ledger.events[0], Refusal)
 
@@ -223,7 +250,15 @@ def test_what_changes_the_real_tree_is_recorded_against_a_power_cut(action: Acti
     assert ledger.lasting == [lasting, lasting]
 
 
-def test_what_somebody_agreed_to_is_recorded_against_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_somebody_in_front_of_the_gate_refuses_is_a_refusal_like_any_other() -> None:
     ledger = FakeLedger()
-    asking(monkeypatch, ledger, FakeApprover(Granted("alice"))).perform(ALLOWED, Deed(ledger))
-    assert ledger.lasting == [True, True]
+    with pytest.raises(Denied, match="too odd") as refusal:
+        gate(ledger).refuse(ALLOWED, Reason("odd", "it is too odd", "make it even"))
+    assert refusal.value.hint == "make it even" and refusal.value.verdict == Deny(Reason("odd", "it is too odd", "make it even"))
+    assert isinstance(ledger.events[0], Refusal) and ledger.events[0].rule == "odd"
+
+
+def test_what_is_seen_of_an_action_is_noted_under_its_sandbox() -> None:
+    ledger = FakeLedger()
+    Gate(locked(), ledger, clock=lambda: 0.0, sandbox="box").note("file.read", {"target": "/x"})
+    assert ledger.events == [Noted("file.read", {"target": "/x"}, "box")]

@@ -6,6 +6,8 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from shlex import quote
 from shutil import which
 
 import pytest
@@ -17,11 +19,11 @@ from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Denied
 from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.document import Document, parse_toml
 from agent_sandbox.policy.explaining import lint
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.narrowing import effective
-from agent_sandbox.policy.proposal import Proposal
+from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.values import replace
@@ -33,7 +35,7 @@ COMMANDS = {
     "packages": "/usr/bin/python3 -m zipfile -c wheel.whl src && mkdir -p lib && /usr/bin/python3 -m zipfile -e wheel.whl lib",
     "pipeline": "cat ../shared/rows.csv | sort | uniq -c | tee counts.txt | wc -l",
     "sed": "find src -name '*.txt' -exec sed -i s/one/two/ {} +",
-    "tar": "tar -czf src.tar.gz src && mkdir out && tar -xzf src.tar.gz -C out",
+    "tar": "tar --numeric-owner -czf src.tar.gz src && mkdir out && tar -xzf src.tar.gz -C out",
     "reading": "grep -r one src ../shared/rows.csv",
     "the shell alone": "read -r line < ../shared/rows.csv; echo $line > first.txt",
     "a branch not taken": "true || curl http://192.0.2.1",
@@ -62,11 +64,11 @@ class Somebody:
         work = Work(Command(argv), self.env, cwd=str(self.project), observe=True)
         return Session(gate, only(self.runtime), project=str(self.project)).run(work)
 
-    def learn(self, *lines: str | tuple[str, ...]) -> tuple[Proposal, list[Outcome]]:
+    def learn(self, *lines: str | tuple[str, ...], named: bool = False) -> tuple[Proposal, list[Outcome]]:
         outcomes = [self.run(line, self.ceiling) for line in lines]
         works = [Work(Command(("bash", "-c", each) if isinstance(each, str) else each), self.env, cwd=str(self.project)) for each in lines]
         ran = [Ran(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
-        return propose(ran, self.ceiling, project=str(self.project), home=str(self.home)), outcomes
+        return propose(ran, self.ceiling, project=str(self.project), home=str(self.home), named=named), outcomes
 
     def again(self, line: str | tuple[str, ...], document: Document, first: Outcome) -> str:
         """How it differs under a policy: as `difference` says, or in what it prints, writes and reads, which is always the same here."""
@@ -179,7 +181,7 @@ def test_a_file_behind_a_link_is_there_under_both_names(somebody: Somebody) -> N
     (somebody.project / "data").symlink_to("../shared")
     line = "cat ~/.settings data/rows.csv > all.txt"
     proposal, (first,) = somebody.learn(line)
-    assert proposal.document().get("files.allowed") == ("~/app", "~/.settings", "~/dotfiles/settings", "~/shared/rows.csv")
+    assert proposal.document().get("files.allowed") == ("~/app", "~/.settings", "~/shared/rows.csv")
     assert somebody.again(line, proposal.document(), first) == ""
 
 
@@ -201,3 +203,77 @@ def test_what_is_above_is_never_reached_beyond(somebody: Somebody) -> None:
     proposal, _ = somebody.learn("cat ../shared/rows.csv; cat src/a.txt")
     assert proposal.document().get("files.allowed") == ("~/app",)
     assert any("not for agents" in words for words in proposal.left_out)
+
+
+STRANGE = (
+    "plain.txt",
+    "with space.txt",
+    "star*.txt",
+    "[a-z].txt",
+    "quote\"'.txt",
+    "line\nend.txt",
+    "\u202eright.txt",
+    "#hash.txt",
+    ".hidden.txt",
+)
+ATOMS = (
+    "cat {a} {b} > {made}",
+    "sort {a} | tee {made}",
+    "cp {a} {made}",
+    "cp {a} {beside}",
+    "grep -h o {a} {b}",
+    "sed -i s/o/0/ {a}",
+    "mv {a} {made}",
+    "rm {a}",
+    "mkdir -p new/deep && ln -s {a} new/deep/link && cat new/deep/link",
+    "tar -cf {made} -P {a}",
+    "find {place} -type f | sort",
+    "/usr/bin/python3 -c 'import sys; open(sys.argv[2], \"w\").write(open(sys.argv[1]).read())' {a} {made}",
+    "while read -r line; do echo $line; done < {a}",
+    "head -c 1 {a} {b} && touch {made}",
+    "chmod 600 {a}; cat {a}",
+)
+
+
+def _random_line(random: Random, somebody: Somebody) -> str:
+    """Something that somebody might type, about files that are there, in and out of the project."""
+    places = [somebody.project, somebody.home / "shared", somebody.home / "deep" / "er"]
+    real = [str(path) for place in places for path in sorted(place.iterdir()) if path.is_file() or path.is_symlink()]
+
+    def made(place: Path) -> str:
+        return quote(str(place / f"made-{random.randrange(3)}{random.choice(STRANGE)}"))
+
+    atoms = [
+        random.choice(ATOMS).format(
+            a=quote(random.choice(real)),
+            b=quote(random.choice(real)),
+            made=made(random.choice(places)),
+            beside=made(somebody.home / "shared"),
+            place=quote(str(random.choice(places))),
+        )
+        for _ in range(random.randint(1, 3))
+    ]
+    return f"{random.choice((' ; ', ' && ', ' || '))}".join(atoms)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(None, marks=pytest.mark.torture)])
+def test_whatever_is_typed_happens_again_under_what_was_learnt_and_not_under_less(seed: int | None, somebody: Somebody) -> None:
+    random = Random(seed)
+    for place in (somebody.home / "shared", somebody.home / "deep" / "er", somebody.project):
+        place.mkdir(parents=True, exist_ok=True)
+        for name in STRANGE:
+            (place / name).write_text(f"one {name}\ntwo\n")
+        (place / "linked").symlink_to(somebody.home / "deep" / "er" / "plain.txt")
+    for _ in range(5 if seed else 200):
+        line = _random_line(random, somebody)
+        proposal, (first,) = somebody.learn(line)
+        said = (line, proposal.document(), proposal.left_out)
+        if any("cannot be written" in words for words in proposal.left_out):
+            continue
+        if somebody.again(line, proposal.document(), first):  # who reads a link, or asks what a file is, is not observed
+            proposal, (first,) = somebody.learn(line, named=True)
+            assert somebody.again(line, proposal.document(), first) == "", said
+        else:
+            for what, less in parts_of(proposal.document()):
+                assert somebody.again(line, less, first) != "", (what, *said)
+        parse_toml(as_toml(proposal), origin="x")

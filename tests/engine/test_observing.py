@@ -73,6 +73,13 @@ def test_of_a_locked_view_the_interpreter_and_scratch_are_there_and_what_is_name
     assert allowed(runtime, tmp_path, policy, WRITE, inside, "/tmp/x", "/usr/bin/env", "/etc/shadow") == [False, True, False, False]
 
 
+def test_what_is_made_among_copies_is_there_too(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    """One file of a directory is shown by copying it; what every view has in that directory is then made beside it."""
+    policy = locked(read=True, allowed=(Tree("/etc/passwd"),), allow_hidden=True, processes=True)
+    shown = allowed(runtime, tmp_path, policy, READ, "/etc/passwd", "/etc/nsswitch.conf", "/etc/hosts", "/etc/shadow")
+    assert shown == [True, True, True, False]
+
+
 def test_with_write_and_without_read_what_is_named_can_be_written_only(runtime: ProcessRuntime, tmp_path: Path) -> None:
     policy = locked(write=True, allowed=(Tree(str(tmp_path)),), processes=True)
     assert allowed(runtime, tmp_path, policy, READ, f"{tmp_path}/a") == [False]

@@ -22,6 +22,7 @@ from agent_sandbox.policy.capabilities import (
     Token,
     Until,
     attenuate,
+    caveats_of,
     check,
     covers,
     genuine,
@@ -204,3 +205,10 @@ def test_every_action_has_words() -> None:
 def test_a_token_does_not_print_its_signature() -> None:
     token = granted()
     assert token.signature.hex() not in repr(token) and spell(token).rpartition(".")[2] not in repr(token)
+
+
+def test_a_token_narrows_itself_spells_itself_and_says_what_it_claims() -> None:
+    token = granted().attenuate(Times(1))
+    assert token == attenuate(granted(), Times(1)) and parse(str(token)) == token
+    assert caveats_of(token)[-1] == Times(1)
+    assert caveats_of(Token(token.identity, (b"nonsense",), token.signature)) == (None,)

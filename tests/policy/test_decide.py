@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
+from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide, granting, lifting
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, repeatable, required
 from agent_sandbox.policy.paths import Beneath, Tree
@@ -138,3 +138,8 @@ def test_a_repeatable_policy_requires_that_runs_are_the_same_and_changes_nothing
     policy = repeatable(locked())
     assert policy.requires == locked().requires | {Guarantee.DETERMINISTIC}
     assert replace(policy, requires=locked().requires) == locked()
+
+
+def test_what_a_person_would_type_is_quoted() -> None:
+    assert granting("run git push") == "agent-sandbox grant 'run git push' --for 10m"
+    assert lifting("x; y") == "agent-sandbox grant --elevate --allow 'x; y' --for 10m"

@@ -210,3 +210,24 @@ def test_the_schema_and_the_loader_take_and_refuse_the_same(document: dict[str, 
     except PolicyError:
         taken = False
     assert taken == VALIDATOR.is_valid(document), list(VALIDATOR.iter_errors(document))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a" + ".b" * 300 + " = 1", "more than 256 dots on one line"),
+        ("name = " + "[" * 5000, "too many brackets"),
+        ("[processes]\nmax = " + "9" * 4000, "processes.max must be"),
+    ],
+    ids=["dots", "brackets", "digits"],
+)
+def test_a_file_that_is_made_to_be_slow_is_refused_at_once(text: str, words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        parse_toml(text, origin="x.toml")
+
+
+def test_a_number_that_python_does_not_spell_out_and_a_list_without_end_are_refused_in_words() -> None:
+    with pytest.raises(PolicyError, match="not a number of thousands of digits"):
+        from_mapping({"limits": {"memory_mb": 10**5000}}, origin="x")
+    with pytest.raises(PolicyError, match=r"processes\.commands has \d+ items; at most"):
+        from_mapping({"processes": {"commands": ["git"] * 100_000}}, origin="x")

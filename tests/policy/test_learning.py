@@ -150,6 +150,15 @@ def test_what_was_only_named_says_so_and_each_part_of_a_line_its_reason() -> Non
     assert Line("processes.commands", (), "none").parts() == [((), "none")]
 
 
+def test_what_a_link_leads_to_comes_with_it_unless_the_link_comes_with_a_directory() -> None:
+    place = Place(PROJECT, HOME, (PROJECT,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
+    leads = {"/data/link": "/srv/real", f"{PROJECT}/link": "/srv/real"}
+    for link, expected in ((f"{PROJECT}/link", ("~/app", "/srv/real")), ("/data/link", ("~/app", "/data/link"))):
+        seen = (Seen("read", link), Seen("read", "/srv/real"))
+        found = learn(seen, {each.target: Nature.FILE for each in seen}, place, GIT, LITTLE, leads)
+        assert allowed(found) == expected
+
+
 def test_what_no_file_can_be_called_has_no_pattern() -> None:
     assert pattern_of("/a\0b", HOME) is None and pattern_of("/a/../b", HOME) is None
     assert name_pattern("a/b") is None and name_pattern("") is None

@@ -181,3 +181,18 @@ def test_the_tiers_are_what_their_table_says() -> None:
     assert not (low.files.read or low.files.write or low.files.reaches("/home/u"))
     assert low.programs.permits("cat") and not low.programs.permits("rm") and not low.programs.permits("bash")
     assert permitted(low) <= permitted(high)
+
+
+def test_an_allowlist_is_written_where_it_is_asked_for_or_above_and_never_below() -> None:
+    """The medium tier: a file of the project must not open what a file above it has closed."""
+    open_to_all = Effective(CEILING, network_rules(outbound=True))
+    medium, own = preset("medium"), from_mapping({"network": {"hosts": ["api.example.com"]}}, origin="hosts")
+    both = from_mapping({"extends": "medium", "network": {"hosts": ["api.example.com"]}}, origin="both")
+
+    def reaches(*layers: Document) -> list[bool]:
+        network = effective(open_to_all, layers, home=HOME).network
+        return [network.permits(host, 443) for host in ("api.example.com", "example.net")]
+
+    assert reaches() == [True, True] and reaches(medium) == [False, False]
+    assert reaches(both) == reaches(own, medium) == [True, False]
+    assert reaches(medium, own) == [False, False]

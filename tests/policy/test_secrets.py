@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.secrets import default_masks, reveal
+from agent_sandbox.policy.secrets import default_masks, names_a_secret, reveal
 
 STATE = "/home/u/.local/state/agent-sandbox"
 MASKS = default_masks(
@@ -80,3 +80,9 @@ def test_revealing_what_is_not_masked_is_an_error_that_names_the_mask_above() ->
     assert "/home/u/.ssh;" in refusal.value.hint
     with pytest.raises(PolicyError, match="nothing is masked"):
         reveal(MASKS, "/home/u/readme")
+
+
+def test_a_variable_that_is_called_like_a_secret_is_taken_for_one() -> None:
+    assert [name for name in ("API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "PWD", "SSH_AUTH_SOCK", "HOME") if names_a_secret(name)] == [
+        *("API_KEY", "GITHUB_TOKEN", "DB_PASSWORD")
+    ]

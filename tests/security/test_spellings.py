@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_sandbox.policy.action import RunCommand
+from agent_sandbox.policy.asking import AskRules, question_about
 from agent_sandbox.policy.commands.effects import Kind
 from agent_sandbox.policy.commands.reading import understand
 from tests.security.conftest import Tell
@@ -116,3 +118,28 @@ def test_no_spelling_is_taken_for_harmless() -> None:
         if not (NAME in found.tools or any(tool.endswith(f"/{NAME}") for tool in found.tools) or "@" in "".join(found.tools) or vague):
             harmless.append((each.line, found.tools))
     assert harmless == []
+
+
+# A script that the line writes to a file and then runs is a file that is run, and what is in those is not looked for.
+_IN_A_FILE = ("> f;", "> s;", "> post-commit;", "make -f -", "| ed -s")
+
+
+def test_whoever_is_to_be_asked_about_a_program_is_asked_in_every_spelling_that_stands_on_the_line() -> None:
+    rules, unasked = AskRules(commands=(f"{NAME} **",)), list[str]()
+    for each in spellings():
+        line = each.line.replace("@T", f"/usr/bin/{NAME}").replace("@D", "/usr/bin").replace("@L", LOADERS[0])
+        if question_about(rules, RunCommand.of(["bash", "-c", line])) is None and not any(mark in line for mark in _IN_A_FILE):
+            unasked.append(line)
+    assert unasked == []
+    harmless = (
+        "git status",
+        "pytest -q",
+        "make test",
+        "npm run build",
+        "python3 script.py",
+        "ls -la && cat README.md",
+        "EDITOR=vim git log",
+    )
+    assert [line for line in harmless if question_about(rules, RunCommand.of(["bash", "-c", line]))] == [], (
+        "and nobody is asked about the rest"
+    )

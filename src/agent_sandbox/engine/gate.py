@@ -159,8 +159,8 @@ class Gate:
         """Ask, and refuse whatever is not a yes in time. The refusal says which rule asked, and what would permit it."""
 
         def refused(why: str) -> Deny:
-            remedy = verdict.because.remedy or f"ask for {verdict.suggest}"
-            return Deny(Reason("approval", f"{verdict.because.why} ({verdict.because.rule}), {why}", remedy), verdict.suggest)
+            asked = verdict.because
+            return Deny(Reason("approval", f"{asked.why} ({asked.rule}), {why}", asked.remedy), verdict.suggest)
 
         if self._approver is None:
             return refused("and nobody is there to approve it")

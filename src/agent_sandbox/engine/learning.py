@@ -20,7 +20,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.observed import EXECUTE, Observed
+from agent_sandbox.runtime.observed import EXECUTE, WRITE, Observed
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.changes import Change, Kind, covers
 from agent_sandbox.workspace.executables import Executables, find_executables
@@ -48,12 +48,14 @@ def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str, nam
     given = _given()
     changes = [change for ran in runs for change in ran.outcome.changes if not (_in(given, change.path, project) and is_noise(change.path))]
     seen = [each for ran in runs for each in (*ran.outcome.observed, *(_named_files(ran.work, home) if named else ()))]
-    seen += _behind_links(seen)
+    behind = _behind_links(seen, {change.path for change in changes})
+    leads = {path: real for path, (real, _) in behind.items() if _comes_with(path, real, seen)}
+    seen += [each for _, observed in behind.values() for each in observed]
     natures = _natures(seen, changes)
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
     place = Place(project, home, starts, given, policy.files, policy.limits)
     made = {path for path, nature in natures.items() if nature is Nature.MADE}
-    return learn(seen, natures, place, _programs(runs, project, made), _spent(runs))
+    return learn(seen, natures, place, _programs(runs, project, made), _spent(runs), leads)
 
 
 def difference(first: Outcome, again: Outcome) -> str:
@@ -112,11 +114,20 @@ def _named_files(work: Work, home: str) -> list[Observed]:
     return [Observed("read", path, NAMED, allowed=True) for path in paths if os.path.lexists(path)]
 
 
-def _behind_links(observed: Iterable[Observed]) -> list[Observed]:
-    """The same under the names that links lead to: a view has to have both."""
-    files = [each for each in observed if each.kind in FILE_KINDS]
-    real = {path: os.path.realpath(path) for path in {each.target for each in files}}
-    return [replace(each, target=real[each.target]) for each in files if real[each.target] != each.target]
+def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
+    """By the names that lead over a link: the real name, and what was done there. Who removes or renames a link does not follow it."""
+    found: dict[str, tuple[str, list[Observed]]] = {}
+    for each in observed:
+        if each.kind in FILE_KINDS and not (each.kind == WRITE and each.target in changed):
+            real = os.path.realpath(each.target)
+            if real != each.target:
+                found.setdefault(each.target, (real, []))[1].append(replace(each, target=real))
+    return found
+
+
+def _comes_with(path: str, real: str, seen: Iterable[Observed]) -> bool:
+    """Whether a view that shows a name by itself shows enough of what it leads to: a file behind a link, or what has no other use."""
+    return (os.path.islink(path) and os.path.isfile(real)) or all(each.target != real for each in seen)
 
 
 def _natures(seen: Iterable[Observed], changes: Iterable[Change]) -> dict[str, Nature]:

@@ -2,7 +2,9 @@
 
 Rules only add questions: what is denied stays denied, and without a rule nobody is asked. They see what `policy.commands` understands of a
 command, which is no wall: the view and the network are. So they err on the side of asking. Words are looked for anywhere among a program's
-arguments, and where there are rules about commands, one that cannot be understood whole is asked about, too.
+arguments, and in code that stands on the command line; where there are rules about commands, one that cannot be understood whole is asked
+about, too: a name that is computed, a program that is not known, code that is typed in. What a file, a package or a test suite runs is in
+none of this: ask about `runs-code` where that matters.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterable
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.programs import check_name, covers
+from agent_sandbox.policy.programs import POSIX_SHELLS, check_name, covers
 from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass, replace
 
 if TYPE_CHECKING:
@@ -141,13 +143,16 @@ def _understood(action: RunCommand) -> Understanding:
 def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
     """The rules that what was understood of a command falls under, each with its reason after a colon, in the order of the rules."""
     found = [f"commands:it is {pattern}" for pattern in rules.commands if any(_is(pattern.split(), use) for use in understood.uses)]
+    if not found:
+        named = (pattern for pattern in rules.commands if any(_names(pattern.split(), use) for use in understood.uses))
+        found = [f"commands:it names what {pattern} is about" for pattern in named]
     kinds = {kind.value for kind in understood.kinds}
     for effect in rules.effects:
         if effect in kinds:
             what = next((each.what for each in understood.effects if each.kind.value == effect and each.what), "")
             found.append(f"effects:what it does is of the kind {effect}" + (f" ({what[:80]})" if what else ""))
-    unclear = understood.unreadable or next(iter(understood.unknown), "")
-    if rules.opaque and (unclear or (rules.effects and "unknown" in kinds)):
+    unclear = understood.unreadable or next(iter(understood.unknown), "") or next(filter(None, map(_typed_in, understood.uses)), "")
+    if rules.opaque and (unclear or "unknown" in kinds or any("/" in use.tool for use in understood.uses)):
         found.append(f"opaque:it cannot be understood whole: {unclear or 'what its program does is not known'}")
     return tuple(found)
 
@@ -173,7 +178,28 @@ def _is(pattern: list[str], use: Use) -> bool:
     """Whether a program is started with these words among its arguments, in this order, whatever stands between them."""
     name, *words = pattern
     left = iter(use.arguments)
-    return covers((name,), use.tool) and all(any(_same(word, each) for each in left) for word in words if word != "**")
+    return covers((name,), use.tool.rpartition("/")[2]) and all(any(_same(word, each) for each in left) for word in words if word != "**")
+
+
+def _names(pattern: list[str], use: Use) -> bool:
+    """Whether a program is handed the one that the words are about: as a file, to be copied, linked or loaded, or within code that it runs,
+    with the other words beside it."""
+    name, *words = (word for word in pattern if word != "**")
+    if any("/" in each and covers((name,), each.rpartition("/")[2]) for each in use.arguments):
+        return True
+    if not any(effect.kind.value in ("runs-code", "unknown") for effect in use.effects):
+        return False
+    said = "".join(each if each.isalnum() or each in "_-.+" else " " for each in " ".join(use.arguments)).split()
+    return any(covers((name,), each) for each in said) and all(any(_same(word, each) for each in said) for word in words)
+
+
+def _typed_in(use: Use) -> str:
+    """Of a program that runs code which stands on the command line, or comes in, in another language than a shell's: that it does."""
+    for effect in use.effects:
+        typed = " -" in effect.what or effect.what == "standard input" or use.tool.endswith("=")
+        if effect.kind.value == "runs-code" and typed and use.tool not in POSIX_SHELLS:
+            return f"{use.tool.rstrip('=')} runs code that is not read"
+    return ""
 
 
 def _same(word: str, argument: str) -> bool:

@@ -18,10 +18,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """What may leave. Allowed hosts come in groups, one from each layer, and a host has to be in all of them; so with ports.
-
-    Without groups it is every host, or with `listed` none: an allowlist that nobody has written yet.
-    """
+    """What may leave. Allowed hosts come in groups, one from each layer, and a host has to be in all of them; so with ports."""
 
     outbound: bool = False
     inbound: bool = False
@@ -29,7 +26,6 @@ class NetworkRules:
     denied: tuple[str, ...] = ()
     ports: tuple[tuple[int, ...], ...] = ()
     localhost: bool = False
-    listed: bool = False
 
     def permits(self, host: str, port: int) -> bool:
         """Whether a connection may be opened. Names only: what a name resolves to is for the egress to judge again."""
@@ -38,7 +34,7 @@ class NetworkRules:
             return False
         if is_local(name):
             return self.localhost
-        return (bool(self.hosts) or not self.listed) and all(covers(group, name) for group in self.hosts)
+        return all(covers(group, name) for group in self.hosts)
 
     def narrowed(self, other: NetworkRules) -> NetworkRules:
         """What both permit."""
@@ -49,7 +45,6 @@ class NetworkRules:
             tuple(dict.fromkeys((*self.denied, *other.denied))),
             tuple(dict.fromkeys((*self.ports, *other.ports))),
             self.localhost and other.localhost,
-            self.listed or other.listed,
         )
 
     @property
@@ -66,15 +61,11 @@ def network_rules(
     denied: Iterable[str] = (),
     ports: Iterable[int] | None = None,
     localhost: bool = False,
-    listed: bool = False,
 ) -> NetworkRules:
-    """Rules of one layer, checked. Without `hosts` every host, unless it has to be `listed`; without `ports` every port.
-
-    Raises `PolicyError` naming what cannot be.
-    """
+    """Rules of one layer, checked. Without `hosts` every host, without `ports` every port. Raises `PolicyError` naming what cannot be."""
     groups = () if hosts is None else (tuple(canonical_pattern(each) for each in hosts),)
     numbers = () if ports is None else (tuple(canonical_port(each) for each in ports),)
-    return NetworkRules(outbound, inbound, groups, tuple(canonical_pattern(each) for each in denied), numbers, localhost, listed)
+    return NetworkRules(outbound, inbound, groups, tuple(canonical_pattern(each) for each in denied), numbers, localhost)
 
 
 def canonical_pattern(written: object) -> str:

@@ -27,6 +27,7 @@ from agent_sandbox.values import Protocol, dataclass
 
 MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20
 NAMED = ""  # the program of what no program was seen to read
+NOWHERE: Mapping[str, str] = {}
 FILE_KINDS = ("read", "write", "execute")
 
 
@@ -82,11 +83,21 @@ class _Use:
     wrote: bool = False
 
 
-def learn(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place, programs: Programs, spent: Spent) -> Proposal:
-    """The proposal. `natures` has every path that was seen or changed; one that is `MADE` need not have been seen."""
+def learn(
+    seen: Iterable[Seen],
+    natures: Mapping[str, Nature],
+    place: Place,
+    programs: Programs,
+    spent: Spent,
+    leads: Mapping[str, str] = NOWHERE,
+) -> Proposal:
+    """The proposal. `natures` has every path that was seen or changed; one that is `MADE` need not have been seen.
+
+    `leads` has names that lead to others, over links, which are shown with them: where the first is allowed by itself, the second need not.
+    """
     seen = tuple(seen)
     uses, left_out = _uses(seen, natures, place)
-    lines = [*_file_lines(uses, natures, place, left_out), *_process_lines(programs, left_out)]
+    lines = [*_file_lines(uses, natures, place, leads, left_out), *_process_lines(programs, left_out)]
     lines += network_lines(seen, left_out)
     lines += amount_lines(spent, place.limits, left_out)
     return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(programs), () if spent.processes else ("processes.max",))
@@ -123,7 +134,9 @@ def _forbidden(path: str, program: str, rules: FileRules) -> str:
     return f"{path}, which {program} tried, is not to be had under the policies above"
 
 
-def _file_lines(uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: Place, left_out: list[str]) -> list[Line]:
+def _file_lines(
+    uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: Place, leads: Mapping[str, str], left_out: list[str]
+) -> list[Line]:
     wanted: dict[str, _Use] = {}
     hidden = False
     for path, use in uses.items():
@@ -143,7 +156,7 @@ def _file_lines(uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: 
         elif not _is_scratch(start, place) and not _is_given(start, place):
             wanted.setdefault(tree, _Use({}))
     items = []
-    for tree, use in _gathered(wanted, place).items():
+    for tree, use in _gathered(wanted, place, leads).items():
         text = pattern_of(tree, place.home)
         if text is None:
             left_out.append(f"{tree} cannot be written as a pattern of a policy")
@@ -167,7 +180,7 @@ def _tree_for(path: str, natures: Mapping[str, Nature], place: Place) -> str:
     return path
 
 
-def _gathered(wanted: dict[str, _Use], place: Place) -> dict[str, _Use]:
+def _gathered(wanted: dict[str, _Use], place: Place, leads: Mapping[str, str]) -> dict[str, _Use]:
     """Several names in one directory as the directory; what lies in another that is wanted, as that."""
     trees = dict(wanted)
     while True:
@@ -185,6 +198,9 @@ def _gathered(wanted: dict[str, _Use], place: Place) -> dict[str, _Use]:
         outer = next((other for other in trees if other != tree and _covers(other, tree)), None)
         if outer is not None:
             _join(trees, outer, trees.pop(tree))
+    for name, other in leads.items():
+        if name in trees and other in trees:
+            _join(trees, name, trees.pop(other))
     return dict(sorted(trees.items(), key=lambda item: (item[0] != place.project, item[0])))
 
 

@@ -50,9 +50,12 @@ def effective(above: Policy | Effective, layers: Iterable[Document], *, home: st
     found = Effective(above) if isinstance(above, Policy) else above
     for layer in layers:
         base = layer.get("extends")
-        if base is not None:
-            found = narrowed(found, preset(base), home=home)
-        found = narrowed(found, layer, home=home)
+        parts = (layer,) if base is None else (preset(base), layer)
+        for part in parts:
+            found = narrowed(found, part, home=home)
+        if any(part.get("network.listed", False) for part in parts) and not found.network.hosts:
+            # No list yet, and one that came later would open what this layer has closed.
+            found = replace(found, network=replace(found.network, outbound=False))
     return found
 
 
@@ -140,7 +143,6 @@ def _network(layer: Document) -> NetworkRules:
         denied=layer.get("network.denied_hosts", ()),
         ports=layer.get("network.ports"),
         localhost=layer.get("network.localhost", True),
-        listed=layer.get("network.listed", False),
     )
 
 

@@ -97,7 +97,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("processes.max", Shape.COUNT, "processes and threads at once", "64"),
     Setting("network.outbound", Shape.BOOL, "whether connections may be opened", "false"),
     Setting("network.inbound", Shape.BOOL, "whether connections may be accepted", "false"),
-    Setting("network.listed", Shape.BOOL, "whether only hosts that are named may be reached, and without names none", "true"),
+    Setting(
+        "network.listed",
+        Shape.BOOL,
+        "whether only hosts that are named may be reached, here or in a file above; without names, none",
+        "true",
+    ),
     Setting("network.hosts", Shape.TEXTS, "hosts that may be reached, and no others", '["*.example.com"]', canonical_pattern, _HOSTS),
     Setting("network.denied_hosts", Shape.TEXTS, "hosts that may not be reached", '["*.example.net"]', canonical_pattern, _HOSTS),
     Setting("network.ports", Shape.COUNTS, "ports that may be reached, and no others", "[443]", canonical_port, most=65535),

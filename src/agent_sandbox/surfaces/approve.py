@@ -5,7 +5,9 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+import termios
 import time
+from contextlib import suppress
 
 from agent_sandbox import places
 from agent_sandbox.engine.approvals.answer import Decision
@@ -94,6 +96,8 @@ def _decision(request: Request) -> Decision | None:
     if not _at_a_terminal():
         return None
     sys.stdout.flush()
+    with suppress(termios.error):
+        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question was seen is no answer to it
     sys.stderr.write("Allow exactly this? [y/n, or Enter to leave it] ")
     sys.stderr.flush()
     return {"y": yes, "yes": yes, "n": Decision.NO, "no": Decision.NO}.get(sys.stdin.readline().strip().lower())

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 from agent_sandbox import places
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver
-from agent_sandbox.engine.simulation.carrying import Ready, carry, opened
+from agent_sandbox.engine.simulation.carrying import Ready, carry, kept_plans, opened
+from agent_sandbox.engine.simulation.plan import EffectPlan
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import gate_for, project_of
-from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.preview import effects
 from agent_sandbox.surfaces.preview.material import check, gather
-from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields
+from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields, whole_diff
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.surfaces.sim import governing, print_plan
@@ -28,8 +30,28 @@ from agent_sandbox.workspace.store import Store
 def carry_out(request: Request) -> int:
     """The verb `carry-out`. It exits with 3 when nobody said yes, having changed nothing."""
     check(request)
+    store = Store.open(places.state_dir())
+    if not request.words:
+        return _list(request, kept_plans(Plans(store)))
     with ExitStack() as ends:
-        return _carry_out(request, Store.open(places.state_dir()), ends)
+        return _carry_out(request, store, ends)
+
+
+def _list(request: Request, plans: list[EffectPlan]) -> int:
+    """All plans that are still good, of every project."""
+    if request.has("--json"):
+        from agent_sandbox.surfaces.documents import print_document
+
+        print_document("plans", {"plans": [{**effects.before_changes(plan), "created": plan.created} for plan in plans]})
+        return 0
+    for plan in plans:
+        when = time.strftime("%H:%M:%S", time.localtime(plan.created))
+        print(
+            f"{plan.digest[: effects.SHORT]}  {when}  {plan.risk.level.value:<6}  {shown(plan.project)}  {shown(effects.command_of(plan))}"
+        )
+    if not plans:
+        remark("there are no plans; `agent-sandbox sim COMMAND` makes one")
+    return 0
 
 
 def _carry_out(request: Request, store: Store, ends: ExitStack) -> int:
@@ -55,7 +77,7 @@ def _carry_out(request: Request, store: Store, ends: ExitStack) -> int:
         agreed = agreement(request, ready.proposal)
         if agreed is None:
             return _end(request, ready, None, "nothing was carried out: nobody said yes (--yes; for each protected kind --approve KIND)")
-        done = carry(ready, agreed, plans, gates[0])
+        done = carry(ready, agreed, plans, gates[0], details=lambda: whole_diff(request, agreed))
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     if ready.plan.requests and not request.has("--json"):
         asked = ", ".join(ready.plan.requests[:5])

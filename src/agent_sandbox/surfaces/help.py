@@ -27,7 +27,8 @@ def show_help(verb: str | None) -> int:
 
 def overview() -> str:
     """What the program is and which verbs there are."""
-    verbs = [f"  {name:<12}{verb.summary}" for name, verb in VERBS.items() if not verb.later]
+    width = max(map(len, VERBS)) + 2
+    verbs = [f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items() if not verb.later]
     return "\n".join([_OPENING, *verbs, "", "options of every verb:", *_options(COMMON), "", "more: agent-sandbox help VERB"])
 
 

@@ -59,7 +59,7 @@ def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wante
         if agreed is None:
             _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
             return NOBODY_AGREED
-        done = carry_out(agreed, stored, gate, details=lambda: _diff(request, agreed))
+        done = carry_out(agreed, stored, gate, details=lambda: whole_diff(request, agreed))
     back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
     what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
     if not agreed.changes:
@@ -70,7 +70,7 @@ def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wante
     return 0
 
 
-def _diff(request: Request, proposal: Proposal) -> str:
+def whole_diff(request: Request, proposal: Proposal) -> str:
     """All that would be carried over, for whoever is asked about it."""
     from agent_sandbox.surfaces.painting import Painter
     from agent_sandbox.surfaces.preview.forms import rows

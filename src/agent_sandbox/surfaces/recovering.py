@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from agent_sandbox import places
@@ -21,8 +22,15 @@ def recover(stored: Stored, gate: Gate) -> None:
 
 
 def current_and_whole(request: Request) -> Current:
-    """The current sandbox for a verb that does not promote: what is under way just now is left alone, what cannot be ended is said."""
+    """The current sandbox for a verb that does not promote: what is under way just now is left alone, what cannot be ended is said.
+
+    Plans that nobody carried out in time go by the way.
+    """
     found = current(request)
+    if os.path.isdir(os.path.join(found.state.store.path, "plans")):
+        from agent_sandbox.workspace.plans import Plans
+
+        Plans(found.state.store).sweep()
     if interrupted(found.state):
         try:
             policy = policy_of(request, found.project)

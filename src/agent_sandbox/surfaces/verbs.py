@@ -202,13 +202,14 @@ What the command prints goes to standard error, the plan to standard output, and
 kept for an hour, for carry-out to do exactly what it says.""",
     ),
     "carry-out": Verb(
-        "carry-out DIGEST [--yes] [--approve KINDS] [--system] [--files-only]",
+        "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--files-only]]",
         "do what a plan of sim says, exactly",
         ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
-        (1, 1),
-        details="""The first letters of the digest are enough. It shows the plan once more and asks. The files become what the plan says,
-byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it has changed since: the plan,
-the policy, what waits in the sandbox, or a file that it changes. A plan is good for once.
+        (0, 1),
+        details="""Without a digest it lists the plans there are; with the first letters of one, it shows that once more and asks. The files
+become what the plan says, byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it
+has changed since: the plan, the policy, what waits in the sandbox, or a file of the project that it changes or read. A
+plan is good for once.
 
 Kinds of files that run by themselves need a yes of their own, as for promote. What a plan asked of the network cannot be
 done by this version: such a plan is refused, unless --files-only says that its files are wanted without that.

@@ -136,9 +136,21 @@ class Plans:
         if name := self._move_aside(kept.state.id):
             self._remove([name])
 
-    def digests(self) -> tuple[str, ...]:
-        """Of all plans, the newest first."""
-        return tuple(digest for _, _, digest in sorted(self._all(), reverse=True))
+    def all(self) -> tuple[tuple[str, str], ...]:
+        """Digest and text of each plan that is still good, the newest first. Sweeps first."""
+        self.sweep()
+        found: list[tuple[str, str]] = []
+        for _, name, digest in sorted(self._all(), reverse=True):
+            with suppress(PolicyError, WorkspaceError):  # changed, or gone meanwhile
+                found.append((digest, _read(os.path.join(self._path, name), digest)))
+        return tuple(found)
+
+    def sweep(self) -> None:
+        """Remove what is no plan, or none any more. Nothing is made where there are none."""
+        if os.path.isdir(self._path):
+            with self._alone():
+                swept = self._put_aside()
+            self._remove(swept)
 
     def _find(self, prefix: str) -> tuple[str, str]:
         asked = prefix.lower()
@@ -246,8 +258,8 @@ def _size_of(path: str) -> int:
     except FileNotFoundError:
         return 0
     try:
-        return sum(entry.status.st_blocks * 512 for entry in beneath.walk(top, unlock=False))
-    except WorkspaceError:
+        return sum(entry.status.st_blocks * 512 for entry in beneath.walk(top))
+    except (WorkspaceError, OSError):  # more entries than are ever listed, or one that cannot be looked at
         return MOST_BYTES + 1
     finally:
         os.close(top)

@@ -21,30 +21,7 @@ from agent_sandbox.engine.simulation.plan import (
 )
 from agent_sandbox.engine.simulation.risk import Level, Risk
 from agent_sandbox.values import replace
-
-names = st.text(st.characters(codec=None), max_size=20)
-risks = st.builds(Risk, st.sampled_from(Level), names)
-numbers = st.integers(0, 1 << 40)
-files = st.builds(
-    FileEffect, names, names, names, names, numbers, target=names, sha256=names, xattrs=st.just((("user.x", "00"),)), risk=risks
-)
-plans = st.builds(
-    EffectPlan,
-    command=st.lists(names, max_size=3).map(tuple),
-    cwd=names,
-    project=names,
-    created=st.floats(0, 2e9),
-    governed=names,
-    base=names,
-    ended=st.builds(Ended, st.integers(0, 255), names, risk=risks),
-    files=st.lists(files, max_size=3).map(tuple),
-    programs=st.lists(st.builds(ProgramUse, names, numbers, st.booleans(), risks), max_size=2).map(tuple),
-    network=st.lists(st.builds(NetworkRequest, names, names, names, risk=risks), max_size=2).map(tuple),
-    secrets=st.lists(st.builds(SecretUse, names, names, names, risk=risks), max_size=2).map(tuple),
-    predicted=st.lists(st.builds(Prediction, names, names, risks), max_size=2).map(tuple),
-    words=st.lists(names, max_size=2).map(tuple),
-    watched=st.booleans(),
-)
+from tests.engine.simulation.made_up import plans
 
 
 @settings(max_examples=50, deadline=None)

@@ -23,6 +23,8 @@ from agent_sandbox.policy.commands.reading import understand, understand_argv
         ("tar -cf - x --remove-files", [Effect(Kind.READS, "x"), Effect(Kind.DESTROYS, "x")]),
         ("sed -e 's/a/b/w out' f", [Effect(Kind.READS, "f"), Effect(Kind.WRITES, "out")]),
         ("sed -i -f script f", [Effect(Kind.WRITES, "f")]),
+        ("sed 's/s:x/y/' f", [Effect(Kind.READS, "f")]),
+        ("sed 's|a s/b|c/d|x' f", [Effect(Kind.READS, "f")]),
         ("curl --version", []),
         ("curl -d @body.json -H 'A: b' https://x.example/", [Effect(Kind.NETWORK, "https://x.example/"), Effect(Kind.READS, "body.json")]),
         ("curl -c jar --url https://x.example", [Effect(Kind.NETWORK, "https://x.example"), Effect(Kind.WRITES, "jar")]),

@@ -12,8 +12,10 @@ is left as it is, and the answer is put only into a directory that belongs to wh
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
@@ -258,13 +260,15 @@ class Inbox:
         For a standing one the question of the time is read again, and has to be of the same group as this one.
         """
         try:
-            descriptor = os.open(os.path.join(place, _ANSWER), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+            descriptor = _opened(os.path.join(place, _ANSWER))
+        except OSError:
             return None
         try:
-            owner, content = os.fstat(descriptor).st_uid, os.read(descriptor, 1 << 16)
+            status, content = os.fstat(descriptor), os.read(descriptor, 1 << 16)
         finally:
             os.close(descriptor)
+        # A file that others may write says nothing about who wrote it: they could, and link it here under its owner's name.
+        owner = status.st_uid if not status.st_mode & 0o022 else None
         answer = opened(content, self._key)
         if answer is None or not self._clock() < answer.until or not self._counts(answer, owner, question):
             return None
@@ -274,13 +278,16 @@ class Inbox:
         stands = answer.decision is Decision.FOR_THIS_RUN and earlier is not None and earlier.digest() == answer.digest
         return answer if stands and earlier is not None and earlier.group() == question.group() else None
 
-    def _counts(self, answer: Answer, owner: int, question: Question) -> bool:
-        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides."""
+    def _counts(self, answer: Answer, owner: int | None, question: Question) -> bool:
+        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides.
+
+        Another user is root, or one of the approvers: with ids of their own for containers, users write files that are not theirs by name.
+        """
         if self._approvers is not None and owner not in self._approvers:
             return False
         if answer.decision is Decision.NO:
             return True
-        another = ANOTHER_USER not in question.needs or owner != os.getuid()
+        another = ANOTHER_USER not in question.needs or (owner != os.getuid() and owner in (0, *(self._approvers or ())))
         return another and (SECOND_FACTOR not in question.needs or answer.factor)
 
     def _take_back(self, place: str, question: Question | None, why: str) -> None:
@@ -314,14 +321,24 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
             os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
         finally:
             os.close(file)
-            os.unlink(new, dir_fd=directory)
+            with suppress(FileNotFoundError):  # taken, and all cleared away, in this moment
+                os.unlink(new, dir_fd=directory)
     finally:
         os.close(directory)
 
 
+def _opened(path: str) -> int:
+    """A regular file, open to be read. What else lies there may be anybody's, and could keep who looks waiting. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
 def _question(place: str) -> Question | None:
     try:
-        descriptor = os.open(os.path.join(place, _QUESTION), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = _opened(os.path.join(place, _QUESTION))
     except OSError:
         return None
     with open(descriptor, "rb") as file:

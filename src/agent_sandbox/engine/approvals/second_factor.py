@@ -61,7 +61,7 @@ class SecondFactor:
             step = int(now // STEP)
             secret = self._secret()
             for each in (step, step - 1, step + 1):
-                if each > last and hmac.compare_digest(digits(secret, each), code.strip()):
+                if each > last and hmac.compare_digest(digits(secret, each).encode(), code.strip().encode("utf-8", "surrogateescape")):
                     _store(file, each, recent)
                     return True
             return False

@@ -8,7 +8,7 @@ its promotion begins nobody can begin it again, and only when that has failed wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed
@@ -64,11 +64,11 @@ def opened(
             yield Ready(plan, kept, stored, clone, proposal, tuple(_scratch(plan, system=system)))
 
 
-def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate) -> CarriedOver:
+def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do it. `proposal` is that of `ready`, with what somebody agreed to. Raises as `promoting.carry_out`; then nothing was changed."""
     ready.kept.begin()
     try:
-        done = carry_out(proposal, ready.stored, gate)
+        done = carry_out(proposal, ready.stored, gate, details=details)
     except (Unfinished, LedgerUnavailable, LedgerBroken):  # something may have been done
         raise
     except SandboxError:
@@ -76,6 +76,15 @@ def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate) -> Carried
         raise
     plans.drop(ready.kept)
     return done
+
+
+def kept_plans(plans: Plans) -> list[EffectPlan]:
+    """All that could be carried out, the newest first."""
+    found: list[EffectPlan] = []
+    for _, text in plans.all():
+        with suppress(ValueError):  # of another version
+            found.append(read(text))
+    return found
 
 
 def _read(kept: Kept) -> EffectPlan:
@@ -122,10 +131,9 @@ def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, g
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
         return  # which is refused where the promotion is judged, and said there
-    try:
-        now = effects.file_effects(proposal.changes, proposal.contents, plan.project)
-    except (effects.TooMuchToRead, OSError) as error:
-        raise PolicyError("the plan's files cannot be read any more", hint=again) from error
+    now, problem = effects.file_effects(proposal.changes, proposal.contents, plan.project)
+    if problem:
+        raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
     wanted = chosen.difference(proposal.settled)
     if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
         raise PolicyError("the plan's files are not what was shown any more", hint=again)

@@ -31,23 +31,21 @@ _NETWORK = ("connect", "resolve", "listen")
 _OPENING = ("read", "write", "execute")
 
 
-class TooMuchToRead(Exception):
-    """The changed files hold more than is read for a plan."""
-
-
-def file_effects(changes: ChangeSet, contents: Contents, project: str) -> dict[str, FileEffect]:
-    """Each change as an effect, by its path, without its risk. Raises OSError for content that cannot be read, and `TooMuchToRead`."""
-    room = MOST_READ
+def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
+    """Each change as an effect, by its path, without its risk; and why not all of their content was read, or nothing."""
+    room, problem = MOST_READ, ""
     found: dict[str, FileEffect] = {}
     for change in changes:
         digest = ""
         if change.after is not None and change.after.type is EntryType.FILE:
             room -= change.after.size
-            if room < 0:
-                raise TooMuchToRead
-            digest = _digest(change, contents)
+            try:
+                digest = _digest(change, contents) if room >= 0 else ""
+                problem = problem or ("" if room >= 0 else "it changed more than is read for a plan")
+            except OSError as error:
+                problem = problem or f"what it wrote to {change.path!r} cannot be read: {error.strerror}"
         found[change.path] = _effect(change, place_of(change.path, project), digest)
-    return found
+    return found, problem
 
 
 def _effect(change: Change, place: str, digest: str) -> FileEffect:

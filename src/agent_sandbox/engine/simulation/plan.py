@@ -6,7 +6,7 @@ whoever carries it out reads the content again and compares.
 
 from __future__ import annotations
 
-from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, worst
+from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, worst
 from agent_sandbox.policy import canonical
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
@@ -118,7 +118,7 @@ class EffectPlan:
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
     read: tuple[Input, ...] = ()  # of the project, as far as somebody watched; see `inputs`
-    words: tuple[str, ...] = ()  # what it comes to, in sentences
+    words: tuple[str, ...] = ()  # what it comes to, in sentences, each beginning with a word of ours: git, sandbox
     notes: tuple[str, ...] = ()
     watched: bool = False
     unlisted: str = ""  # why its files cannot be told, or cannot be told exactly enough to be carried over
@@ -126,7 +126,13 @@ class EffectPlan:
     @property
     def risk(self) -> Risk:
         """The worst of all of it."""
-        found = [self.ended.risk, of_deletions(self.deletions), *(each.risk for each in self.files), *(each.risk for each in self.programs)]
+        found = [
+            self.ended.risk,
+            of_unlisted(self.unlisted),
+            of_deletions(self.deletions),
+            *(each.risk for each in self.files),
+            *(each.risk for each in self.programs),
+        ]
         found += [each.risk for each in self.network]
         found += [each.risk for each in self.secrets]
         return worst([*found, *(each.risk for each in self.predicted)])
@@ -159,8 +165,11 @@ class EffectPlan:
         }
 
     def text(self) -> str:
-        """Its one spelling."""
-        return as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+        """Its one spelling, made once: a plan may be of a hundred thousand files."""
+        made: str | None = self.__dict__.get("_text")
+        if made is None:
+            made = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+        return made
 
     @property
     def digest(self) -> str:

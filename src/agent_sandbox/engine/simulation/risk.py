@@ -121,6 +121,11 @@ def of_secret(kind: str, why: str) -> Risk:
     return Risk(Level.HIGH, f"it tried to read what is hidden: {why}")
 
 
+def of_unlisted(why: str) -> Risk:
+    """Of what cannot be told: nobody knows that it is harmless."""
+    return Risk(Level.HIGH, f"not all that it changed can be told: {why}") if why else NONE
+
+
 def of_end(code: int, reason: str) -> Risk:
     """Of how it ended."""
     if reason != "exited":

@@ -24,7 +24,6 @@ from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.plans import Plans, PlanState
 
 NOTHING_WAITS = ""
-_UNREADABLE = "what it changed holds more than is read for a plan, so the plan cannot be carried out"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def simulated(
         clone = Stored(state)
         with clone.opened() as stack:
             everything, problem = _listed(lambda: clone.changes_in(stack, policy))
-            after, unread = _effects(everything, stack, project)
+            after, unread = effects.file_effects(everything, stack, project)
             problem = problem or unread
             touched = {path for path, effect in after.items() if before.get(path) != effect}
             changes = everything.chosen(lambda change: change.path in touched)
@@ -98,25 +97,15 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
         return ChangeSet(), f"what it changed cannot be listed: {error.message}"
 
 
-def _effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
-    """The changes as effects; or nothing, and why."""
-    try:
-        return effects.file_effects(changes, contents, project), ""
-    except effects.TooMuchToRead:
-        return {}, _UNREADABLE
-    except OSError as error:
-        return {}, f"what it changed cannot be read: {error.strerror}"
-
-
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
     """The plan of work that runs on layers of its own anyway, in a sandbox without a project. It cannot be carried out."""
     found: list[tuple[FileEffect, ...]] = []
     problems: list[str] = []
 
     def keep(changes: ChangeSet, contents: Contents) -> None:
-        known, unread = _effects(changes, contents, project)
+        known, unread = effects.file_effects(changes, contents, project)
         problems.append(unread)
-        found.append(effects.with_risks(known.values(), changes if known else ChangeSet(), contents, project))
+        found.append(effects.with_risks(known.values(), changes, contents, project))
 
     outcome = session.run(replace(work, on_changes=keep, observe=True))
     policy = session.policy
@@ -125,7 +114,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
 
 
 def _given_up(path: str) -> str:
-    return f"{path} would be on the machine as it is: it takes back what waits in the sandbox there"
+    return f"sandbox: what waits at {path} is taken back: it would be on the machine as it is now"
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
@@ -151,13 +140,13 @@ def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
     if not stored.state.exists:
         return {}
     with stored.opened() as stack:
-        try:
-            return effects.file_effects(stored.changes_in(stack, policy), stack, stored.state.project)
-        except (effects.TooMuchToRead, OSError) as error:
-            raise WorkspaceError(
-                "what waits in the sandbox cannot be read whole, so nothing can be simulated on it",
-                hint="promote it or drop it first, or simulate on the bare machine: --throw-away",
-            ) from error
+        found, problem = effects.file_effects(stored.changes_in(stack, policy), stack, stored.state.project)
+    if problem:
+        raise WorkspaceError(
+            f"what waits in the sandbox cannot be read whole, so nothing can be simulated on it: {problem}",
+            hint="promote it or drop it first, or simulate on the bare machine: --throw-away",
+        )
+    return found
 
 
 def base_of(found: dict[str, FileEffect]) -> str:

@@ -95,6 +95,8 @@ def _variable(part: Variable, variables: Variables) -> str:
         return _UNKNOWN
     if part.rest:
         value = _cut(value, part.rest)
+    if "IFS" in variables and not part.quoted and value:
+        return _UNKNOWN  # it falls apart where the text says, which is not worked out
     return _UNKNOWN if value is None else _value(value, part.quoted and part.name != "@")
 
 

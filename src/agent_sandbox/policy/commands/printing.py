@@ -6,7 +6,7 @@ from agent_sandbox.policy.commands.expanding import Variables, expand, joined
 from agent_sandbox.policy.commands.syntax import Command, Program, Simple
 
 _LONGEST = 1 << 16
-_ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\\\", "\\"))
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "r": "\r", "a": "\a", "e": "\x1b"}
 
 
 def printed(program: Program, variables: Variables) -> str | None:
@@ -49,7 +49,7 @@ def _step(words: list[str], text: str | None, *, first: bool) -> str | None:
     return _filtered(name, arguments, text)
 
 
-def _echoed(arguments: list[str]) -> str:
+def _echoed(arguments: list[str]) -> str | None:
     escapes = False
     while arguments and arguments[0].startswith("-") and set(arguments[0][1:]) <= set("neE") and len(arguments[0]) > 1:
         escapes = escapes or "e" in arguments[0]
@@ -63,23 +63,38 @@ def _formatted(arguments: list[str]) -> str | None:
     if not arguments:
         return None
     form, values = _unescaped(arguments[0]), arguments[1:]
-    if form.count("%") != form.count("%s") or form.count("%s") != len(values):
+    if form is None or form.count("%") != form.count("%s") or form.count("%s") != len(values):
         return None
     for value in values:
         form = form.replace("%s", value, 1)
     return form
 
 
-def _unescaped(text: str) -> str:
-    for written, meant in _ESCAPES:
-        text = text.replace(written, meant)
-    parts = text.split("\\x")
-    made = parts[0]
-    for part in parts[1:]:
-        digits = part[:2]
-        is_number = len(digits) == 2 and all(digit in "0123456789abcdefABCDEF" for digit in digits)
-        made += chr(int(digits, 16)) + part[2:] if is_number else "\\x" + part
+def _unescaped(text: str) -> str | None:
+    """With what the escapes stand for; None where one is not known here."""
+    first, *parts = text.split("\\")
+    made, escaped = first, False
+    for part in parts:
+        if escaped:  # the second of two
+            made, escaped = f"{made}{part}", False
+        elif not part:
+            made, escaped = f"{made}\\", True
+        elif part[0] in _ESCAPES:
+            made += _ESCAPES[part[0]] + part[1:]
+        elif (found := _numbered(part)) is not None:
+            made += found
+        else:
+            return None
     return made
+
+
+def _numbered(part: str) -> str | None:
+    r"""What begins with the number of a character, as in \x6c, \154 and \0154."""
+    base, digits, at = (16, "0123456789abcdefABCDEF", 1) if part[0] == "x" else (8, "01234567", 0)
+    end = at
+    while end < len(part) and end < at + (2 if base == 16 else 4 if part[0] == "0" else 3) and part[end] in digits:
+        end += 1
+    return chr(int(part[at:end], base) & 0xFF) + part[end:] if end > at else None
 
 
 def _filtered(name: str, arguments: list[str], text: str) -> str | None:

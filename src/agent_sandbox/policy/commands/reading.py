@@ -33,6 +33,7 @@ from agent_sandbox.policy.commands.syntax import (
 from agent_sandbox.policy.commands.variables import hides_command, is_command, loads
 from agent_sandbox.policy.commands.wrappers import (
     BUILTINS,
+    LOADERS,
     RUNNERS,
     SHELLS,
     WRAPPERS,
@@ -254,8 +255,8 @@ class _Reading:
             self._tool(name, rest, piped, redirections)
 
     def _tool(self, name: str, rest: list[Field], piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> None:
-        tool = name.rpartition("/")[2] if name.startswith(("/bin/", "/usr/", "/sbin/", "/opt/")) else name
-        wrapper = WRAPPERS.get(tool)
+        tool = name.rpartition("/")[2] if name.startswith(("/bin/", "/usr/", "/sbin/", "/opt/", "/lib")) else name
+        wrapper = WRAPPERS.get("ld.so" if tool.startswith(LOADERS) else tool)
         if tool == "env":
             inner = unwrap_env(rest)
             self._note(tool, rest, ())
@@ -306,6 +307,7 @@ class _Reading:
             return
         if file is not None:
             self._note(tool, rest, [Effect(Kind.RUNS_CODE, file.shown)])
+            self._fed(tool, [file])
             return
         if all(each.shown in ("--version", "--help") for each in rest) and rest:
             self._note(tool, rest, ())
@@ -320,6 +322,11 @@ class _Reading:
             if each.operator.startswith("<<"):
                 return self._value(each.word)
         return printed_by(piped, self._variables) if piped and not any(each.operator == "<" for each in redirections) else None
+
+    def _fed(self, tool: str, files: Sequence[Field]) -> None:
+        """A script that is no file of its own: what it is told stands in the line, or comes from elsewhere."""
+        if any(not each.known or each.shown.startswith(("/dev/", "/proc/")) for each in files):
+            self._miss(f"{tool} runs what it is fed")
 
     def _call(self, name: str, rest: Sequence[Field]) -> None:
         """A function: its body, with the arguments under their numbers. One that calls itself has been gone through already."""
@@ -352,6 +359,7 @@ class _Reading:
             self._inner_script(Field(" ".join(each.shown for each in rest), all(each.known for each in rest)), name)
         elif name in ("source", "."):
             self._note(name, rest, [Effect(Kind.RUNS_CODE, each.shown) for each in rest[:1]], builtin=True)
+            self._fed(name, rest[:1])
         elif name == "trap" and len(rest) > 1 and not rest[0].shown.startswith("-"):
             self._inner_script(rest[0], name)
         elif name == "kill":
@@ -360,6 +368,8 @@ class _Reading:
             self._aliases[rest[2].shown] = _quoted(rest[1])
         elif name == "enable" and any(each.shown.startswith("-f") for each in rest):
             self._note(name, rest, [Effect(Kind.RUNS_CODE, "enable -f")], builtin=True)
+        elif name in _DECLARES and any(each.shown.startswith("-") and "n" in each.shown for each in rest) and name != "export":
+            self._miss(f"{name} gives a variable another name")
         elif name in _DECLARES or name == "alias":
             for each in rest:
                 variable, equals, value = each.shown.partition("=")

@@ -20,6 +20,7 @@ BUILTINS = words(
     return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
     """
 )
+LOADERS = ("ld-linux", "ld-musl", "ld64.so", "ld.so")  # how the names of dynamic loaders begin, which start what they are given
 _MORE = Field("…", known=False)
 
 
@@ -87,6 +88,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "parallel": Wrapper("-j --jobs -n -a --colsep -N", joined=True, more=True),
     "busybox": Wrapper(),
     "toybox": Wrapper(),
+    "ld.so": Wrapper("--argv0 --library-path --preload --audit --inhibit-rpath --glibc-hwcaps-prepend --glibc-hwcaps-mask"),
     "ssh-agent": Wrapper("-t -a"),
     "dotenv": Wrapper("-f"),
     "direnv": Wrapper(skip=2),

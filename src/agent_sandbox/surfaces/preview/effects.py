@@ -1,6 +1,6 @@
 """An effect plan for people and for programs: what `sim` and `carry-out` print besides the diff.
 
-No row of ours begins with a blank or a sign: those are content (see `workspace.preview.rows`).
+No row of ours begins with a blank or a sign, which are for content (see `workspace.preview.rows`), or with anything that a guest named.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any
 
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
-from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions
+from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted
 from agent_sandbox.surfaces.documents import path_fields
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.preview.forms import listed
@@ -31,7 +31,7 @@ _LONGEST = 500  # characters of a command
 def opening(plan: EffectPlan, *, carrying: bool = False) -> Iterator[Row]:
     """Which plan, of what, how it ended, and what it comes to."""
     yield ours(HEADING, f"# Effect plan {plan.digest[:SHORT]}: {plan.risk.level.value} risk")
-    yield ours(FACT, f"command: {_cut(join(plan.command))}")
+    yield ours(FACT, f"command: {command_of(plan)}")
     limits = f", limits reached: {', '.join(plan.ended.limits_hit)}" if plan.ended.limits_hit else ""
     yield ours(FACT if plan.ended.risk.level is Level.LOW else WARNING, f"ended with {plan.ended.code} ({plan.ended.reason}){limits}")
     for words in plan.words[:_LISTED]:
@@ -44,7 +44,7 @@ def opening(plan: EffectPlan, *, carrying: bool = False) -> Iterator[Row]:
     yield ours(HEADING, "")
     yield ours(HEADING, f"# Files: {told}")
     if plan.unlisted:
-        yield ours(WARNING, plan.unlisted)
+        yield ours(WARNING, f"It cannot be carried out: {plan.unlisted}")
     if plan.base:
         yield ours(NOTE, "Made on what waits in the project's sandbox; compared with the machine as it is.")
 
@@ -85,7 +85,8 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
         yield from _section(f"Programs: {len(plan.programs)}" + ("" if plan.watched else ", by the text of the command"))
         for use in plan.programs[:_LISTED]:
             yield ours(
-                FACT if use.allowed else WARNING, f"{named(use.program)}{_times(use.times)}{'' if use.allowed else ' [not allowed]'}"
+                FACT if use.allowed else WARNING,
+                f"program {named(use.program)}{_times(use.times)}{'' if use.allowed else ' [not allowed]'}",
             )
         yield from _more(plan.programs)
     if plan.network or plan.requests:
@@ -93,7 +94,7 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
         for request in plan.network[:_LISTED]:
             yield ours(WARNING, f"{request.action} {named(request.target)}{_by(request.program)}{_times(request.times)}")
         for target in plan.requests[:_LISTED] if not plan.network else ():
-            yield ours(WARNING, f"{named(target)}, by the text of the command")
+            yield ours(WARNING, f"request {named(target)}, by the text of the command")
         yield from _more(plan.network)
     if plan.secrets:
         yield from _section(f"Secrets: {len(plan.secrets)}")
@@ -128,14 +129,16 @@ def _by(program: str) -> str:
     return f" by {named(program)}" if program else ""
 
 
-def _cut(text: str) -> str:
+def command_of(plan: EffectPlan) -> str:
+    """The command as it could be typed, cut where it is long. Not escaped."""
+    text = join(plan.command)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
     """Each effect that is not low, with what it is about, ready to be shown; the highest first."""
     about = [(effect.risk, named(_relative(effect, plan))) for effect in plan.files]
-    about += [(of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
+    about += [(of_unlisted(plan.unlisted), "the files"), (of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
     about += [(each.risk, named(each.what) if each.what else each.effect) for each in plan.predicted]
     about += [(each.risk, named(each.program)) for each in plan.programs]
     about += [(each.risk, named(each.target)) for each in plan.network]

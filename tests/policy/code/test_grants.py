@@ -1,0 +1,17 @@
+"""What a policy gives makes patterns of code no issue; what it takes away brings them back."""
+
+from __future__ import annotations
+
+from agent_sandbox.policy.code.grants import granted
+from agent_sandbox.policy.code.model import Grant
+from agent_sandbox.policy.model import cloned, locked
+from agent_sandbox.policy.paths import Tree
+from agent_sandbox.policy.programs import ProgramRules
+
+
+def test_what_is_permitted_is_granted_and_the_network_never_is() -> None:
+    assert granted(locked()) == frozenset()
+    assert granted(locked(read=True, allowed=[Tree("/data")])) == granted(locked(write=True, allowed=[Tree("/data")])) == {Grant.FILES}
+    assert granted(locked(processes=True)) == {Grant.PROCESSES, Grant.SHELL}
+    assert granted(locked(processes=True, programs=ProgramRules(shell=False))) == {Grant.PROCESSES}
+    assert granted(cloned(masks=())) == {Grant.FILES, Grant.PROCESSES, Grant.SHELL}
