@@ -40,6 +40,7 @@ class Part(NamedTuple):
     compiled: bool = False
 
 
+PATIENCE_SECONDS = 30  # for a part that is asked to end, and clears away
 COMPILE = Part("compile", ("nice", "-n", "5", sys.executable, "-m", "scripts.compile_wasm"))
 
 
@@ -119,7 +120,11 @@ def run(waiting: list[Part], scratch: Path) -> list[str]:
         for each in running:
             os.killpg(each.process.pid, signal.SIGINT)
         for each in running:
-            each.process.wait()
+            try:
+                each.process.wait(timeout=PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:  # a shell may miss a signal that comes just as it starts something
+                os.killpg(each.process.pid, signal.SIGKILL)
+                each.process.wait()
     return failed
 
 
