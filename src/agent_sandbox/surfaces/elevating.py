@@ -16,6 +16,7 @@ from agent_sandbox.policy.elevation import Elevation, elevated
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
 from agent_sandbox.policy.narrowing import effective
+from agent_sandbox.policy.programs import is_pattern
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import policy_of, project_of
@@ -66,6 +67,11 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
         raise PolicyError("your word is not enough to lift a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(f"the policy lets nobody lift {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain")
+    raised = elevated(policy, what, _ceiling(""))
+    for name in what.programs:
+        if not is_pattern(name) and not raised.programs.permits(name):
+            why = f"{name!r} would not be permitted all the same: a pattern denies it together with others, or the system's own file does"
+            raise PolicyError(why, hint="name the pattern to lift all of it; see: agent-sandbox policy explain")
     return places.elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
 
 

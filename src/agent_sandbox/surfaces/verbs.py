@@ -288,10 +288,11 @@ lint exits with 1 when there is something to remark on. schema prints a JSON Sch
 
   agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
 
-learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints the
-smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under that
-policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
-file is widened by as much as that takes, and printed. It exits as the commands do, and with 1 when they end differently.""",
+learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints
+the smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under
+that policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
+file is widened by as much as that takes, and printed: into another file, because a shell empties that one first. It exits
+as the commands do, and with 1 when they end differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
