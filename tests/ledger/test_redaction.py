@@ -60,6 +60,33 @@ def test_a_token_of_a_known_shape_is_removed_wherever_it_stands(tmp_path: Path, 
         ["sh", "-c", "export DB_PASSWORD='hunter2'; run"],
         ["curl", "-d", '{"password": "hunter2"}'],
         ["sh", "-c", "aws configure set aws_secret_access_key=hunter2"],
+        ["curl", "-H", "Authorization: token hunter2"],
+        ["curl", "-H", "X-Auth: hunter2"],
+        ["curl", "-ubob:hunter2"],
+        ["curl", "--user=bob:hunter2"],
+        ["curl", "https://hunter2@example.org/x"],
+        ["curl", "https://example.org/?a=1&sig=hunter2"],
+        ["curl", "https://example.org/?key=hunter2"],
+        ["curl", "https://hooks.slack.com/services/T0/B0/hunter2"],
+        ["mysql", "-phunter2"],
+        ["sshpass", "-p", "hunter2", "ssh", "host"],
+        ["docker", "login", "-u", "bob", "-p", "hunter2"],
+        ["redis-cli", "-a", "hunter2"],
+        ["openssl", "enc", "-k", "hunter2"],
+        ["openssl", "enc", "-pass", "pass:hunter2"],
+        ["env", "DB_PASS=hunter2", "x"],
+        ["x", "AccountKey=hunter2;"],
+        ["x", "--pass", "hunter2"],
+        ["aws", "configure", "set", "aws_secret_access_key", "hunter2"],
+        ["npm", "config", "set", "//registry/:_authToken", "hunter2"],
+        # A command line is one word.
+        ["bash", "-c", "x --password hunter2 y"],
+        ["bash", "-c", "x --token 'hunter2'"],
+        ["bash", "-c", "curl -u bob:hunter2 https://example.org"],
+        ["bash", "-c", "mysql -u root -phunter2 db"],
+        ["bash", "-c", "cd x && sshpass -p hunter2 ssh host"],
+        ["bash", "-c", "docker login -u bob -p hunter2"],
+        ["bash", "-c", "redis-cli -h host -a hunter2 ping"],
         ["echo", "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n-----END OPENSSH PRIVATE KEY-----"],
         ["echo", "-----BEGIN PRIVATE KEY-----\nhunter2 and no end"],
     ],
@@ -82,6 +109,12 @@ def test_a_secret_after_a_name_that_says_so_is_removed(tmp_path: Path, argv: lis
         ["ssh", "git@example.org"],
         ["pytest", "-k", "token and not slow"],
         ["ls", "-u", "x"],
+        ["mkdir", "-p", "a/b"],
+        ["docker", "run", "-p", "80:80", "x"],
+        ["bash", "-c", "mkdir -p a && git log -p && python -u x.py"],
+        ["bash", "-c", "docker run -p 80:80 x"],
+        ["ssh", "-p", "22", "host"],
+        ["git", "remote", "add", "origin", "git@example.org:a/b.git"],
     ],
 )
 def test_words_that_only_sound_like_it_are_kept(argv: list[str]) -> None:
@@ -102,7 +135,18 @@ def test_a_long_text_is_looked_through_as_far_as_it_is_kept() -> None:
         )
 
 
-@pytest.mark.parametrize("piece", ["token", "eyJ-", "://a:", "-----BEGIN ", "secret.", "password =", "bearer "])
+def test_a_secret_that_lies_across_the_end_of_what_is_kept_is_removed() -> None:
+    for length in range(LONGEST_TEXT - 60, LONGEST_TEXT + 5):
+        facts = without_secrets(
+            {"text": "x" * length + " ghp_" + "A" * 36 + "y" * 2000, "raw": b"x" * length + b" ghp_" + b"A" * 36 + b"y" * 99}
+        )
+        assert all("ghp_A" not in str(facts[name]) for name in ("text", "raw")), length
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["token", "eyJ-", "://a:", "-----BEGIN ", "secret.", "password =", "bearer ", "mysql ", "-u a", "authorization:a ", "x-auth", "?key"],
+)
 def test_no_text_makes_it_slow(piece: str) -> None:
     """A thousand times what it takes, so that it fails for a pattern that does not end and not for a busy machine."""
     started = time.process_time()

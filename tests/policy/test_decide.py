@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.asking import AskRules
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide, granting, lifting
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, repeatable, required
 from agent_sandbox.policy.paths import Beneath, Tree
+from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask, default_masks
 
 CLONED = cloned(masks=default_masks(homes=["/home/u"]))
@@ -143,3 +145,22 @@ def test_a_repeatable_policy_requires_that_runs_are_the_same_and_changes_nothing
 def test_what_a_person_would_type_is_quoted() -> None:
     assert granting("run git push") == "agent-sandbox grant 'run git push' --for 10m"
     assert lifting("x; y") == "agent-sandbox grant --elevate --allow 'x; y' --for 10m"
+
+
+@pytest.mark.parametrize("name", ["*", "git*", "?url", "[a-z]*", "x,bash", "x bash", "$(id)", "x;reboot", "-h", "", "ｇit", "a'b", "x\n"])
+def test_no_name_that_an_agent_chose_comes_back_as_a_line_that_allows_something_else(name: str) -> None:
+    """A hint is copied, and an elevation is offered by the name of what was refused."""
+    policy = cloned(masks=(), programs=ProgramRules((("git",),)))
+    verdict = decide(policy, (), RunCommand.of([f"./{name}"]), now=0.0)
+    assert isinstance(verdict, Deny) and "--allow" not in verdict.because.remedy and verdict.program == ""
+    plain = decide(policy, (), RunCommand.of(["npm-7.x"]), now=0.0)
+    assert isinstance(plain, Deny) and plain.because.remedy == "to allow it: --allow git,npm-7.x" and plain.program == "npm-7.x"
+
+
+@pytest.mark.parametrize("words", [["git", "push", "**"], ["git", "push", "*"], ["git", "pu*"]])
+def test_what_an_agent_typed_is_not_suggested_as_the_grant_of_more(words: list[str]) -> None:
+    policy = replace(cloned(masks=()), asks=AskRules(effects=("network", "unknown")))
+    asked = decide(policy, (), RunCommand.of(words), now=0.0)
+    assert isinstance(asked, Ask) and asked.suggest == "" and "grant" not in asked.because.remedy
+    exact = decide(policy, (), RunCommand.of(["git", "push", "o*x"]), now=0.0)
+    assert isinstance(exact, Ask) and exact.suggest == "run git push 'o*x'"

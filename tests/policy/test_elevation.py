@@ -12,7 +12,7 @@ from agent_sandbox.policy.elevation import Elevation, elevated
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import Policy, cloned, implied
 from agent_sandbox.policy.paths import Tree
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.programs import ProgramRules, covers, is_pattern
 from agent_sandbox.policy.secrets import Mask
 
 NAMES = ("git", "curl", "ls", "bash", "python3")
@@ -42,7 +42,8 @@ def test_never_beyond_the_ceiling_and_never_less_than_before(
     for name in NAMES:
         assert not raised.programs.permits(name) or ceiling.programs.permits(name)
         assert not policy.programs.permits(name) or raised.programs.permits(name)
-        assert raised.programs.permits(name) or not (name in more and ceiling.programs.permits(name))
+        by_pattern = any(is_pattern(each) and each not in more and covers((each,), name) for each in policy.programs.denied)
+        assert raised.programs.permits(name) or by_pattern or not (name in more and ceiling.programs.permits(name))
     before, after = policy.limits.memory_bytes, raised.limits.memory_bytes
     assert (before is None) == (after is None) and (before is None or after is None or before <= after)
     assert most is None or (after is not None and after <= most)
@@ -56,6 +57,13 @@ def test_a_program_is_permitted_that_only_the_project_had_left_out() -> None:
     raised = elevated(policy, Elevation(programs=("curl", "ssh")), ceiling)
     assert raised.programs.permits("curl") and not raised.programs.permits("ssh") and not policy.programs.permits("curl")
     assert raised.name == "cloned+elevated" and raised.digest() != policy.digest()
+
+
+def test_lifting_one_of_those_that_a_pattern_denies_does_not_let_the_others_in() -> None:
+    policy = cloned(masks=(), programs=ProgramRules(denied=("ssh*", "mkfs*")))
+    raised = elevated(policy, Elevation(programs=("ssh",)), cloned(masks=()))
+    assert not any(raised.programs.permits(name) for name in ("ssh", "sshd", "ssh-add", "mkfs.ext4"))
+    assert elevated(policy, Elevation(programs=("ssh*",)), cloned(masks=())).programs.permits("ssh-add")
 
 
 def test_a_path_is_shown_unless_the_ceiling_denies_it() -> None:

@@ -16,6 +16,7 @@ from agent_sandbox.engine.approvals.inbox import MOST_WAITING, Inbox
 from agent_sandbox.engine.approvals.question import Question, decoded
 from agent_sandbox.engine.capabilities import Capabilities
 from agent_sandbox.engine.gate import Granted, Refused
+from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger import keys
 from agent_sandbox.ledger.store import Ledger
@@ -123,6 +124,26 @@ def test_what_is_done_is_what_was_asked_although_the_caller_changed_it_meanwhile
     assert approver.ask(action, verdict, desk.now + 100) == Granted("alice")
     assert "git push" in seen[0] and "rm" not in seen[0].split()
     tell("other words, another directory, other variables or another policy are asked for anew", control="the same again is not")
+
+
+@case(91)
+def test_another_value_of_a_variable_another_input_or_argument_is_another_question(number: int, tmp_path: Path, tell: Tell) -> None:
+    """The action names variables and does not hold them; a yes for the whole run is not one for whatever they will be."""
+    desk, push = Desk(tmp_path), Command(("git", "push"))
+    approver = InboxApprover(desk.inbox, policy="p", sandbox="box", run="r", clock=lambda: desk.now)
+
+    def asked(work: Work) -> object:
+        verdict = Ask(Reason("risky", "it is risky"), "x", details=work.text())
+        return approver.ask(action_of(work), verdict, desk.now + 100)
+
+    first = Work(push, {"GIT_SSH_COMMAND": "ssh-secret-value"})
+    desk.says(Decision.FOR_THIS_RUN)
+    assert asked(first) == Granted("alice") and "ssh-secret-value" not in first.text()
+    others = (Work(push, {"GIT_SSH_COMMAND": "evil"}), Work(push, first.env, stdin=b"evil"), Work(Code("python", "1"), {}))
+    assert all(isinstance(asked(other), Refused) for other in others)
+    assert asked(first) == Granted("alice")
+    assert Work(Code("python", "1", ("a",)), {}).text() != Work(Code("python", "1", ("b",)), {}).text()
+    tell("each is asked about anew", control="the same with the same values is not")
 
 
 @case(92)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -116,6 +119,42 @@ def test_what_cannot_be_recorded_is_not_done(
     tell("refused, nothing was done, and the chain goes on", control="when the disk works again, it is done and recorded")
 
 
+_GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10  # of linux/fs.h
+
+
+@contextmanager
+def _immutable(path: Path) -> Iterator[None]:
+    """A file that not even root can write, for the length of the block."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        flags = int.from_bytes(fcntl.ioctl(file, _GET_FLAGS, bytes(8)), "little")
+        fcntl.ioctl(file, _SET_FLAGS, (flags | _IMMUTABLE).to_bytes(8, "little"))
+    except OSError as error:
+        os.close(file)
+        pytest.skip(f"no immutable files here: {error}")
+    try:
+        yield
+    finally:
+        fcntl.ioctl(file, _SET_FLAGS, flags.to_bytes(8, "little"))
+        os.close(file)
+
+
+@case(113)
+@pytest.mark.needs_root
+@pytest.mark.parametrize("which", ["ledger", "anchor"])
+def test_where_the_record_cannot_be_changed_nothing_is_done(number: int, tmp_path: Path, tell: Tell, which: str) -> None:
+    ledger, done = filled(tmp_path / "ledger", 2), list[str]()
+    place = Path(ledger.path) if which == "ledger" else Path(ledger.keys, anchor.ANCHOR)
+    gate = Gate(locked(processes=True), ledger, clock=lambda: 1.5)
+    for held in (False, True):
+        with _immutable(place), pytest.raises(LedgerUnavailable), ledger.held() if held else nullcontext():
+            gate.perform(RunCommand.of(["true"]), lambda _: done.append("unrecorded"))
+    assert done == []
+    gate.perform(RunCommand.of(["true"]), lambda _: done.append("recorded"))
+    assert done == ["recorded"] and examine(ledger.path, evidence(ledger.keys)).complete
+    tell("refused, and nothing was done", control="when it can be written again, it is done and recorded")
+
+
 @case(114)
 def test_a_flood_waits_its_turn_and_nothing_is_lost(number: int, tmp_path: Path, tell: Tell) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl", clock=lambda: 1.5, segment_bytes=200_000, kept_bytes=400_000)
@@ -152,6 +191,29 @@ def test_the_clock_may_jump_writers_may_be_many_and_files_may_change(number: int
     report = examine(one.path, evidence(one.keys))
     assert not report.intact and "missing" in report.fault
     tell("numbers go up by one through all files", control="with a file in the middle removed, the first missing number is named")
+
+
+@case(116)
+def test_sixteen_writers_on_machines_with_other_clocks_close_files_and_lose_nothing(number: int, tmp_path: Path, tell: Tell) -> None:
+    """As on a home that several machines share: each has its own idea of the time, and some go backwards."""
+    path, keys = tmp_path / "ledger.jsonl", str(tmp_path / "keys")
+
+    def write(writer: int) -> None:
+        times = (1e9 * (writer - 8) + step * (-1) ** writer for step in range(1000))
+        ledger = Ledger(path, clock=lambda: next(times), keys=keys, segment_bytes=6_000)
+        for note in range(12):
+            ledger.record(intent(f"{writer}/{note}"))
+
+    assert [exit_code(pid) for pid in [in_child(lambda writer=writer: write(writer)) for writer in range(16)]] == [0] * 16  # type: ignore[misc]
+    found = list(entries(str(path)))
+    notes = [str(entry.event.action["argv"][1]) for entry in found if isinstance(entry.event, Intent)]  # type: ignore[index]
+    assert sorted(notes) == sorted(f"{writer}/{note}" for writer in range(16) for note in range(12))
+    assert all(
+        [note for note in notes if note.startswith(f"{writer}/")] == [f"{writer}/{note}" for note in range(12)] for writer in range(16)
+    )
+    report = examine(str(path), evidence(keys))
+    assert report.intact and report.complete and len(closed(str(path))) > 5
+    tell(f"{len(found)} entries in order through {len(closed(str(path))) + 1} files", control="their times go up and down")
 
 
 def test_killing_a_writer_between_entry_and_anchor_is_no_false_alarm(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,20 @@ def test_a_large_ledger_is_searched_through_its_index(
     monkeypatch.setattr(log_module, "_WORTH_AN_INDEX", 1)
     assert said(capsys, "--denied") == read
     assert Path(recorded.path).with_name(log_module.INDEX).exists()
+
+
+def test_an_index_in_which_somebody_has_hidden_an_entry_does_not_outlive_a_look_at_the_ledger(
+    recorded: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no part of the record, and nothing tells whether it leaves something out: so it is made again from what was examined."""
+    monkeypatch.setattr(log_module, "_WORTH_AN_INDEX", 1)
+    read = said(capsys, "--denied")
+    with closing(sqlite3.connect(Path(recorded.path).with_name(log_module.INDEX))) as tables:
+        tables.execute("UPDATE entries SET allowed = 1")
+        tables.commit()
+    assert read and said(capsys, "--denied") == "", "the control: what it leaves out is not found"
+    said(capsys, "verify")
+    assert said(capsys, "--denied") == read
 
 
 def test_following_goes_on_until_it_is_interrupted(

@@ -10,6 +10,7 @@ from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Exit, Talk, Terminal
 from agent_sandbox.runtime.routing.model import Route
+from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
@@ -66,8 +67,14 @@ class Work:
     left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
 
     def text(self) -> str:
-        """Code as somebody should see it before agreeing to it; a command speaks for itself."""
-        return self.what.source if isinstance(self.what, Code) else ""
+        """What somebody should see before agreeing to it besides its action, which names variables and holds no source.
+
+        The values of variables and the input decide as much as the words do. They may be secret, so they are named by a digest: another
+        value is another question. What is typed or piped in while it runs is not known before.
+        """
+        lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []
+        given = as_json([sorted(self.env.items()), self.stdin.hex() if isinstance(self.stdin, bytes) else ""])
+        return "\n".join((*lines, f"given: variables and input with the digest {sha256(given.encode('ascii')).hexdigest()}"))
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 REMOVED = "[secret removed]"
+_BEYOND = 1024  # characters; no token of a known shape is longer
 
 # One of these, in small letters, is in every text that a pattern below matches. Most texts have none.
 _HINTS = (
     *("pass", "pwd", "secret", "token", "credential", "cookie", "bearer", "basic ", "auth", "key", "-user", "://"),
     *("sk-", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "pat_", "glpat", "xox", "akia", "asia", "aiza", "ya29", "npm_", "pypi-", "hf_", "eyj"),
-    *("sg.", "cap1."),
+    *("sg.", "cap1.", "-u", "sig=", "signature", "pw=", "hooks", "mysql", "mariadb", "mongo", "redis-cli", "openssl", "docker", "podman"),
 )
 _NAME = r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|cookie)[\w.-]{0,40}"
 # What comes before a secret is kept; the group called `secret` is not. Repetitions are bounded: the text may be made to be slow.
@@ -33,14 +34,30 @@ _IN_TEXT = (
     r"(?P<secret>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))",
     r"://[^\s/:@]{0,200}:(?P<secret>[^\s/@]{1,500})@",
     r"(?i:\b(?:bearer|basic)\s{1,3})(?P<secret>[\w.~+/=-]{8,})",
+    r"https?://(?P<secret>[^\s/:@]{1,500})@",
+    r"(?i:\bauthorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:[a-z]{2,12}\s{1,3})?)(?P<secret>[^\s\"']{4,})",
+    r"(?i:\bx-[\w-]{0,40}(?:auth|key|token|secret)[\w-]{0,40}\s{0,3}:\s{0,3})(?P<secret>[^\s\"']+)",
     rf"(?i:{_NAME}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?P<secret>[^\s\"'&;,]+)",
+    r"(?i:(?:\b|_)(?:pass|pw|account_?key|shared_?access_?key|auth)[\"']?[=:]\s{0,3}[\"']?)(?P<secret>[^\s\"'&;,]+)",
+    r"(?i:[?&](?:key|sig|signature|code)=)(?P<secret>[^\s\"'&#]+)",
+    r"(?i:\b(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks)/)(?P<secret>[^\s\"']+)",
+    # Of a command line that is one word: options whose value follows.
+    rf"(?i:(?:^|\s)(?:--?[\w.-]{{0,40}}?{_NAME}|--auth|--pass|--oauth2-bearer)\s{{1,3}}[\"']?)(?P<secret>[^\s\"'-][^\s\"']*)",
+    r"(?:^|\s)(?:-u|--(?:proxy-)?user)[\s=]{0,3}[\"']?[^\s:/@\"']{1,100}:(?P<secret>[^\s\"']+)",
+    r"\b(?:sshpass|mysql\w{0,10}|mariadb\w{0,10}|mongo\w{0,10}|(?:docker|podman)\s+login)\b[^\n;|&]{0,200}?\s-p\s?[\"']?(?P<secret>[^\s\"'-][^\s\"']*)",
+    r"\b(?:redis-cli\b[^\n;|&]{0,200}?\s-a|openssl\b[^\n;|&]{0,200}?\s-k)\s{1,3}[\"']?(?P<secret>[^\s\"'-][^\s\"']*)",
     r"(?P<secret>\b(?:sk-[\w-]{16,}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{16,}|hf_\w{20,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|SG\.[\w-]{16,}\.[\w-]{16,}"
     r"|dckr_pat_[\w-]{20,}|shpat_[0-9a-f]{32}|cap1\.[\w-]{16,}(?:\.[\w-]{1,4000}){1,40}))",
 )
 # Options whose value is the next word.
-_BEFORE = rf"(?i:--?[\w.-]{{0,40}}?{_NAME}|--auth)"
+_BEFORE = rf"(?i:--?[\w.-]{{0,40}}?{_NAME}|--auth|--pass|--oauth2-bearer|[\w/:.-]{{0,80}}(?:_authtoken|_password|secret_access_key))"
 _USER = ("-u", "--user", "--proxy-user")
+# Programs with a short option for a secret, in the next word or in the same.
+_SHORT = {
+    **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mariadb", "mongo", "mongosh"), "-p"),
+    **{"redis-cli": "-a", "openssl": "-k"},
+}
 
 _compiled: list[Any] = []
 
@@ -63,14 +80,13 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         if not is_suspicious(value):
             return value
-        # Of a long text only the beginning is recorded, so only that is looked through.
-        return _clean_text(value) if len(value) <= LONGEST_TEXT else cut(value, _clean_text(value[:LONGEST_TEXT]))
+        return _clean_text(value) if len(value) <= LONGEST_TEXT else cut(value, _clean_start(value))
     if isinstance(value, bytes):
-        text = value[:LONGEST_TEXT].decode("utf-8", "surrogateescape")
+        text = value[: LONGEST_TEXT + _BEYOND].decode("utf-8", "surrogateescape")
         if not is_suspicious(text):
             return value
         cleaned = _clean_text(text)
-        return value if cleaned == text else cut(value, cleaned)
+        return value if cleaned == text else cut(value, cleaned[:LONGEST_TEXT])
     if isinstance(value, Mapping):
         return without_secrets(value)
     if isinstance(value, Sequence):
@@ -81,16 +97,33 @@ def _clean(value: Any) -> Any:
 def _clean_words(words: Sequence[Any]) -> list[Any]:
     """Each word by itself, and what follows an option that asks for a secret."""
     cleaned: list[Any] = []
-    previous = ""
+    previous, option = "", _short_option(words)
     for word in words:
-        if isinstance(word, str) and not word.startswith("-") and is_suspicious(previous) and _patterns()[1].fullmatch(previous):
+        if not isinstance(word, str):
+            cleaned.append(_clean(word))
+            previous = ""
+            continue
+        asked_for = is_suspicious(previous) and not word.startswith("-") and _patterns()[1].fullmatch(previous)
+        if asked_for or (option and previous == option):
             cleaned.append(REMOVED)
-        elif isinstance(word, str) and previous in _USER and ":" in word:
+        elif option and word.startswith(option) and word != option:
+            cleaned.append(f"{option}{REMOVED}")
+        elif previous in _USER and ":" in word:
             cleaned.append(f"{word.partition(':')[0]}:{REMOVED}")
         else:
             cleaned.append(_clean(word))
-        previous = word if isinstance(word, str) else ""
+        previous = word
     return cleaned
+
+
+def _short_option(words: Sequence[Any]) -> str:
+    program = words[0].rpartition("/")[2] if words and isinstance(words[0], str) else ""
+    return "-p" if program in ("docker", "podman") and "login" in words else _SHORT.get(program, "")
+
+
+def _clean_start(text: str) -> str:
+    """The beginning of a long text, which is all that is recorded of it. A little more is looked through: a secret may lie across."""
+    return _clean_text(text[: LONGEST_TEXT + _BEYOND])[:LONGEST_TEXT]
 
 
 def _clean_text(text: str) -> str:

@@ -74,8 +74,11 @@ def _asked(policy: Policy, action: Action) -> Ask | None:
     if (found := question_about(policy.asks, action)) is None:
         return None
     rule, why = found
-    pattern = join(spellings_of(action)[0])
-    return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} wants somebody to agree: {why}", granting(pattern)), pattern)
+    words = spellings_of(action)[0]
+    # A word that ends so would cover others as a pattern: what an agent has typed must not come back as the grant of more than that.
+    pattern = "" if any(word.endswith("*") for word in words) else join(words)
+    remedy = granting(pattern) if pattern else "somebody has to agree when it is asked: agent-sandbox approve"
+    return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} wants somebody to agree: {why}", remedy), pattern)
 
 
 def granting(pattern: str) -> str:
@@ -151,7 +154,8 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
             return Deny(Reason("processes", why, "allow processes, or run code instead"))
         if not policy.programs.permits(name):
             why = f"the policy {policy.name!r} does not allow the program {name!r}"
-            return Deny(Reason("programs", why, _permitting(policy, name)), program=name.rpartition("/")[2])
+            own = name.rpartition("/")[2]
+            return Deny(Reason("programs", why, _permitting(policy, name)), program=own if _is_plain(own) else "")
     return None
 
 
@@ -168,12 +172,20 @@ def _permitting(policy: Policy, program: str) -> str:
     name, rules = program.rpartition("/")[2], policy.programs
     if name in SHELLS and not rules.shell:
         return "allow a shell (allow_shell=True); it can run whatever the sandbox permits"
+    if not _is_plain(name):
+        return "start a program by a plain name, which can be allowed"
     if covers(rules.denied, name):
         return f"take {name} off the list of denied commands"
     listed = tuple(dict.fromkeys((*(each for group in rules.groups for each in group), name)))
     if len(listed) > _MOST_LISTED:
         return f"to allow it: add {name} to the commands that are allowed"
     return f"to allow it: --allow {','.join(listed)}"
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name that an agent has chosen stands for itself where a person types it, or copies it from a hint: to a shell, in a list
+    with commas, and as a pattern, of which `*` would allow everything."""
+    return name.replace("-", "").replace(".", "").replace("_", "").replace("+", "").isalnum() and name.isascii() and name[0] != "-"
 
 
 def _promotion(policy: Policy, action: Promote) -> Allow | Deny:

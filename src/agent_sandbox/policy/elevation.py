@@ -12,7 +12,7 @@ from agent_sandbox.policy.asking import LIFTABLE
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import FileRules, Policy, implied
 from agent_sandbox.policy.paths import Tree
-from agent_sandbox.policy.programs import SHELLS, ProgramRules, covers
+from agent_sandbox.policy.programs import SHELLS, ProgramRules
 from agent_sandbox.policy.secrets import Mask, reveal
 from agent_sandbox.values import dataclass, replace
 
@@ -55,9 +55,8 @@ def elevated(policy: Policy, what: Elevation, ceiling: Policy) -> Policy:
 
 def _programs(rules: ProgramRules, more: tuple[str, ...], ceiling: ProgramRules) -> ProgramRules:
     groups = tuple(group if group in ceiling.groups else tuple(dict.fromkeys((*group, *more))) for group in rules.groups)
-    denied = tuple(
-        each for each in rules.denied if each in ceiling.denied or not (each in more or any(covers((each,), name) for name in more))
-    )
+    # A pattern that denies several is lifted by its own name only: for one of them the others would be let in as well.
+    denied = tuple(each for each in rules.denied if each in ceiling.denied or each not in more)
     shell = rules.shell or (ceiling.shell and any(name in SHELLS for name in more))
     return ProgramRules(groups, denied, shell, rules.lines)
 

@@ -110,7 +110,8 @@ def _of_asking(policy: Policy) -> list[str]:
     lines = [f"approvals: somebody is asked about {', '.join(about)}; what is not understood is no matter of this: the view is the wall"]
     lines += [f"approvals: only the word of {', '.join(asks.approvers) or 'nobody'} counts"] if asks.approvers is not None else []
     lines += [f"approvals: a yes needs {' and '.join(asks.needs)}"] if asks.needs else []
-    return lines if about else []
+    lifts = [f"approvals: somebody may lift {', '.join(asks.elevate) or 'nothing'} for a time"] if asks.elevate is not None else []
+    return [*(lines if about else ()), *lifts]
 
 
 def _rest(found: Effective) -> list[str]:

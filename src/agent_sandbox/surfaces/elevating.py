@@ -10,11 +10,13 @@ from agent_sandbox import places, policy_files
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.policy.elevation import Elevation, elevated
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
 from agent_sandbox.policy.narrowing import effective
+from agent_sandbox.policy.programs import is_pattern
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import policy_of, project_of
@@ -59,11 +61,18 @@ def of_request(request: Request) -> Elevation:
     return Elevation(programs, tuple(limits), paths)
 
 
-def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str) -> str:
-    """Lift it, if the policy files let somebody. Returns its name. Raises `PolicyError`."""
+def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
+    """Lift it, if the policy files let somebody, and them. Returns its name. Raises `PolicyError`."""
+    if (counts := places.words_that_count(policy)) is not None and not counts(word):
+        raise PolicyError("your word is not enough to lift a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(f"the policy lets nobody lift {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain")
-    return places.elevations().begin(sandbox, what, seconds=seconds, by=by)
+    raised = elevated(policy, what, _ceiling())
+    for name in what.programs:
+        if not is_pattern(name) and not raised.programs.permits(name):
+            why = f"{name!r} would not be permitted all the same: a pattern denies it together with others, or the system's own file does"
+            raise PolicyError(why, hint="name the pattern to lift all of it; see: agent-sandbox policy explain")
+    return places.elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
 
 
 def somebody_lifts(request: Request, refusal: Deny) -> bool:
@@ -75,7 +84,7 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
     policy, sandbox, what = policy_of(request, project), sandbox_id(project.path), Elevation(programs=(refusal.program,))
     if "programs" not in (policy.asks.elevate or ()):
         return False
-    if not elevated(policy, what, _ceiling(project.path)).programs.permits(refusal.program):
+    if not elevated(policy, what, _ceiling()).programs.permits(refusal.program):
         return False
     from agent_sandbox.surfaces.asking import inbox_for
 
@@ -95,22 +104,26 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
     if isinstance(answer, Refused):
         remark(f"nobody lifts that for now: {answer.why}")
         return False
-    begin(policy, sandbox, what, seconds=OFFERED_SECONDS, by=answer.by)
+    begin(policy, sandbox, what, seconds=OFFERED_SECONDS, by=answer.by, word=answer.word)
     return True
 
 
-def _ceiling(project: str) -> Policy:
+def _ceiling() -> Policy:
     """What the system's own file leaves, beyond which nothing is lifted."""
     return effective(cloned(masks=(), limits=CLONED_LIMITS), policy_files.layers_of(None).system, home=places.home()).policy
 
 
-def lifted(policy: Policy, project: str, sandbox: str) -> Lifted | None:
-    """The policy with all that is lifted for a sandbox now, up to the system's own file; None where nothing is."""
-    standing = [each for each in places.elevations().standing() if each.sandbox == sandbox]
+def lifted(policy: Policy, sandbox: str) -> Lifted | None:
+    """The policy with all that is lifted for a sandbox now, up to the system's own file; None where nothing is.
+
+    Whose word it was is asked again: it may have been given where another policy counts.
+    """
+    counts = places.words_that_count(policy)
+    standing = [each for each in places.elevations().standing() if each.sandbox == sandbox and (counts is None or counts(each.word))]
     if not standing:
         return None
     for each in standing:
-        policy = elevated(policy, each.what.only(policy.asks.elevate), _ceiling(project))
+        policy = elevated(policy, each.what.only(policy.asks.elevate), _ceiling())
     names = {each.name for each in standing}
 
     def left() -> float:

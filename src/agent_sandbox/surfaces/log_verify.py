@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from agent_sandbox import places
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
@@ -13,6 +14,7 @@ from agent_sandbox.ledger.event import Checkpoint
 from agent_sandbox.ledger.segments import files
 from agent_sandbox.ledger.verifying import Evidence, Report, evidence, examine
 from agent_sandbox.surfaces.arguments import Request
+from agent_sandbox.surfaces.log import INDEX
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.quantities import counted
 
@@ -31,6 +33,9 @@ def verify(request: Request, file: str | None = None) -> int:
             raise LedgerUnavailable(f"there is no ledger at {path}", hint="one is begun with the first action")
         known = evidence(directory, notes, public_key) if directory else Evidence(notes=notes, public_key=public_key)
         report = examine(path, known)
+        if file is None:
+            with suppress(FileNotFoundError):  # `log` finds entries by it; made anew, it is an index of what was examined
+                os.unlink(os.path.join(os.path.dirname(path), INDEX))
     except OSError as error:
         raise LedgerUnavailable(f"the ledger {path} cannot be examined: {error.strerror or error}", hint="check who may read it") from error
     if request.has("--json"):
