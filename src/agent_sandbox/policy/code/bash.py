@@ -13,7 +13,14 @@ from agent_sandbox.policy.commands.wrappers import SHELLS
 _WHOLE_MACHINE = frozenset(
     {"/", "/*", "/.", "~", "~/*", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/root", "/sbin", "/usr", "/var"}
 )
-_UNKNOWN = (("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh"))
+_UNKNOWN = (
+    ("whose name it computes", "$command"),
+    ("runs a command line", "| sh"),
+    ("runs a text", "| sh"),
+    ("runs what it is fed", "| sh"),
+    ("with the commands in it", "eval"),
+    ("has a command in it", "eval"),
+)
 
 
 def look(source: str, wanted: Matcher, found: Findings) -> None:
