@@ -13,7 +13,11 @@ from agent_sandbox.policy.commands.wrappers import SHELLS
 _WHOLE_MACHINE = frozenset(
     {"/", "/*", "/.", "~", "~/*", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/root", "/sbin", "/usr", "/var"}
 )
-_UNKNOWN = (("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh"))
+_UNKNOWN = (
+    *(("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh")),
+    # What whoever is asked about a command should know of, and scripts do all the time.
+    *(("runs what it is fed", ""), ("gives a variable another name", ""), ("as a prompt", ""), ("computes with a text", "")),
+)
 
 
 def look(source: str, wanted: Matcher, found: Findings) -> None:
