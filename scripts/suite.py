@@ -40,6 +40,7 @@ class Part(NamedTuple):
     compiled: bool = False
 
 
+PATIENCE_SECONDS = 30  # for a part that is asked to end, and clears away
 COMPILE = Part("compile", ("nice", "-n", "5", sys.executable, "-m", "scripts.compile_wasm"))
 
 
@@ -69,11 +70,12 @@ def parts() -> Iterator[Part]:
 
 
 def start(part: Part, scratch: Path) -> Running:
-    """Start it where its mounts are nobody else's."""
+    """Start it where its mounts are nobody else's, in a group of its own, with which it can be ended as a whole."""
     apart = ("unshare", "--mount", "--propagation")
     before = (*apart, "private", *apart, "shared") if ROOT and shutil.which("unshare") else ()
+    command, nothing = (*before, *part.command), subprocess.DEVNULL
     with open(scratch / part.name, "wb") as said:
-        process = subprocess.Popen((*before, *part.command), cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, process_group=0)
     return Running(part, process, scratch / part.name, time.monotonic())
 
 
@@ -116,9 +118,13 @@ def run(waiting: list[Part], scratch: Path) -> list[str]:
                 break
     finally:
         for each in running:
-            each.process.send_signal(signal.SIGINT)
+            os.killpg(each.process.pid, signal.SIGINT)
         for each in running:
-            each.process.wait()
+            try:
+                each.process.wait(timeout=PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:  # a shell may miss a signal that comes just as it starts something
+                os.killpg(each.process.pid, signal.SIGKILL)
+                each.process.wait()
     return failed
 
 

@@ -45,7 +45,13 @@ class Asking:
         made: Approver = (
             places.desk(policy, places.inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
             if self._given is None
-            else CapabilityApprover(self._capabilities, self._tokens, sandbox=self._sandbox, otherwise=self._given)
+            else CapabilityApprover(
+                self._capabilities,
+                self._tokens,
+                sandbox=self._sandbox,
+                otherwise=self._given,
+                counts=places.words_that_count(policy),
+            )
         )
         self._made.append(made)
         return made

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.capabilities import Capabilities
     from agent_sandbox.engine.elevations import Elevations
     from agent_sandbox.ledger.store import Ledger
+    from agent_sandbox.policy.asking import Word
     from agent_sandbox.policy.capabilities import Token
     from agent_sandbox.policy.model import Policy
 
@@ -190,7 +191,16 @@ def desk(policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token])
     from agent_sandbox.engine.approvals.desk import Desk
 
     run = os.urandom(8).hex()
-    return Desk(inbox, capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time)
+    return Desk(inbox, capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time, counts=words_that_count(policy))
+
+
+def words_that_count(policy: Policy) -> Callable[[Word], bool] | None:
+    """Whose word is enough for what a policy asks about; None for everybody's."""
+    asks = policy.asks
+    if asks.approvers is None and not asks.needs:
+        return None
+    approvers = None if asks.approvers is None else _uids(asks.approvers)
+    return lambda word: word.counts(asks.needs, approvers, asker=os.getuid())
 
 
 def _uids(names: Iterable[str]) -> frozenset[int]:

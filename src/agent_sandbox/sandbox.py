@@ -421,5 +421,5 @@ class Sandbox:
 
 
 def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
-    """A sandbox with these settings; `timeout` is `timeout_seconds`, and every other field of `SandboxConfig` has its own name."""
-    return Sandbox(SandboxConfig(timeout_seconds=timeout, **settings))
+    """A sandbox with these settings; `timeout` is `timeout_seconds`, and everything else that `Sandbox` takes has its own name."""
+    return Sandbox(timeout_seconds=timeout, **settings)

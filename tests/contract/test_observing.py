@@ -127,7 +127,7 @@ for host, port in (("canary.example.com", 443), ("192.0.2.7", 8080), ("2001:db8:
     except OSError as error:
         came.append(error.errno)
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-    for address in (("192.0.2.8", 9), ("127.0.0.1", 9)):
+    for address in (("192.0.2.8", 9), ("192.0.2.53", 53), ("127.0.0.1", 9)):
         try:
             sock.sendto(b"x", address)
         except OSError as error:
@@ -139,10 +139,17 @@ print(json.dumps(came))
 """
     outcome = box.python(connect, observe=True)
     assert outcome.exit.code == 0, outcome.stderr
-    assert json.loads(outcome.stdout) == [101, 101, 101, 101], "no way leads out"
+    assert json.loads(outcome.stdout) == [101, 101, 101, 101, 101], "no way leads out"
     assert seen(outcome, "resolve") == {"canary.example.com": False}
     reached = seen(outcome, "connect")
-    assert {"canary.example.com:443", "192.0.2.7:8080", "[2001:db8:ffff::7]:25", "192.0.2.8:9", "127.0.0.1:7777"} <= reached.keys()
+    assert {
+        "canary.example.com:443",
+        "192.0.2.7:8080",
+        "[2001:db8:ffff::7]:25",
+        "192.0.2.8:9",
+        "192.0.2.53:53",
+        "127.0.0.1:7777",
+    } <= reached.keys()
     assert not any(reached.values())
     assert "127.0.0.1:7777" in seen(outcome, "listen")
     assert not any(target.startswith("198.18.") for target in reached)

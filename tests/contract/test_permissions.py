@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import agentbox
 from agent_sandbox import (
+    AsyncSandbox,
     CodeExecutor,
     FilePermission,
     NetworkPermission,
@@ -20,6 +22,7 @@ from agent_sandbox import (
     Sandbox,
     SandboxConfig,
     SandboxWarning,
+    create_sandbox,
     shared,
 )
 
@@ -161,6 +164,8 @@ def test_a_sandbox_takes_permissions_in_one_place_only() -> None:
             Sandbox(SandboxConfig(**own), permissions=permissions)
     with Sandbox(SandboxConfig(max_memory_mb=512, max_processes=7), permissions=PermissionSet()) as sandbox:
         assert (sandbox.config.max_memory_mb, sandbox.config.max_processes, sandbox.config.allow_subprocess) == (512, 7, False)
+    for make in (create_sandbox, agentbox.create_sandbox, agentbox.Sandbox, AsyncSandbox):
+        assert make(permissions=permissions).config.max_processes == 5
 
 
 def test_what_the_runtime_cannot_enforce_is_an_error() -> None:

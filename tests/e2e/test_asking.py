@@ -194,6 +194,7 @@ def test_a_refused_program_can_be_permitted_for_a_time_and_the_return_is_recorde
     assert said.count("began") == said.count("ended") == 1
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_elevation(shell: Shell, project: Path) -> None:
     (project / "agent-sandbox.toml").write_text('[processes]\ncommands = ["ls"]\n')
     assert shell("run", "--", "sleep", "0").returncode == 126
@@ -227,8 +228,11 @@ def test_a_second_factor_is_needed_where_the_policy_says_so(shell: Shell, projec
         secret = (tmp_path / "state" / "ledger.jsonl.keys" / "second-factor").read_bytes()
         says(shell, "--yes", "--code", digits(secret, int(time.time() // STEP)))(asked)
 
-    code, out, _ = answered(shell, "run", DONE, answer=answer)
-    assert code == 0 and "marked-file" in out
+    token = shell("grant", "run bash -c **", "--for", "1m", "-q").stdout.decode().strip()
+    lifting = shell("grant", "--elevate", "--memory", "16G", "--for", "1m")
+    assert lifting.returncode == 2 and "not enough" in words(lifting)
+    code, out, _ = answered(shell, "run", "--capability", token, DONE, answer=answer)
+    assert code == 0 and "marked-file" in out, "and a grant without it is no way around it"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -142,14 +143,14 @@ def test_scratch_files_elsewhere_are_left_out_unless_asked_for(shell: Shell, tmp
 
 
 IN_THE_MAKING = (
-    "agent_sandbox.engine.stored:Stored.after_run",
-    "agent_sandbox.workspace.plans:Plans.keep",
     "agent_sandbox.workspace.plans:write_atomically",
+    "agent_sandbox.workspace.plans:Plans.keep",
+    "agent_sandbox.engine.stored:Stored.after_run",
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", IN_THE_MAKING)
+@pytest.mark.parametrize("at", [IN_THE_MAKING[0], *(pytest.param(at, marks=pytest.mark.torture) for at in IN_THE_MAKING[1:])])
 def test_killed_while_a_plan_is_kept_there_is_none(shell: Shell, at: str) -> None:
     before = tree(shell.cwd)
     cut_off(shell, at, "sim", "echo x > made.txt")
@@ -172,3 +173,22 @@ def test_killed_while_it_is_carried_out_it_is_all_there_or_nothing_and_never_twi
     after = tree(shell.cwd)
     assert after == before if not CUT[at] else "made.txt" in after and "greeting.txt" not in after
     assert "there is no plan" in words(shell("carry-out", digest, "--yes")) and tree(shell.cwd) == after
+
+
+@pytest.mark.torture
+def test_killed_at_any_moment_there_is_a_whole_plan_or_none(shell: Shell) -> None:
+    chance, line = random.Random(7), "for i in 1 2 3 4 5; do echo $i > made-$i.txt; done"
+    before, whole = tree(shell.cwd), 0
+    for _ in range(100):
+        with shell.start("sim", line) as process:
+            try:
+                process.wait(chance.uniform(0.05, 0.6))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for listed in shell.json("carry-out")["plans"]:
+            whole += 1
+            assert shell("carry-out", listed["digest"], "--yes", "--quiet").returncode == 0
+            assert [(shell.cwd / f"made-{number}.txt").read_text() for number in range(1, 6)] == [f"{number}\n" for number in range(1, 6)]
+            assert shell("undo", "--yes", "--quiet").returncode == 0
+        assert tree(shell.cwd) == before
+    assert plans(shell) == [] and 0 < whole < 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -66,4 +67,17 @@ def test_what_differs_under_the_policy_is_said(shell: Shell, project: Path) -> N
 def test_options_go_with_learning_alone(shell: Shell) -> None:
     assert "--add goes with policy learn" in words(shell("policy", "explain", "--add"))
     assert "learn and commands" in words(shell("policy", "learn"))
+    assert "policy cloned+low" in shell("policy", "explain", "--policy", "low").stdout.decode()
+    held = shell("policy", "learn", "--policy", "reviewer", "touch x")
+    assert held.returncode == 126 and "does not allow the program 'touch'" in words(held), "what holds a run holds learning"
     assert set(os.listdir(shell.cwd)) == {".git", "src", "greeting.txt"}
+
+
+def test_what_is_interrupted_is_learnt_from_and_not_tried(shell: Shell, project: Path) -> None:
+    with shell.start("policy", "learn", "cat greeting.txt; exec sleep 60") as learning:
+        assert learning.stderr is not None and learning.stderr.readline() == b"hello\n"
+        learning.send_signal(signal.SIGINT)
+        policy, said = learning.communicate(timeout=30)
+    assert tomllib.loads(policy.decode())["processes"]["commands"] == ["cat", "sleep"]
+    assert b"not tried again: it was interrupted" in said
+    assert learning.returncode == 130

@@ -107,6 +107,19 @@ def test_a_policy_of_ones_own_is_a_file_and_takes_away_too(run: Run, home: Path,
     assert run(mine, "head -n 1 greeting.txt").stdout == b"hello\n"
     assert "does not allow the program 'cat'" in words(run(mine, "cat greeting.txt"))
     assert "line 1: grep is on the list" in words(run(mine, "grep h greeting.txt"))
+    shell = Shell(home / "project", {"HOME": str(home)})
+    tested = shell("--policy", mine, "policy", "test", "grep h greeting.txt")
+    assert tested.returncode == 126 and b"line 1: grep is on the list" in tested.stdout, "as it is when it is run"
+    assert b"files: / can be read\n" in shell("policy", "explain", "--policy", mine).stdout
     assert run("high", "cat greeting.txt", "--policy", mine).returncode == 126, "the last of several takes away, too"
     done = run("lowest", "true")
     assert done.returncode == 2 and "there is no preset and no file 'lowest'" in words(done)
+
+
+def test_a_run_under_rules_of_other_trees_says_that_it_has_not_seen_what_was_changed(home: Path, tmp_path: Path) -> None:
+    shell = Shell(home / "project", {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home)})
+    assert shell("--policy", "medium", "run", "echo medium > greeting.txt; cat greeting.txt").stdout == b"medium\n"
+    other = shell("run", "cat greeting.txt; echo high > app.sh")
+    assert other.stdout == b"hello\n" and f"what earlier runs changed in {home} was not seen" in words(other)
+    again = shell("--policy", "medium", "run", "cat greeting.txt")
+    assert again.stdout == b"medium\n" and "was not seen" in words(again), "of the whole machine's layers it has none"

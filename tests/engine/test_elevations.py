@@ -14,9 +14,11 @@ from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted
 from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.elevation import Elevation
 from agent_sandbox.spelling import Seal
 
+ME = Word(1000)
 CURL = Elevation(programs=("curl",), limits=(("memory_bytes", 1 << 30),), paths=("/home/u/.ssh",))
 
 
@@ -48,7 +50,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_it_holds_for_its_time_and_its_end_is_recorded_with_the_true_time(machine: Machine) -> None:
-    name = machine.all.begin("box", CURL, seconds=60, by="alice")
+    name = machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.passes(59)
     (raised,) = machine.all.standing()
     assert (raised.name, raised.sandbox, raised.what, raised.by, raised.left) == (name, "box", CURL, "alice", 1.0)
@@ -59,7 +61,7 @@ def test_it_holds_for_its_time_and_its_end_is_recorded_with_the_true_time(machin
 
 
 def test_a_clock_that_is_set_back_gives_nothing(machine: Machine) -> None:
-    machine.all.begin("box", CURL, seconds=60, by="alice")
+    machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.passes(59)
     machine.clock -= 10_000
     (raised,) = machine.all.standing()
@@ -69,27 +71,27 @@ def test_a_clock_that_is_set_back_gives_nothing(machine: Machine) -> None:
 
 
 def test_a_clock_that_is_set_forward_ends_it(machine: Machine) -> None:
-    machine.all.begin("box", CURL, seconds=60, by="alice")
+    machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.clock += 61
     assert machine.all.standing() == []
 
 
 @pytest.mark.parametrize("up", [1.0, 51.0, 10_000.0])
 def test_a_machine_that_was_started_anew_has_none_left(machine: Machine, up: float) -> None:
-    machine.all.begin("box", CURL, seconds=60, by="alice")
+    machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.boot, machine.up = "second", up
     assert machine.all.standing() == []
     assert machine.noted()[-1][0] == "elevation.ended"
 
 
 def test_time_since_the_start_that_runs_backwards_ends_it(machine: Machine) -> None:
-    machine.all.begin("box", CURL, seconds=60, by="alice")
+    machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.up -= 1
     assert machine.all.standing() == []
 
 
 def test_it_can_be_taken_back(machine: Machine) -> None:
-    name = machine.all.begin("box", CURL, seconds=60, by="alice")
+    name = machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.passes(5)
     machine.all.end(name, by="bob")
     assert machine.all.standing() == [] and machine.noted()[-1] == ("elevation.ended", 1_005.0)
@@ -99,7 +101,7 @@ def test_it_can_be_taken_back(machine: Machine) -> None:
 
 
 def test_what_was_not_sealed_or_was_changed_or_renamed_is_none(machine: Machine) -> None:
-    name = machine.all.begin("box", CURL, seconds=60, by="alice")
+    name = machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     file = machine.top / "elevations" / name
     content = file.read_bytes()
     for at in range(0, len(content), 7):
@@ -114,7 +116,7 @@ def test_what_was_not_sealed_or_was_changed_or_renamed_is_none(machine: Machine)
 def test_nothing_and_for_ever_cannot_be_lifted(machine: Machine) -> None:
     for what, seconds in ((Elevation(), 60.0), (CURL, 0.0), (CURL, -1.0), (CURL, LONGEST_SECONDS + 1), (CURL, float("nan"))):
         with pytest.raises(PolicyError):
-            machine.all.begin("box", what, seconds=seconds, by="alice")
+            machine.all.begin("box", what, seconds=seconds, by="alice", word=ME)
     assert machine.all.standing() == []
 
 
@@ -128,12 +130,12 @@ def test_what_cannot_be_recorded_does_not_begin(machine: Machine) -> None:
 
     broken = Elevations(str(machine.top / "elevations"), Seal(b"k" * 32), Full(), clock=lambda: 0.0, since_boot=lambda: 0.0, boot=str)
     with pytest.raises(LedgerUnavailable):
-        broken.begin("box", CURL, seconds=60, by="alice")
+        broken.begin("box", CURL, seconds=60, by="alice", word=ME)
     assert machine.all.standing() == []
 
 
 def test_several_who_come_at_once_record_the_end_once(machine: Machine) -> None:
-    machine.all.begin("box", CURL, seconds=60, by="alice")
+    machine.all.begin("box", CURL, seconds=60, by="alice", word=ME)
     machine.passes(61)
     threads = [Thread(target=machine.another().sweep) for _ in range(8)]
     for thread in threads:
@@ -152,7 +154,7 @@ def test_who_is_killed_while_granting_leaves_a_record_or_less_and_never_a_longer
         pid = os.fork()
         if pid == 0:
             _die_at(cut)
-            inside.all.begin("box", CURL, seconds=60, by="alice")
+            inside.all.begin("box", CURL, seconds=60, by="alice", word=ME)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         standing = inside.another().standing()

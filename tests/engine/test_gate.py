@@ -180,7 +180,7 @@ def test_a_question_that_is_answered_with_yes_in_time_is_permission() -> None:
     [(action, verdict, deadline)] = approver.asked
     assert (action, verdict.suggest, deadline) == (ALLOWED, f"code python {ALLOWED.source_sha256}", APPROVAL_SECONDS)
     assert verdict.details == "print(1)", "who is asked sees what belongs to it"
-    assert isinstance(ledger.events[0], Intent) and ledger.events[0].rule == "approval"
+    assert isinstance(ledger.events[0], Intent) and ledger.events[0].rule == "approval of alice (approvals.effects)"
     assert ledger.lasting == [True, True], "what somebody agreed to is on record even if the power fails"
     door.end()
     assert approver.asked == [], "who was asked is told that it is over"
@@ -262,3 +262,11 @@ def test_what_is_seen_of_an_action_is_noted_under_its_sandbox() -> None:
     ledger = FakeLedger()
     Gate(locked(), ledger, clock=lambda: 0.0, sandbox="box").note("file.read", {"target": "/x"})
     assert ledger.events == [Noted("file.read", {"target": "/x"}, "box")]
+
+
+def test_how_long_somebody_has_to_answer_is_for_who_makes_the_gate_to_say() -> None:
+    ledger, approver = FakeLedger(), FakeApprover(Granted("alice"), takes=6.0)
+    policy = replace(locked(), asks=AskRules(effects=("runs-code",)))
+    with pytest.raises(Denied, match="in time"):
+        Gate(policy, ledger, clock=lambda: approver.clock[0], approver=approver, patience=5.0).perform(ALLOWED, Deed(ledger))
+    assert approver.asked[0][2] == 5.0

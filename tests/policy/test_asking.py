@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.asking import EFFECTS, LIFTABLE, NEEDS, AskRules, question_about, touched
+from agent_sandbox.policy.asking import EFFECTS, LIFTABLE, NEEDS, AskRules, Word, question_about, touched
 from agent_sandbox.policy.commands.effects import Kind
 from agent_sandbox.policy.commands.reading import understand
 from agent_sandbox.policy.decide import Allow, Ask, Deny, decide
@@ -207,6 +207,40 @@ def test_a_policy_file_asks_and_is_explained() -> None:
         assert words in said
     assert lint((layer,)) == ()
     assert not any("approvals" in line for line in explain(effective(OPEN, (), home="/home/u")))
+    for lifts, told in ((["limits"], "may lift limits"), ([], "may lift nothing")):
+        lifting = from_mapping({"approvals": {"elevate": lifts}}, origin="d.toml")
+        assert told in "\n".join(explain(effective(OPEN, (lifting,), home="/home/u")))
     wrong = {"approvals": {"approvers": ["a:b"]}}
     with pytest.raises(PolicyError, match="not the name of a user"):
         from_mapping(wrong, origin="c.toml")
+
+
+@pytest.mark.parametrize(
+    ("word", "needs", "approvers", "enough"),
+    [
+        (Word(7), (), None, True),
+        (Word(7), (), {8}, False),
+        (Word(8), (), {8}, True),
+        (Word(7), ("another-user",), None, False),  # the one who asks
+        (Word(0), ("another-user",), None, True),
+        (Word(8), ("another-user",), None, False),  # not their name, and maybe an id of theirs for containers
+        (Word(8), ("another-user",), {8}, True),
+        (Word(7), ("another-user",), {7}, False),
+        (Word(-1), ("another-user",), None, False),
+        (Word(7), ("second-factor",), None, False),
+        (Word(7, factor=True), ("second-factor",), None, True),
+        (Word(7, factor=True), ("another-user", "second-factor"), None, False),
+        (Word(0), ("another-user", "second-factor"), None, False),
+        (Word(0, factor=True), ("another-user", "second-factor"), None, True),
+    ],
+)
+def test_whose_word_is_enough(word: Word, needs: tuple[str, ...], approvers: set[int] | None, enough: bool) -> None:
+    assert word.counts(needs, approvers, asker=7) is enough
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["cp /usr/bin/git x", "ln -s /usr/bin/git x", "python3 -c \"import os; os.system('git push')\"", "awk 'BEGIN{system(\"git push\")}'"],
+)
+def test_a_program_is_asked_about_also_where_it_is_handed_to_another(line: str) -> None:
+    assert isinstance(verdict(AskRules(commands=("git push **",), opaque=False), RunCommand.of(["bash", "-c", line])), Ask)

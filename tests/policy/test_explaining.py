@@ -59,7 +59,7 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
     ]
     assert said(found, "limits") == ["limits: none"]
     assert said(found, "network")[0].startswith("network: none; the network is asked for")
-    assert said(found, "code") == ["code: not looked at before it runs", "code: refused as well: pickle"]
+    assert said(found, "code") == ["code: looked at before it runs for pickle; an early warning, never the wall"]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,8 @@ def test_layers_that_leave_nothing_are_remarked_on() -> None:
     found = effective(cloned(masks=()), layers, home="/home/u")
     assert [remark.key for remark in lint(layers, found)] == ["files.allowed", "processes.commands"]
     assert lint([], Effective(cloned(masks=()))) == ()
+
+
+def test_what_code_is_looked_at_for_is_said() -> None:
+    both = Effective(locked(), validate=True, blocked=("pickle",))
+    assert said(both, "code") == ["code: looked at before it runs for the default patterns, pickle; an early warning, never the wall"]

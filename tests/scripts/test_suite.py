@@ -46,6 +46,24 @@ sys.exit(suite.main([]))
     assert "first\n" in done.stdout and "second\n" in done.stdout
 
 
+def test_who_ends_it_ends_all_of_its_parts(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program = f"""
+import sys
+from scripts import suite
+suite.COMPILE = suite.Part("compile", ("sh", "-c", "exec 3>{pipe}; echo here >&3; exec sleep 600"))
+suite.parts = lambda: []
+sys.exit(suite.main([]))
+"""
+    running = subprocess.Popen([sys.executable, "-c", program], cwd=suite.CHECKOUT)
+    with open(pipe, "rb") as told:
+        assert told.readline() == b"here\n"
+        running.terminate()
+        assert running.wait(timeout=60) == 143
+        assert told.read() == b"", "whoever had the other end has gone"
+
+
 @pytest.mark.needs_root
 def test_what_one_part_mounts_is_not_there_for_another(tmp_path: Path) -> None:
     place, scratch = tmp_path / "place", tmp_path / "scratch"

@@ -48,6 +48,7 @@ def keep(plans: Plans, text: str) -> str:
 
 
 def test_what_was_kept_is_found_by_its_beginning_and_what_was_not_is_gone(plans: Plans, tmp_path: Path) -> None:
+    assert plans.all() == ()
     digest = keep(plans, "one")
     with plans.making("/project") as state:
         pass

@@ -19,11 +19,13 @@ from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
 from agent_sandbox.policy import capabilities as core
 from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.capabilities import Caveat, ForSandbox, Genuine, Only, Pattern, Refused, Times, Token, Until
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass
 
 PURPOSE = b"capabilities"  # what its key is derived for
+_FACTOR = "second factor"
 _GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
 
@@ -41,6 +43,7 @@ class Standing:
     limit: int | None
     used: int
     revoked: bool
+    word: Word = Word(-1)
 
 
 class Mark:
@@ -68,8 +71,19 @@ class Capabilities:
         self._ledger = ledger
         self._clock = clock
 
-    def grant(self, sandbox: str, patterns: tuple[Pattern, ...], *, seconds: float, times: int | None = None, by: str) -> Token:
+    def grant(
+        self,
+        sandbox: str,
+        patterns: tuple[Pattern, ...],
+        *,
+        seconds: float,
+        times: int | None = None,
+        by: str,
+        factor: bool = False,
+    ) -> Token:
         """A new token for a sandbox, recorded before it exists. It always ends: `seconds` from now, or after so many uses.
+
+        `factor` says that whoever grants it has shown a second factor.
 
         Raises `PolicyError` for what cannot be granted, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """
@@ -89,12 +103,16 @@ class Capabilities:
         self._ledger.record(Noted("capability.granted", facts, sandbox), lasting=True)
         place = os.path.join(self._directory, name)
         make_private(place)
-        write_once(os.path.join(place, _GRANT), f"{now!r}\n{by.encode('unicode_escape').decode()}\n{core.spell(token)}\n".encode())
+        lines = (repr(now), by.encode("unicode_escape").decode(), core.spell(token), str(os.getuid()), _FACTOR if factor else "")
+        write_once(os.path.join(place, _GRANT), "\n".join((*lines, "")).encode())
         sync_directory(self._directory)
         return token
 
-    def use(self, token: Token, action: Action, *, sandbox: str) -> Genuine | Refused:
-        """Whether the token allows this action now. If so, the use is counted when this returns. Raises OSError when it cannot be."""
+    def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | Refused:
+        """Whether the token allows this action now. If so, the use is counted when this returns. Raises OSError when it cannot be.
+
+        `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
+        """
         found = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
         if isinstance(found, Refused):
             return found
@@ -103,6 +121,8 @@ class Capabilities:
             return Refused("the capability is not known here, or no longer")
         if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in found.names):
             return Refused("the capability was revoked")
+        if counts is not None and ((standing := self._standing(found.names[0])) is None or not counts(standing.word)):
+            return Refused("the capability was granted by somebody whose word is not enough here")
         return found if self._counted(place, found.counts) else Refused("the capability is used up")
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
@@ -178,8 +198,8 @@ class Capabilities:
         """None for one that is being made or forgotten just now, or that is not ours."""
         place = os.path.join(self._directory, name)
         try:
-            granted, by, text, _ = read_private(os.path.join(place, _GRANT), _LONGEST).decode("ascii").split("\n")
-            since = float(granted)
+            granted, by, text, user, factor, _ = read_private(os.path.join(place, _GRANT), _LONGEST).decode("ascii").split("\n")
+            since, word = float(granted), Word(int(user), factor == _FACTOR)
         except (OSError, ValueError):
             return None
         token = core.parse(text)
@@ -198,6 +218,7 @@ class Capabilities:
             limit=limit[1] if limit else None,
             used=_size(os.path.join(place, _USED + limit[0])) if limit else 0,
             revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in found.names),
+            word=word,
         )
 
     def _forget(self, name: str) -> None:

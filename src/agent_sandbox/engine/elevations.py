@@ -17,6 +17,7 @@ from agent_sandbox.engine.gate import Recorder
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.elevation import Elevation
 from agent_sandbox.spelling import Seal, as_json, same
 from agent_sandbox.values import TYPE_CHECKING, dataclass
@@ -40,6 +41,7 @@ class Raised:
     began: float
     seconds: float
     left: float
+    word: Word
 
 
 class Elevations:
@@ -62,8 +64,8 @@ class Elevations:
         self._since_boot = since_boot
         self._boot = boot
 
-    def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str) -> str:
-        """Lift this for a sandbox, from now on. Recorded before it holds. Returns its name.
+    def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
+        """Lift this for a sandbox, from now on, on somebody's word. Recorded before it holds. Returns its name.
 
         Raises `PolicyError` for nothing or for ever, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """
@@ -79,6 +81,8 @@ class Elevations:
             "limits": [list(each) for each in what.limits],
             "paths": list(what.paths),
             "by": by,
+            "user": word.user,
+            "factor": word.factor,
             "began": now,
             "seconds": float(seconds),
             "since_boot": self._since_boot(),
@@ -144,7 +148,8 @@ class Elevations:
             return None
         limits = tuple((field, value) for field, value in made["limits"])
         what = Elevation(tuple(made["programs"]), limits, tuple(made["paths"]))
-        return Raised(name, made["sandbox"], what, made["by"], made["began"], made["seconds"], self._left(made))
+        word = Word(made["user"], made["factor"])
+        return Raised(name, made["sandbox"], what, made["by"], made["began"], made["seconds"], self._left(made), word)
 
     def _left(self, made: dict[str, Any]) -> float:
         passed = self._since_boot() - made["since_boot"]

@@ -12,9 +12,10 @@ from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, Sandbo
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, replace
+from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 
 if TYPE_CHECKING:
     from typing import Literal, NoReturn, TypeVar
@@ -39,9 +40,10 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Granted:
-    """Somebody with the right to do so agreed."""
+    """Somebody with the right to do so agreed. `word` is theirs, where it is known whose it is."""
 
     by: str
+    word: Word = field(default=Word(-1), compare=False)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ class Gate:
         if not isinstance(verdict, Allow):
             self._refuse(facts, digest, verdict)
         # What changes the real tree, or what somebody agreed to, is on record even if the power fails in the next moment.
-        lasting = isinstance(action, Promote | Undo) or rule == "approval"
+        approved = rule == "approval"
+        lasting = isinstance(action, Promote | Undo) or approved
+        rule = verdict.because.why if approved else rule  # by whom, or by which capability
         intent = self._ledger.record(Intent(facts, digest, self._digest, rule, self._sandbox), lasting=lasting).sequence
         try:
             result = deed(verdict)
@@ -170,7 +174,7 @@ class Gate:
         except Exception as error:
             return refused(f"and asking failed: {type(error).__name__}")
         if isinstance(answer, Granted) and self._clock() <= deadline:
-            return Allow(Reason("approval", f"approved by {answer.by}"))
+            return Allow(Reason("approval", f"approval of {answer.by} ({verdict.because.rule})"))
         return refused(f"and it was not approved: {answer.why if isinstance(answer, Refused) else 'no answer came in time'}")
 
     def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts], lasting: bool) -> None:

@@ -17,7 +17,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
 from agent_sandbox.errors import Busy, LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError, WorkspaceError
-from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, ThrowAway
+from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, Overlay, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
@@ -243,7 +243,7 @@ class Session:
         with ExitStack() as stack:
             kept = self._kept(self._state, work, stack) if self._state is not None else None
             ran = self._ran(work, kept, stack)
-            said = self._after(self._state, kept, ran.guest) if self._state is not None and kept is not None else ()
+            said = self._after(self._state, kept, ran) if self._state is not None and kept is not None else ()
             changes, unlisted = self.changes(ran.guest, work) if self._state is None and self.policy.files.write else (ChangeSet(), ())
             return Outcome(
                 exit=ran.completed.exit,
@@ -350,17 +350,27 @@ class Session:
             self._beside(lambda: stored.remember_names(masks))
         return replace(ready, notes=(*said, *ready.notes)) if said else ready
 
-    def _after(self, state: SandboxState, kept: ForRun, guest: Guest) -> tuple[str, ...]:
+    def _after(self, state: SandboxState, kept: ForRun, ran: _Ran) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
         from agent_sandbox.engine.stored import Stored
 
-        refused = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
-        if guest.layers is not None:
+        refused: tuple[str, ...] = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
+        if ran.guest.layers is not None:
             try:
-                Stored(state).after_run(guest.layers, kept, [mask.path for mask in self.policy.files.masks])
+                refused += self._unseen(ran, kept)
+                Stored(state).after_run(ran.guest.layers, kept, [mask.path for mask in self.policy.files.masks])
             except (WorkspaceError, OSError) as error:  # the next one tries again; what the guest did counts
                 return (*kept.notes, *refused, f"the layers could not be put in order: {error}")
         return (*kept.notes, *refused)
+
+    def _unseen(self, ran: _Ran, kept: ForRun) -> tuple[str, ...]:
+        from agent_sandbox.engine.unseen import unseen
+
+        assert ran.guest.layers is not None
+        shown = {step.target for step in ran.plan.steps if isinstance(step, Overlay)}
+        missed = unseen(ran.guest.layers, (kept.present.active, *kept.present.chain), shown)
+        why = "this run's view is made of other trees than theirs (files.allowed), and had the real files there"
+        return (f"what earlier runs changed in {', '.join(missed)} was not seen: {why}",) if missed else ()
 
     def _hold(self, state: SandboxState, work: Work, stack: ExitStack) -> None:
         try:

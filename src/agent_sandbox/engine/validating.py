@@ -63,8 +63,13 @@ class EarlyLook:
 
     def check(self, gate: Gate, what: Code | Command, action: Action) -> None:
         """Raise `Denied`, recorded, for code with issues. What the gate refuses in any case is left to it."""
-        if (found := self.issues(gate.policy, what)) is not None and not found.valid:
-            gate.refuse(action, self._reason(found))
+        if (reason := self.against(gate.policy, what)) is not None:
+            gate.refuse(action, reason)
+
+    def against(self, policy: Policy, what: Code | Command) -> Reason | None:
+        """Why the code is not to run under this policy; None where nothing is found."""
+        found = self.issues(policy, what)
+        return None if found is None or found.valid else self._reason(found)
 
     def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
         """What the code reaches for that the policy does not give; None for what is no code, or none that can be run."""

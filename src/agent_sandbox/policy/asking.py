@@ -9,7 +9,7 @@ none of this: ask about `runs-code` where that matters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
@@ -88,6 +88,24 @@ class AskRules:
 
 
 NOBODY_IS_ASKED = AskRules()
+
+
+@dataclass(frozen=True)
+class Word:
+    """Who has said something, as the kernel numbers users, and whether they have shown a second factor for it."""
+
+    user: int
+    factor: bool = False
+
+    def counts(self, needs: Iterable[str], approvers: Collection[int] | None, *, asker: int) -> bool:
+        """Whether it is enough for what `asker` asks for, where that `needs` something and only the word of certain users counts.
+
+        Another user is root, or one of those: with ids of their own for containers, users write files that are not theirs by name.
+        """
+        if approvers is not None and self.user not in approvers:
+            return False
+        another = self.user != asker and self.user in (0, *(approvers or ()))
+        return (another or ANOTHER_USER not in needs) and (self.factor or SECOND_FACTOR not in needs)
 
 
 def check_command(text: str) -> None:

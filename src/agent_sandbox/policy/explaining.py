@@ -110,15 +110,17 @@ def _of_asking(policy: Policy) -> list[str]:
     lines = [f"approvals: somebody is asked about {', '.join(about)}; what is not understood is no matter of this: the view is the wall"]
     lines += [f"approvals: only the word of {', '.join(asks.approvers) or 'nobody'} counts"] if asks.approvers is not None else []
     lines += [f"approvals: a yes needs {' and '.join(asks.needs)}"] if asks.needs else []
-    return lines if about else []
+    lifts = [f"approvals: somebody may lift {', '.join(asks.elevate) or 'nothing'} for a time"] if asks.elevate is not None else []
+    return [*(lines if about else ()), *lifts]
 
 
 def _rest(found: Effective) -> list[str]:
     lines = [f"network: none; {NO_NETWORK}" if found.warnings else "network: none"]
-    lines += (
-        ["code: looked at before it runs; an early warning, never the wall"] if found.validate else ["code: not looked at before it runs"]
-    )
-    lines += [f"code: refused as well: {', '.join(found.blocked)}"] if found.blocked else []
+    if found.validate or found.blocked:
+        what = (*(("the default patterns",) if found.validate else ()), *found.blocked)
+        lines.append(f"code: looked at before it runs for {', '.join(what)}; an early warning, never the wall")
+    else:
+        lines.append("code: not looked at before it runs")
     return [*lines, f"requires: {', '.join(sorted(guarantee.value for guarantee in found.policy.requires))}"]
 
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.observing import EXECUTES, OPENS, OWN_ADDRESS, RESOLVER_PORT, Call
+from agent_sandbox.kernel.observing import EXECUTES, OPENS, RESOLVER_PORT, Call
 from agent_sandbox.runtime.naming import Names
 from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, WRITE
 
@@ -49,11 +49,12 @@ _OPENED: dict[str, _Place] = {name: (None, 0) if name in ("open", "creat") else 
 
 
 class Interpreter:
-    """Of the calls of one run. `python` is what to call the interpreter that code runs in."""
+    """Of the calls of one run. `python` is what to call the interpreter that code runs in, `servers` are where names are answered for."""
 
-    def __init__(self, python: str, names: Names) -> None:
+    def __init__(self, python: str, names: Names, servers: frozenset[str]) -> None:
         self._python = python
         self._names = names
+        self._servers = servers
         self._programs: dict[int, str] = {}  # by thread, until anything is executed
         self.asking = ""  # the program that turned to the resolver last
 
@@ -94,11 +95,11 @@ class Interpreter:
         port = int.from_bytes(address[2:4], "big")
         if name == "bind":
             return LISTEN, _spelt(host, port)
-        if port == RESOLVER_PORT:
+        if port == RESOLVER_PORT and host in self._servers:
             self.asking = program  # what it asks for is told by itself
             return None
         # Without a port nothing is sent: it is asked which address would be ours.
-        return (CONNECT, _spelt(self._names.named(host), port)) if port and host != OWN_ADDRESS else None
+        return (CONNECT, _spelt(self._names.named(host), port)) if port else None
 
     def _program(self, pid: int) -> str:
         known = self._programs.get(pid)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from agent_sandbox.values import dataclass
 
+# Parts of the notes of a run of which not everything was seen.
+TOO_MANY, FAILED = NOT_ALL = ("it tried more different things than are kept", "of its calls could not be looked at")
 READ, WRITE, EXECUTE, CONNECT, RESOLVE, LISTEN = KINDS = ("read", "write", "execute", "connect", "resolve", "listen")
 
 

@@ -29,7 +29,7 @@ from agent_sandbox.kernel.observing import Listener, take_listener
 from agent_sandbox.kernel.protocol import HEARD, LISTENING, SCRIPTS
 from agent_sandbox.runtime.interpreting import Found, Interpreter
 from agent_sandbox.runtime.naming import LARGEST_QUESTION, Names
-from agent_sandbox.runtime.observed import RESOLVE, Seen
+from agent_sandbox.runtime.observed import FAILED, RESOLVE, TOO_MANY, Seen
 
 MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of what is kept: things that differ, and all that they are called
 _QUESTIONS_AT_ONCE = 16
@@ -59,7 +59,8 @@ class Observer:
         self._listener = Listener(listener)
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = Names(search)
-        self._interpreter = Interpreter(python, self._names)
+        servers = frozenset(sock.getsockname()[0] for sock in self._sockets.values())
+        self._interpreter = Interpreter(python, self._names, servers)
         self._seen: dict[Found, int] = {}
         self._characters = 0
         self._unseen = self._failed = 0
@@ -85,9 +86,9 @@ class Observer:
             unseen, failed, self._unseen, self._failed = self._unseen, self._failed, 0, 0
         notes = []
         if unseen:
-            notes.append(f"it tried more different things than are kept: {unseen} calls after {len(seen)} of them were not looked at")
+            notes.append(f"{TOO_MANY}: {unseen} calls after {len(seen)} of them were not looked at")
         if failed:
-            notes.append(f"{failed} of its calls could not be looked at")
+            notes.append(f"{failed} {FAILED}")
         return tuple((Seen(*found), times) for found, times in seen.items()), tuple(notes)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from agent_sandbox import places, policy_files
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.policy.elevation import Elevation, elevated
 from agent_sandbox.policy.limits import Limits
@@ -60,8 +61,10 @@ def of_request(request: Request) -> Elevation:
     return Elevation(programs, tuple(limits), paths)
 
 
-def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str) -> str:
-    """Lift it, if the policy files let somebody. Returns its name. Raises `PolicyError`."""
+def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
+    """Lift it, if the policy files let somebody, and them. Returns its name. Raises `PolicyError`."""
+    if (counts := places.words_that_count(policy)) is not None and not counts(word):
+        raise PolicyError("your word is not enough to lift a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(f"the policy lets nobody lift {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain")
     raised = elevated(policy, what, _ceiling(""))
@@ -69,7 +72,7 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
         if not is_pattern(name) and not raised.programs.permits(name):
             why = f"{name!r} would not be permitted all the same: a pattern denies it together with others, or the system's own file does"
             raise PolicyError(why, hint="name the pattern to lift all of it; see: agent-sandbox policy explain")
-    return places.elevations().begin(sandbox, what, seconds=seconds, by=by)
+    return places.elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
 
 
 def somebody_lifts(request: Request, refusal: Deny) -> bool:
@@ -101,7 +104,7 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
     if isinstance(answer, Refused):
         remark(f"nobody lifts that for now: {answer.why}")
         return False
-    begin(policy, sandbox, what, seconds=OFFERED_SECONDS, by=answer.by)
+    begin(policy, sandbox, what, seconds=OFFERED_SECONDS, by=answer.by, word=answer.word)
     return True
 
 
@@ -111,8 +114,12 @@ def _ceiling(project: str) -> Policy:
 
 
 def lifted(policy: Policy, project: str, sandbox: str) -> Lifted | None:
-    """The policy with all that is lifted for a sandbox now, up to the system's own file; None where nothing is."""
-    standing = [each for each in places.elevations().standing() if each.sandbox == sandbox]
+    """The policy with all that is lifted for a sandbox now, up to the system's own file; None where nothing is.
+
+    Whose word it was is asked again: it may have been given where another policy counts.
+    """
+    counts = places.words_that_count(policy)
+    standing = [each for each in places.elevations().standing() if each.sandbox == sandbox and (counts is None or counts(each.word))]
     if not standing:
         return None
     for each in standing:

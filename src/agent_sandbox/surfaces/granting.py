@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 
 from agent_sandbox import places
 from agent_sandbox.engine.capabilities import Standing
 from agent_sandbox.engine.elevations import Raised
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.asking import Word
 from agent_sandbox.policy.capabilities import Pattern, spell
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.approve import somebody
@@ -33,7 +36,7 @@ def grant(request: Request) -> int:
     patterns = tuple(_pattern(text) for text in request.words)
     seconds, times = _seconds(request), _times(request)
     sandbox = request.value("--sandbox") or sandbox_id(project_of(request).path)
-    token = places.capabilities().grant(sandbox, patterns, seconds=seconds, times=times, by=somebody())
+    token = places.capabilities().grant(sandbox, patterns, seconds=seconds, times=times, by=somebody(), factor=_factor(request))
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
@@ -54,7 +57,9 @@ def _elevate(request: Request) -> int:
     project, seconds = project_of(request), _seconds(request)
     sandbox, what = request.value("--sandbox") or sandbox_id(project.path), elevating.of_request(request)
     bare = replace(request, given={name: given for name, given in request.given.items() if name == "--project"})
-    name = elevating.begin(policy_of(bare, project), sandbox, what, seconds=seconds, by=somebody())
+    name = elevating.begin(
+        policy_of(bare, project), sandbox, what, seconds=seconds, by=somebody(), word=Word(os.getuid(), _factor(request))
+    )
     if request.has("--json"):
         from agent_sandbox.surfaces.documents import print_document
 
@@ -145,6 +150,16 @@ def _pattern(text: str) -> Pattern:
             f"a pattern begins with {', '.join(KINDS[:-1])} or {KINDS[-1]}, not {text!r}", hint='for example "run git push **"'
         )
     return words
+
+
+def _factor(request: Request) -> bool:
+    """Whether who grants has shown a second factor. Raises `PolicyError` for one that is wrong."""
+    if (code := request.value("--code")) is None:
+        return False
+    factor = places.second_factor()
+    if not factor.enrolled or not factor.accepts(code):
+        raise PolicyError("that is no second factor of yours", hint="give a fresh code; to make one: agent-sandbox approve --enroll")
+    return True
 
 
 def _seconds(request: Request) -> float:

@@ -17,7 +17,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.learning import Ran, difference, propose
 from agent_sandbox.engine.routing import Runtimes, only
 from agent_sandbox.engine.session import Session
-from agent_sandbox.engine.simulation.simulating import NOTHING_WAITS, simulated
+from agent_sandbox.engine.simulation.simulating import simulated
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
@@ -25,7 +25,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.widening import widened
-from agent_sandbox.policy_files import layers_of
+from agent_sandbox.policy_files import chosen, layers_of
 from agent_sandbox.runtime.base import DEVNULL
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.spelling import sha256
@@ -43,6 +43,7 @@ from agent_sandbox.workspace.plans import Plans
 _NOT_THE_SAME = 1
 _THE_SAME = "tried again under this policy: it ends the same way, with the same changes"
 _OTHER_WORDS = "what it prints is not the same: it may hold the time of day, or miss something"
+_INTERRUPTED = "not tried again: it was interrupted"
 _NOT_TRIED = (
     "not tried again: what waits in the sandbox was there for the commands, and a policy that names files begins without it; "
     "promote it, or reset"
@@ -66,6 +67,7 @@ class _First:
     ran: Ran
     printed: str
     code: int
+    interrupted: bool
 
 
 def learn(request: Request, words: tuple[str, ...]) -> int:
@@ -88,7 +90,7 @@ def learn(request: Request, words: tuple[str, ...]) -> int:
 def _learnt(request: Request, commands: tuple[Command, ...]) -> _Learnt:
     found = current_and_whole(request)
     project, home = found.project.path, places.home()
-    ceiling = ceiling_of(request, found.project)
+    ceiling = effective(ceiling_of(request, found.project), chosen(request.values("--policy")), home=home).policy
     env = guest_environment(os.environ, request.values("--env"), home=home)
     works = [Work(each, env, cwd=directory_of(request, found.project), stdin=DEVNULL, collect=False, observe=True) for each in commands]
     own = next((layer for layer in layers_of(project).below if layer.origin.startswith(f"{project}/")), None)
@@ -101,8 +103,8 @@ def _learnt(request: Request, commands: tuple[Command, ...]) -> _Learnt:
 
         code = next((each.code for each in runs if each.code), 0)
         proposal = proposed(named=False)
-        if waits:
-            return _Learnt(proposal, code, (), (_NOT_TRIED,))
+        if waits or any(each.interrupted for each in runs):
+            return _Learnt(proposal, code, (), (_NOT_TRIED if waits else _INTERRUPTED,))
         learnt = _Learnt(proposal, code, *_tried(proposal, runs, ceiling, runtimes, project))
         if learnt.differs and (more := proposed(named=True)).lines != proposal.lines:
             differs, tried = _tried(more, runs, ceiling, runtimes, project)
@@ -125,12 +127,12 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
                     session, heard, Plans(found.state.store), found.project.path, waiting=Stored(found.state), governed="", keep=False
                 ) as made:
                     outcome = replace(made.outcome, changes=made.changes)
-                    waits = waits or made.plan.base != NOTHING_WAITS
+                    waits = waits or made.plan.on_the_sandbox
         say_how_it_ended(work, outcome)
         for note in outcome.notes:
             remark(note)
         _check_observed(work, outcome)
-        runs.append(_First(Ran(work, outcome), printed.digest, code_of(outcome.exit, forward.received)))
+        runs.append(_First(Ran(work, outcome), printed.digest, code_of(outcome.exit, forward.received), bool(forward.received)))
     return runs, waits
 
 
@@ -153,6 +155,8 @@ def _tried(
             with streams.forwarding() as forward:
                 work = replace(first.ran.work, on_start=forward.begin, on_output=printed)
                 again = _session(policy, runtimes, project).run(work)
+            if forward.received:
+                return (), (_INTERRUPTED,)
             how = difference(first.ran.outcome, again)
         except SandboxError as error:
             how = error.message

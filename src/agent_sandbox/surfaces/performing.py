@@ -64,7 +64,8 @@ def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtime
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
             stack.callback(lambda: places.elevations().sweep())
-            remark(opening.lifted.note)
+            if not request.has("--quiet"):
+                remark(opening.lifted.note)
         if request.has("--observe"):
             work = replace(work, observe=True, log_observed=True)
         if same:

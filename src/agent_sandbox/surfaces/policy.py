@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
-from agent_sandbox.policy.decide import Allow, Ask
+from agent_sandbox.engine.work import Command
+from agent_sandbox.policy.decide import Allow, Ask, Deny
 from agent_sandbox.policy.explaining import Tried, explain, lint, try_command
+from agent_sandbox.policy.narrowing import Effective
 from agent_sandbox.policy.schema import json_schema
+from agent_sandbox.policy_files import early_look
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import effective_of, layers_for, project_of
 from agent_sandbox.surfaces.messages import remark, shown
@@ -23,7 +26,7 @@ def policy(request: Request) -> int:
 
         return learn(request, tuple(rest))
     for option in request.given:
-        if option not in COMMON:
+        if option not in (*COMMON, "--policy"):
             raise UsageError(f"{option} goes with policy learn", hint="help policy")
     match what:
         case "explain" if not rest:
@@ -75,9 +78,16 @@ def _lint(request: Request) -> int:
     return 1 if remarks else 0
 
 
+def _tried(found: Effective, command: str) -> Tried:
+    """What the gate would say, and before it the early look, where a file asks for one."""
+    tried, early = try_command(found.policy, command), early_look(found)
+    reason = early.against(found.policy, Command(("bash", "-c", command))) if early is not None else None
+    return tried if reason is None or isinstance(tried.verdict, Deny) else Tried(Deny(reason), tried.understood)
+
+
 def _test(request: Request, command: str) -> int:
     """Exits with 0 when it would be allowed, with 3 when somebody would be asked, and with 126 when it is denied, as a run would."""
-    tried = try_command(effective_of(request, project_of(request)).policy, command)
+    tried = _tried(effective_of(request, project_of(request)), command)
     allowed, asked = isinstance(tried.verdict, Allow), isinstance(tried.verdict, Ask)
     code = 0 if allowed else ASKED if asked else DENIED
     if request.has("--json"):

@@ -288,10 +288,11 @@ lint exits with 1 when there is something to remark on. schema prints a JSON Sch
 
   agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
 
-learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints the
-smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under that
-policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
-file is widened by as much as that takes, and printed. It exits as the commands do, and with 1 when they end differently.""",
+learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints
+the smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under
+that policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
+file is widened by as much as that takes, and printed: into another file, because a shell empties that one first. It exits
+as the commands do, and with 1 when they end differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
@@ -332,7 +333,7 @@ nothing was answered.""",
     "grant": Verb(
         'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
         "permit the project's sandbox what the policy would ask about, or lift a rule of it, for a while",
-        ("--for", "--times", "--sandbox", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
+        ("--for", "--times", "--sandbox", "--code", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
         (0, ANY),
         too_many="put each pattern in quotes",
         details="""A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that

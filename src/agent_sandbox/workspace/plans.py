@@ -174,7 +174,10 @@ class Plans:
                     yield os.stat(os.path.join(path, _TEXT + digest)).st_mtime, name, digest
 
     def _names(self) -> list[str]:
-        return sorted(name for name in os.listdir(self._path) if not name.startswith("."))
+        try:
+            return sorted(name for name in os.listdir(self._path) if not name.startswith("."))
+        except FileNotFoundError:  # nothing was ever simulated
+            return []
 
     def _alone(self) -> AbstractContextManager[None]:
         """Between others who make, sweep or open plans; nobody stays here long."""

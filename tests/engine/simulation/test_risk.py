@@ -75,4 +75,5 @@ def test_the_rest_of_a_plan() -> None:
     assert risk.of_program(True).level is Level.LOW and risk.of_program(False).level is Level.MEDIUM
     assert {kind for kind in Does if risk.of_prediction(kind).level is Level.HIGH} == {Does.DESTROYS, Does.PRIVILEGE, Does.SYSTEM}
     assert risk.of_unlisted("") == risk.NONE and risk.of_unlisted("too much").level is Level.HIGH
+    assert risk.of_unseen("") == risk.NONE and risk.of_unseen("too many").level is Level.MEDIUM
     assert risk.worst([]) == risk.NONE

@@ -172,6 +172,8 @@ REACHES: dict[str, list[tuple[str, list[str]]]] = {
 }
 ORDINARY: dict[str, list[str]] = {
     "python": [
+        "import types\nprint(isinstance(len, types.FunctionType))",
+        "class A: pass\nprint(A.__bases__, A.__mro__, A.__base__.__name__)",
         '# eval(\nprint("eval(")',
         '"""os.system subprocess"""',
         'import re\nre.compile("x")',

@@ -25,13 +25,14 @@ from agent_sandbox.engine.gate import Granted, Recorder, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
-from agent_sandbox.policy.asking import ANOTHER_USER, SECOND_FACTOR
+from agent_sandbox.policy.asking import ANOTHER_USER, SECOND_FACTOR, Word
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass, replace
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
 _QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
+_GONE = ".gone"  # what is being cleared away
 _LARGEST = 64 << 20  # bytes of a question with its diff
 
 
@@ -78,8 +79,8 @@ class Inbox:
     def ask(self, question: Question) -> Granted | Refused:
         """Wait for an answer to exactly this question. Raises as a ledger does when it cannot be recorded, OSError when it cannot wait."""
         while self._clock() < question.until:
-            if (answer := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
-                return Granted(answer.by)  # to the same question, earlier in this run
+            if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
+                return Granted(found[0].by, found[1])  # to the same question, earlier in this run
             # Another one each time it is put: an answer that was taken is none to what is asked again.
             question = replace(question, nonce=os.urandom(16).hex())
             waits = self._put(question)
@@ -87,8 +88,8 @@ class Inbox:
                 return waits
             if self._on_wait is not None:
                 self._on_wait(_shown(waits, 1))
-            if (found := self._awaited(waits)) is not None:
-                return found
+            if (answer := self._awaited(waits)) is not None:
+                return answer
         self._ledger.record(Noted("approval.unanswered", {"digest": question.digest(), "why": "nobody answered"}, question.sandbox))
         return Refused("nobody answered in time")
 
@@ -155,6 +156,10 @@ class Inbox:
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
                 self._take_back(place, question, "its time was over")
+        for directory in (self._waiting, self._standing):
+            for name in os.listdir(directory) if os.path.exists(directory) else ():
+                if name.endswith(_GONE):  # who was about to is gone, too
+                    _remove(os.path.join(directory, name))
         if not os.path.exists(self._waiting):
             return
         with self._alone():
@@ -213,9 +218,9 @@ class Inbox:
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
-                answer = self._valid(place, question, refusals=True)
-                if answer is not None:
-                    return self._taken(place, question, answer)
+                found = self._valid(place, question, refusals=True)
+                if found is not None:
+                    return self._taken(place, question, *found)
                 if not os.path.exists(os.path.join(place, _ANSWER)):
                     return None  # another took it between the two looks
                 _clear(place)
@@ -226,7 +231,7 @@ class Inbox:
         _clear(place)
         return None
 
-    def _taken(self, place: str, question: Question, answer: Answer) -> Granted | Refused | None:
+    def _taken(self, place: str, question: Question, answer: Answer, word: Word) -> Granted | Refused | None:
         if ANOTHER_USER in question.needs:  # who wrote it in another ledger
             facts = {
                 "digest": answer.digest,
@@ -243,18 +248,18 @@ class Inbox:
                 with suppress(OSError):  # another who waited was first, and did the same
                     os.rename(place, os.path.join(self._standing, question.group()))
                     sync_directory(self._standing)
-                return Granted(answer.by)
+                return Granted(answer.by, word)
             case Decision.ONCE:
-                try:
-                    os.rename(os.path.join(place, _ANSWER), os.path.join(place, _TAKEN))
-                except FileNotFoundError:
+                try:  # a mark beside it: while the answer is there nobody can answer again
+                    os.close(os.open(os.path.join(place, _TAKEN), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                except (FileNotFoundError, FileExistsError):
                     return None  # it was good for one, and that was another
                 with suppress(FileNotFoundError):  # swept already
                     sync_directory(place)
                 _clear(place)
-                return Granted(answer.by)
+                return Granted(answer.by, word)
 
-    def _valid(self, place: str, question: Question, *, refusals: bool = False) -> Answer | None:
+    def _valid(self, place: str, question: Question, *, refusals: bool = False) -> tuple[Answer, Word] | None:
         """The answer in this place, if it is sealed, by somebody whose word counts, in time, and to exactly this question.
 
         For a standing one the question of the time is read again, and has to be of the same group as this one.
@@ -268,27 +273,21 @@ class Inbox:
         finally:
             os.close(descriptor)
         # A file that others may write says nothing about who wrote it: they could, and link it here under its owner's name.
-        owner = status.st_uid if not status.st_mode & 0o022 else None
+        owner = status.st_uid if not status.st_mode & 0o022 else -1
         answer = opened(content, self._key)
-        if answer is None or not self._clock() < answer.until or not self._counts(answer, owner, question):
+        word = Word(owner, answer is not None and answer.factor)
+        if answer is None or not self._clock() < answer.until or not self._counts(answer, word, question):
             return None
         if answer.digest == question.digest():
-            return answer if refusals or answer.decision is not Decision.NO else None
+            return (answer, word) if refusals or answer.decision is not Decision.NO else None
         earlier = _question(place)
         stands = answer.decision is Decision.FOR_THIS_RUN and earlier is not None and earlier.digest() == answer.digest
-        return answer if stands and earlier is not None and earlier.group() == question.group() else None
+        return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
-    def _counts(self, answer: Answer, owner: int | None, question: Question) -> bool:
-        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides.
-
-        Another user is root, or one of the approvers: with ids of their own for containers, users write files that are not theirs by name.
-        """
-        if self._approvers is not None and owner not in self._approvers:
-            return False
-        if answer.decision is Decision.NO:
-            return True
-        another = ANOTHER_USER not in question.needs or (owner != os.getuid() and owner in (0, *(self._approvers or ())))
-        return another and (SECOND_FACTOR not in question.needs or answer.factor)
+    def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
+        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides."""
+        needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
+        return word.counts(needs, self._approvers, asker=os.getuid())
 
     def _take_back(self, place: str, question: Question | None, why: str) -> None:
         if question is not None:
@@ -347,9 +346,15 @@ def _question(place: str) -> Question | None:
 
 def _clear(place: str) -> None:
     """Remove a question with all that belongs to it."""
-    with suppress(OSError):  # another clears it, too
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(place, _QUESTION))  # first: without it nothing here is waited for or taken
+    # As a whole, and first: file by file, somebody could still answer what was answered, and another take that.
+    gone = f"{place}.{os.urandom(8).hex()}{_GONE}"
+    with suppress(FileNotFoundError):  # another clears it, too
+        os.rename(place, gone)
+        _remove(gone)
+
+
+def _remove(place: str) -> None:
+    with suppress(OSError):  # another does it, too; or somebody has just put an answer there, and the next one clears that away
         for name in os.listdir(place):  # also what somebody who was killed has left
             os.unlink(os.path.join(place, name))
         os.rmdir(place)

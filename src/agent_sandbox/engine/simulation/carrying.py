@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promoting import CarriedOver, Proposal, Wanted, carry_out, proposed
 from agent_sandbox.engine.simulation import effects, inputs
-from agent_sandbox.engine.simulation.plan import EffectPlan, read
+from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
 from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.simulating import base_of, pending
 from agent_sandbox.engine.stored import Stored
@@ -125,7 +125,7 @@ def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, g
     again = "simulate the command again"
     if plan.governed != governed:
         raise PolicyError("the policy has changed since the plan was made", hint=again)
-    if plan.base != base:
+    if plan.base not in (BARE, base):
         raise PolicyError("what waits in the project's sandbox has changed since the plan was made", hint=again)
     if read := next(inputs.moved(plan.read, plan.project), None):
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from agent_sandbox.engine.simulation import risk
 from agent_sandbox.engine.simulation.plan import FileEffect, NetworkRequest, Prediction, ProgramUse, SecretUse
 from agent_sandbox.engine.work import Code, Work
+from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.ledger.redaction import without_secrets
 from agent_sandbox.policy.commands.effects import Kind, Understanding
 from agent_sandbox.policy.commands.reading import understand, understand_argv
@@ -21,6 +22,7 @@ from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.noise import place_of
 from agent_sandbox.workspace.promotion.expecting import look_at
 from agent_sandbox.workspace.promotion.foreseeing import protected_classes
+from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.observed import Observed
@@ -73,7 +75,10 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
     classes: dict[str, frozenset[str]] = {}
     for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
         if len(part):
-            classes |= protected_classes(part, look_at(root, part), contents, root=root)
+            try:
+                classes |= protected_classes(part, look_at(root, part), contents, root=root)
+            except (OSError, WorkspaceError):  # what is really there cannot be looked at; names tell the most of it
+                classes |= classes_of_all(part, root)
     by_path = {change.path: change for change in changes}
     return tuple(
         replace(effect, risk=risk.of_change(by_path[effect.path], classes.get(effect.path, frozenset()), place=effect.place))

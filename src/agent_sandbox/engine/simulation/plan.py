@@ -6,7 +6,7 @@ whoever carries it out reads the content again and compares.
 
 from __future__ import annotations
 
-from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, worst
+from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, of_unseen, worst
 from agent_sandbox.policy import canonical
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 1
+NOTHING_WAITS, BARE = "", "bare"  # as the base of a plan: an empty sandbox, and none at all
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ class Ended:
 class EffectPlan:
     """What a command would do. `digest` names all of it.
 
-    `governed` is the digest of the policy it was made under, `base` that of what waited in the project's sandbox and was there for it;
-    both have to be the same when it is carried out. `watched` says whether somebody saw what it started, opened and asked for; where
-    nobody did, `programs` is what its text names.
+    `governed` is the digest of the policy it was made under, `base` that of what waited in the project's sandbox and was there for it (or
+    `BARE`, where nothing was); both have to be the same when it is carried out. `watched` says whether somebody saw what it started,
+    opened and asked for; where nobody did, `programs` is what its text names.
     """
 
     command: tuple[str, ...]
@@ -121,21 +122,23 @@ class EffectPlan:
     words: tuple[str, ...] = ()  # what it comes to, in sentences, each beginning with a word of ours: git, sandbox
     notes: tuple[str, ...] = ()
     watched: bool = False
+    unseen: str = ""  # why not all that it tried was seen
     unlisted: str = ""  # why its files cannot be told, or cannot be told exactly enough to be carried over
 
     @property
     def risk(self) -> Risk:
         """The worst of all of it."""
-        found = [
-            self.ended.risk,
-            of_unlisted(self.unlisted),
-            of_deletions(self.deletions),
-            *(each.risk for each in self.files),
-            *(each.risk for each in self.programs),
-        ]
+        found = [self.ended.risk, of_unlisted(self.unlisted), of_unseen(self.unseen), of_deletions(self.deletions)]
+        found += [each.risk for each in self.files]
+        found += [each.risk for each in self.programs]
         found += [each.risk for each in self.network]
         found += [each.risk for each in self.secrets]
         return worst([*found, *(each.risk for each in self.predicted)])
+
+    @property
+    def on_the_sandbox(self) -> bool:
+        """Whether something waited in the project's sandbox that was there for it."""
+        return self.base not in (NOTHING_WAITS, BARE)
 
     @property
     def deletions(self) -> int:

@@ -126,6 +126,11 @@ def of_unlisted(why: str) -> Risk:
     return Risk(Level.HIGH, f"not all that it changed can be told: {why}") if why else NONE
 
 
+def of_unseen(why: str) -> Risk:
+    """Of a run of which somebody saw a part: there may have been more requests, programs and secrets."""
+    return Risk(Level.MEDIUM, f"not all that it tried was seen: {why}") if why else NONE
+
+
 def of_end(code: int, reason: str) -> Risk:
     """Of how it ended."""
     if reason != "exited":

@@ -13,17 +13,17 @@ from contextlib import ExitStack, contextmanager
 
 from agent_sandbox.engine.session import SCRATCH, Session
 from agent_sandbox.engine.simulation import effects, git, inputs, risk
-from agent_sandbox.engine.simulation.plan import EffectPlan, Ended, FileEffect
+from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.canonical import digest_of_plain, plain
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.runtime.observed import NOT_ALL
+from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.plans import Plans, PlanState
-
-NOTHING_WAITS = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def simulated(
             plan = plan_of(work, outcome, policy, project, files, governed=governed, clock=clock)
             plan = replace(
                 plan,
-                base=base_of(before),
+                base=base_of(before) if waiting is not None else BARE,
                 read=read,
                 words=(*git.words(changes, everything, stack, project), *map(_given_up, given_up)),
                 notes=plan.notes if all_of_it else (*plan.notes, inputs.NOT_ALL),
@@ -110,7 +110,8 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
     outcome = session.run(replace(work, on_changes=keep, observe=True))
     policy = session.policy
     plan = plan_of(work, outcome, policy, project, found[0] if found else (), governed=policy.digest(), clock=clock)
-    return replace(plan, unlisted=problems[0]) if problems and problems[0] else plan
+    listed = bool(problems) or not policy.files.write
+    return replace(plan, unlisted=problems[0] if problems else "" if listed else "what it changed cannot be listed")
 
 
 def _given_up(path: str) -> str:
@@ -169,14 +170,13 @@ def plan_of(
     observed = outcome.observed
     watched = bool(observed)  # the start of the program at least, where somebody watches
     end = outcome.exit
-    what = (f"{work.what.language} code",) if isinstance(work.what, Code) else work.what.argv
     return EffectPlan(
-        command=what,
+        command=_command(work),
         cwd=work.cwd or SCRATCH,
         project=project,
         created=clock(),
         governed=governed,
-        base=NOTHING_WAITS,
+        base=BARE,
         ended=Ended(end.code, end.reason.value, end.limits_hit, risk.of_end(end.code, end.reason.value)),
         files=files,
         programs=effects.programs(observed, read, watched=watched),
@@ -185,4 +185,12 @@ def plan_of(
         predicted=tuple(effects.predictions(read)),
         notes=outcome.notes,
         watched=watched,
+        unseen=next((note for note in outcome.notes if any(part in note for part in NOT_ALL)), ""),
     )
+
+
+def _command(work: Work) -> tuple[str, ...]:
+    """What names it: its words, or of code the language and the digest."""
+    if isinstance(work.what, Code):
+        return (f"{work.what.language} code", f"sha256:{sha256(work.what.source.encode()).hexdigest()}", *work.what.arguments)
+    return work.what.argv

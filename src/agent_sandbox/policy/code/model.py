@@ -21,10 +21,10 @@ class Grant(Enum):
 class Rule:
     """A pattern, what it catches, and why that is an issue.
 
-    `names` are spelt as patterns are: `eval(` is the language's own function of that name, `os.system` a name in a module, `subprocess`
-    a module with all that is in it; a leading `!` is an exception. Of Bash, a name is a tool, or one of the default patterns. Without
-    names the pattern is its own. `granted_by` are the permissions
-    of which all are needed to lift it; without any, it is lifted only by leaving the rule out.
+    `names` are spelt as patterns are: `eval(` is the language's own function of that name, `os.system` a name in a module and
+    `types.FunctionType(` one that counts only where it is called, `subprocess` a module with all that is in it; a leading
+    `!` is an exception. Of Bash, a name is a tool, or one of the default patterns. Without names the pattern is its own. `granted_by` are
+    the permissions of which all are needed to lift it; without any, it is lifted only by leaving the rule out.
     """
 
     pattern: str

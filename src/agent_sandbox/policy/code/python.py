@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# With these, a program reaches what it never names. `__class__`, `__dict__` and `__mro__` alone are met in ordinary programs.
+# With these, a program reaches what it never names. `__class__`, `__bases__`, `__dict__` and `__mro__` alone are met in ordinary programs.
 _INNARDS = frozenset(
     {
-        *("__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "__bases__", "__base__", "__reduce_ex__"),
+        *("__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "__reduce_ex__"),
         *("f_globals", "f_builtins", "f_locals", "f_back", "gi_frame", "gi_code", "cr_frame", "ag_frame", "tb_frame", "func_globals"),
         *("_getframe", "__loader__", "__getattribute__"),
     }
@@ -140,6 +140,9 @@ class _Walk:
         if functions or isinstance(node.func, ast.Attribute | ast.Call):
             for name in self._names.origins(node):
                 self._check(name, node.lineno)
+        for name in functions:
+            if (rule := self._match.function(own_name(name))) is not None:
+                self._found.add(rule, node.lineno)
         if functions & _GETTERS and node.args:
             self._getter(node)
 

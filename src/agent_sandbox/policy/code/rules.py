@@ -42,7 +42,7 @@ PYTHON = (
     ),
     Rule("eval(", "evaluates text as code", ("eval(", "builtins.eval")),
     Rule(
-        "exec(", "runs text as code", ("exec(", "builtins.exec", "code", "codeop", "marshal.loads", *_in("types", "CodeType FunctionType"))
+        "exec(", "runs text as code", ("exec(", "builtins.exec", "code", "codeop", "marshal.loads", "types.CodeType", "types.FunctionType(")
     ),
     Rule("compile(", "makes code out of text", ("compile(", "builtins.compile")),
     Rule(

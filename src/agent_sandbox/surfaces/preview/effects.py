@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any
 
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
-from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted
+from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted, of_unseen
 from agent_sandbox.surfaces.documents import path_fields
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.preview.forms import listed
@@ -45,7 +45,7 @@ def opening(plan: EffectPlan, *, carrying: bool = False) -> Iterator[Row]:
     yield ours(HEADING, f"# Files: {told}")
     if plan.unlisted:
         yield ours(WARNING, f"It cannot be carried out: {plan.unlisted}")
-    if plan.base:
+    if plan.on_the_sandbox:
         yield ours(NOTE, "Made on what waits in the project's sandbox; compared with the machine as it is.")
 
 
@@ -138,7 +138,8 @@ def command_of(plan: EffectPlan) -> str:
 def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
     """Each effect that is not low, with what it is about, ready to be shown; the highest first."""
     about = [(effect.risk, named(_relative(effect, plan))) for effect in plan.files]
-    about += [(of_unlisted(plan.unlisted), "the files"), (of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
+    about += [(of_unlisted(plan.unlisted), "the files"), (of_unseen(plan.unseen), "the command")]
+    about += [(of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
     about += [(each.risk, named(each.what) if each.what else each.effect) for each in plan.predicted]
     about += [(each.risk, named(each.program)) for each in plan.programs]
     about += [(each.risk, named(each.target)) for each in plan.network]
@@ -169,7 +170,7 @@ def before_changes(plan: EffectPlan) -> dict[str, Any]:
         "ended": {"code": plan.ended.code, "reason": plan.ended.reason, "limits_hit": list(plan.ended.limits_hit)},
         "words": [shown(words) for words in plan.words],
         "unlisted": plan.unlisted or None,
-        "on_the_sandbox": bool(plan.base),
+        "on_the_sandbox": plan.on_the_sandbox,
     }
 
 
