@@ -93,7 +93,9 @@ def test_a_function_answers_and_sees_the_source() -> None:
     assert refused.stdout == "" and isinstance(refused.verdict, Deny) and refused.verdict.because.rule == "approval"
     assert refused.verdict.missing.startswith("code python ")
     (action, question), _ = boss.asked
-    assert isinstance(action, RunCode) and question.details == "print(6 * 7)" and question.because.rule == "approvals.effects"
+    assert isinstance(action, RunCode) and question.because.rule == "approvals.effects"
+    source, given = question.details.split("\n")
+    assert source == "print(6 * 7)" and given.startswith("given: variables and input with the digest ")
 
 
 @pytest.mark.parametrize("answer", [None, 1, "yes", RuntimeError()])

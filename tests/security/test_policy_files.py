@@ -126,6 +126,25 @@ def test_an_agent_that_rewrites_the_policy_of_its_project_needs_a_yes_for_that(
     )
 
 
+@case(103)
+@pytest.mark.parametrize(
+    "attack", ["echo > agent-sandbox/policy.toml", "rm -r agent-sandbox", "mv agent-sandbox old; mkdir new; ln -s new agent-sandbox"]
+)
+def test_a_project_that_holds_the_users_own_policy_needs_a_yes_to_change_it(
+    number: int, project: Path, shell: Shell, tell: Tell, attack: str
+) -> None:
+    """Many keep ~/.config, or what it links to, under version control, and let an agent work on it."""
+    own = project / "agent-sandbox/policy.toml"
+    own.parent.mkdir()
+    own.write_text('[processes]\ndenied_commands = ["curl"]\n')
+    assert shell("run", f"{attack}; echo x > other").returncode == 0
+    refused = shell("promote", "--yes")
+    assert refused.returncode != 0 and "policy" in words(refused) and "curl" in own.read_text()
+    assert shell("promote", "--yes", "--approve", "policy").returncode == 0
+    assert not own.exists() or "curl" not in own.read_text()
+    tell("the promotion was refused", control="approved by the name of its class, it is carried over")
+
+
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
 

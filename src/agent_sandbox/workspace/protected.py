@@ -66,6 +66,8 @@ def classes_of(change: Change, project: str, *, links: Links = no_links, texts: 
     name = folded(posixpath.basename(change.path))
     if name == ".git" and node is not None and node.type is EntryType.DIRECTORY:  # what is in it is judged by itself
         found = (found - {GIT}) | {HISTORY}
+    if name == "agent-sandbox" and (node is None or node.type is not EntryType.DIRECTORY):
+        found.add("policy")  # the directory of a policy goes away, or another one takes its place
     if name == "package.json" and _differ(change, texts, _scripts):
         found.add("package-scripts")
     if name == "pyproject.toml" and _differ(change, texts, _our_policy):

@@ -64,6 +64,8 @@ DIRECTORIES = _of(
         *(".cursor", ".claude", ".codex", ".gemini", ".qwen", ".windsurf", ".cline", ".clinerules", ".roo", ".continue", ".kiro"),
         *(".amazonq", ".junie", ".opencode", ".agents", ".github/instructions", ".github/prompts", ".github/agents", ".goose"),
     ),
+    # The user's own file and the system's. A project may be the directory that holds them, or the one that they are links into.
+    policy=(".config/agent-sandbox", "etc/agent-sandbox", "agent-sandbox/policy.toml"),
 )
 
 STARTS = {".env.": "environment", ".env-": "environment", "jenkinsfile": "ci", "azure-pipelines": "ci", ".aider": "agent-instructions"}

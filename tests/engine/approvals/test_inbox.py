@@ -264,7 +264,7 @@ def test_how_often_it_was_asked_is_told(desk: Desk) -> None:
 
 def test_a_flood_is_refused_and_recorded(desk: Desk) -> None:
     for number in range(MOST_WAITING):
-        other = question(argv=("x", str(number)))
+        other = question(argv=("x", str(number)), sandbox=f"box {number}")
         place = desk.top / "approvals" / "waiting" / other.digest()
         place.mkdir(parents=True)
         (place / "question").write_bytes(other.encoded())

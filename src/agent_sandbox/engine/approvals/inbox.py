@@ -30,10 +30,11 @@ from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass, replace
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
+MOST_OF_ONE = 8  # of them from one sandbox, so that one that floods leaves room for the others
 RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
 _QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
 _GONE = ".gone"  # what is being cleared away
-_LARGEST = 64 << 20  # bytes of a question with its diff
+_LARGEST = 16 << 20  # bytes of a question with its diff: what takes a list of them seconds to show, and nobody reads
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class Inbox:
                     with suppress(FileNotFoundError):  # answered and taken just now: who waits for it finds that out
                         _append(os.path.join(self._place(each), _ASKED))
                     return each
-            if len(waiting) >= MOST_WAITING:
+            own = sum(each.sandbox == question.sandbox for each in waiting)
+            if len(waiting) >= MOST_WAITING or own >= MOST_OF_ONE:
                 self._ledger.record(Noted("approval.flooded", {"digest": question.digest(), "allowed": False}, question.sandbox))
                 return Refused(f"{len(waiting)} questions are waiting already")
             content = question.encoded()
