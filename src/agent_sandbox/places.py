@@ -114,7 +114,7 @@ def inbox(
     from agent_sandbox.ledger import keys
 
     state, private = (state_dir(), keys_dir()) if of is None else _directories_of(of)
-    visiting = os.path.exists(state) and os.stat(state).st_uid != os.geteuid()
+    visiting = of is not None or (os.path.exists(state) and os.stat(state).st_uid != os.geteuid())
     try:
         seal = keys.load(private, make=not visiting).derived(answer.PURPOSE)
     except (FileNotFoundError, PermissionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -68,4 +69,14 @@ def processes_with(marker: str) -> list[str]:
             continue
         if marker.encode() in line.split(b"\0") and os.fsencode(PROGRAM[-1]) not in line.split(b"\0"):
             found.append(pid)
+    return found
+
+
+def tree(top: Path) -> dict[str, tuple[object, ...]]:
+    """All that is in a directory: type and mode, and content or where a link leads."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(top.rglob("*")):
+        status = path.lstat()
+        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        found[str(path.relative_to(top))] = (stat.filemode(status.st_mode), content)
     return found

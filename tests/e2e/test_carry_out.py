@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cutting import cut_off
-from tests.e2e.program import Shell, words
+from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
-from tests.e2e.test_sim import repository, tree
+from tests.e2e.test_sim import repository
 
 __all__ = ["repository"]
 

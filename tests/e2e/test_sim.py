@@ -5,28 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.program import Shell, words
+from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
 from tests.workspace.hidden import ESCAPED
 
 OUR_COLOURS = re.compile(rb"\x1b\[(?:[0-9]+(?:;[0-9]+)*)?m")
 CANARIES = {what: text.encode(errors="surrogateescape") for what, text in ESCAPED.items() if text not in ("\ud800", "\0")}
-
-
-def tree(top: Path) -> dict[str, tuple[object, ...]]:
-    """All that is in a directory: type and mode, and content or where a link leads."""
-    found: dict[str, tuple[object, ...]] = {}
-    for path in sorted(top.rglob("*")):
-        status = path.lstat()
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
-        found[str(path.relative_to(top))] = (stat.filemode(status.st_mode), content)
-    return found
 
 
 @pytest.fixture

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Denied, PolicyError, Sandbox, Workspace, shell
+from agent_sandbox import Denied, PolicyError, Sandbox, SandboxError, Workspace, places, shell
 from agent_sandbox.engine.simulation.risk import Level
 from agent_sandbox.workspace.bases.keeping import TICK_NS
+from tests.e2e.program import tree
 
 
 @pytest.fixture
@@ -78,3 +82,30 @@ def test_a_plan_rests_on_what_was_read(settled: Path) -> None:
     (settled / "src" / "app.py").write_text("nobody read this\n")
     work.carry_out(plan)
     assert (settled / "count.txt").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(500, marks=pytest.mark.torture)])
+def test_whatever_byte_of_a_kept_plan_is_changed_it_is_exactly_the_plan_or_nothing(settled: Path, times: int) -> None:
+    work, chance = Workspace.over(settled), random.Random(times)
+    line = shell("echo two >> greeting.txt; mkdir new; echo x > new/x; chmod 0640 new/x; ln -s x new/link; rm src/app.py")
+    before, refusals = tree(settled), 0
+    for _ in range(times):
+        plan = work.simulate(line)
+        (kept,) = (text.parent for text in Path(places.state_dir(), "plans").glob(f"*/plan-{plan.digest}"))
+        files = [path for path in kept.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size]
+        mutated = chance.choice(files)
+        content = bytearray(mutated.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        mutated.write_bytes(content)
+        try:
+            work.carry_out(plan)
+        except SandboxError:
+            refusals += 1
+            assert tree(settled) == before, mutated
+            shutil.rmtree(kept, ignore_errors=True)
+        else:
+            found = {path: effect.sha256 for path, effect in ((Path(each.path), each) for each in plan.files) if effect.type == "file"}
+            assert all(sha256(path.read_bytes()).hexdigest() == digest for path, digest in found.items()), mutated
+            work.undo()
+            assert tree(settled) == before, mutated
+    assert refusals

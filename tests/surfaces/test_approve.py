@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +116,29 @@ def test_with_nothing_waiting_nothing_is_answered(
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
     assert main(["approve"]) == 3 and "nothing is waiting" in capfd.readouterr().err
     assert main(["approve", "--watch"]) == 2
+
+
+def test_who_visits_somebody_who_never_asked_makes_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    account = pwd.struct_passwd(("bob", "x", 4242, 4242, "", str(tmp_path / "bob"), ""))
+    monkeypatch.setattr(pwd, "getpwnam", {"bob": account}.__getitem__)
+    (tmp_path / "bob").mkdir()
+    for name, what in (("bob", "no questions to be seen"), ("nobody-at-all", "there is no user")):
+        assert main(["approve", "--of", name]) == 2
+        assert what in capfd.readouterr().err
+    assert list((tmp_path / "bob").iterdir()) == []
+
+
+def test_who_visits_sees_what_waits_and_answers_it(
+    asker: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, keys = tmp_path / "bob/.local/state", tmp_path / "bob/.local/share/agent-sandbox"
+    state.mkdir(parents=True)
+    keys.mkdir(parents=True)
+    (state / "agent-sandbox").symlink_to(tmp_path / "state")
+    (keys / "keys").symlink_to(tmp_path / "state" / "ledger.jsonl.keys")
+    account = pwd.struct_passwd(("bob", "x", 4242, 4242, "", str(tmp_path / "bob"), ""))
+    monkeypatch.setattr(pwd, "getpwnam", {"bob": account}.__getitem__)
+    assert main(["approve", "--of", "bob", asker.digest, "--yes"]) == 0
+    assert asker.digest in capsys.readouterr().out and isinstance(asker.answer(), Granted)

@@ -57,8 +57,9 @@ def closed(path: str) -> list[Closed]:
 def files(path: str) -> list[str]:
     """All files of a ledger, oldest first. One that was closed only half, by a process that died, is named once."""
     before = [each.path for each in closed(path)]
-    if before and os.path.exists(path) and os.path.samefile(before[-1], path):
-        before.pop()
+    with suppress(FileNotFoundError):  # none is written, or old ones are being removed just now
+        if before and os.path.samefile(before[-1], path):
+            before.pop()
     return [*before, path] if os.path.exists(path) else before
 
 

@@ -169,7 +169,7 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
     if os.path.isdir(places.elevations_dir()):  # as a rule it is not
         from agent_sandbox.surfaces import elevating
 
-        lifted = elevating.lifted(policy, project.path, sandbox_id(project.path))
+        lifted = elevating.lifted(policy, sandbox_id(project.path))
     named = found.state.id if found else "simulation" if request.has("--simulate") else ""
     gate = gate_for(request, lifted.policy if lifted else policy, project, named)
     session = Session(

@@ -67,7 +67,7 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
         raise PolicyError("your word is not enough to lift a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(f"the policy lets nobody lift {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain")
-    raised = elevated(policy, what, _ceiling(""))
+    raised = elevated(policy, what, _ceiling())
     for name in what.programs:
         if not is_pattern(name) and not raised.programs.permits(name):
             why = f"{name!r} would not be permitted all the same: a pattern denies it together with others, or the system's own file does"
@@ -84,7 +84,7 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
     policy, sandbox, what = policy_of(request, project), sandbox_id(project.path), Elevation(programs=(refusal.program,))
     if "programs" not in (policy.asks.elevate or ()):
         return False
-    if not elevated(policy, what, _ceiling(project.path)).programs.permits(refusal.program):
+    if not elevated(policy, what, _ceiling()).programs.permits(refusal.program):
         return False
     from agent_sandbox.surfaces.asking import inbox_for
 
@@ -108,12 +108,12 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
     return True
 
 
-def _ceiling(project: str) -> Policy:
+def _ceiling() -> Policy:
     """What the system's own file leaves, beyond which nothing is lifted."""
     return effective(cloned(masks=(), limits=CLONED_LIMITS), policy_files.layers_of(None).system, home=places.home()).policy
 
 
-def lifted(policy: Policy, project: str, sandbox: str) -> Lifted | None:
+def lifted(policy: Policy, sandbox: str) -> Lifted | None:
     """The policy with all that is lifted for a sandbox now, up to the system's own file; None where nothing is.
 
     Whose word it was is asked again: it may have been given where another policy counts.
@@ -123,7 +123,7 @@ def lifted(policy: Policy, project: str, sandbox: str) -> Lifted | None:
     if not standing:
         return None
     for each in standing:
-        policy = elevated(policy, each.what.only(policy.asks.elevate), _ceiling(project))
+        policy = elevated(policy, each.what.only(policy.asks.elevate), _ceiling())
     names = {each.name for each in standing}
 
     def left() -> float:

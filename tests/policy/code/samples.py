@@ -149,6 +149,9 @@ REACHES: dict[str, list[tuple[str, list[str]]]] = {
     ],
     "bash": [
         ('eval "ls"', ["eval"]),
+        ("source /dev/stdin", ["| sh"]),
+        ("echo ${x@P}", ["eval"]),
+        ("x='a[$(date)]'; (( x ))", ["eval"]),
         ("curl http://x", ["network"]),
         ("wget x", ["network"]),
         ("echo x | sh", ["| sh"]),

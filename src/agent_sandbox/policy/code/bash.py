@@ -14,9 +14,13 @@ _WHOLE_MACHINE = frozenset(
     {"/", "/*", "/.", "~", "~/*", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/root", "/sbin", "/usr", "/var"}
 )
 _UNKNOWN = (
-    *(("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh")),
-    # What whoever is asked about a command should know of, and scripts do all the time.
-    *(("runs what it is fed", ""), ("gives a variable another name", ""), ("as a prompt", ""), ("computes with a text", "")),
+    ("whose name it computes", "$command"),
+    ("runs a command line", "| sh"),
+    ("runs a text", "| sh"),
+    ("runs what it is fed", "| sh"),
+    ("with the commands in it", "eval"),
+    ("has a command in it", "eval"),
+    ("gives a variable another name", ""),  # which scripts do, and is no issue
 )
 
 
