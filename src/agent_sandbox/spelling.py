@@ -68,11 +68,16 @@ _encoders: dict[bool, Callable[[Any], str]] = {}  # `json.dumps` would make one 
 
 
 def _encoder(sort_keys: bool) -> Callable[[Any], str]:
-    from json import JSONEncoder
+    from json import encoder
 
     # What is spelt is made by us and holds itself nowhere; to look for that would take a third of the time.
-    encoder = JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False)
-    return _encoders.setdefault(sort_keys, encoder.encode)
+    made = encoder.JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False)
+    # `encode` makes the part that is in C anew for each call. It is the same one each time.
+    in_c = getattr(encoder, "c_make_encoder", None)
+    if in_c is None:
+        return _encoders.setdefault(sort_keys, made.encode)
+    pieces = in_c(None, made.default, encoder.encode_basestring_ascii, None, ":", ",", sort_keys, False, False)
+    return _encoders.setdefault(sort_keys, lambda value: "".join(pieces(value, 0)))
 
 
 def _spelt(value: Any, sort_keys: bool) -> str:

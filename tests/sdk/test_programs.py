@@ -20,6 +20,7 @@ def test_code_starts_the_programs_that_are_allowed_and_no_others() -> None:
         assert sandbox.execute(STARTS).stdout.split() == ["0", "FileNotFoundError", "FileNotFoundError", "FileNotFoundError"]
     with Sandbox(allow_subprocess=True, allowed_commands=["git"]) as sandbox:
         assert sandbox.execute(STARTS).stdout.split()[3] == "0", "a shell is there unless it is ruled out"
+    with Sandbox(allow_subprocess=True, allowed_commands=["git"], validate_code=False) as sandbox:  # where nobody sees it coming
         assert sandbox.execute("source /dev/stdin", language="bash", stdin="git --version && ls").exit_code == 127
     with Sandbox(allow_subprocess=True) as sandbox:
         assert sandbox.execute(STARTS).stdout.split() == ["0"] * 4, "the control arm"

@@ -221,8 +221,11 @@ class Ledger:
         lasting: bool,
         held: Held | None = None,
     ) -> list[Entry]:
-        seen, before = self._seen, list[Event]()
+        # Not `list[Event]()`: it asks for an attribute that a list has not, which takes as long as the seal.
+        before: list[Event] = []
+        entries: list[Entry] = []
         lines: list[bytes] = []
+        seen, mark = self._seen, ""
         if seen is not None and seen[1] == size and self._is_still_the_end(descriptor, held):
             file, sequence, previous = seen[0], seen[2], seen[3]
         else:
@@ -234,8 +237,7 @@ class Ledger:
                 before, sequence, previous = [gap], gap.last, head.hash if head.sequence else gap.hash
             elif head.remains:
                 before = [torn_at(head.end, head.remains)]
-        mark, entries = "", list[Entry]()
-        for event in (*before, *events):
+        for event in (*before, *events) if before else events:
             sequence += 1
             line, digest, mark = encode(sequence, now, previous, event, seal)
             entries.append(Entry(sequence, now, previous, digest, event, mark))
@@ -244,7 +246,7 @@ class Ledger:
         text = b"".join(lines)
         _write_all(descriptor, text)
         self._settle(descriptor, file, size + len(text), sequence, previous, mark, lasting, held, is_new=not size)
-        return entries[len(before) :]
+        return entries[len(before) :] if before else entries
 
     def _is_still_the_end(self, descriptor: int, held: Held | None) -> bool:
         """Whether the last entry is the one that this object wrote: its seal is nobody else's. Through a file that was open all the time,

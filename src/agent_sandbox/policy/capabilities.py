@@ -148,7 +148,8 @@ def genuine(key: Seal, token: Token) -> Genuine | Refused:
     if len(token.caveats) > MOST_CAVEATS or len(token.identity) != _IDENTITY_BYTES:
         return Refused("this is no capability of ours")
     signature = key.on(VERSION + token.identity)
-    names, counts, until, bound = [_name(signature)], list[tuple[str, int]](), float("inf"), False
+    counts: list[tuple[str, int]] = []
+    names, until, bound = [_name(signature)], float("inf"), False
     for text in token.caveats:
         signature = Seal(signature).on(text)
         names.append(_name(signature))
