@@ -153,7 +153,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Layers belong to trees (`engine.unseen`): under other rules about files, the same one may have been changed from its real state again."""
+    """Layers belong to trees (`engine.unseen`): under other rules about files, the same may have been changed from its real state again."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:
