@@ -84,6 +84,13 @@ def test_unseen_only_the_whole_digest_will_do(asker: Asker, capsys: pytest.Captu
     assert isinstance(asker.answer(), Granted)
 
 
+def test_no_is_said_by_a_verb_of_its_own_and_some_letters_will_do(asker: Asker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deny"]) == 2 and main(["deny", asker.digest[:3]]) == 2 and main(["approve", "--refuse"]) == 2
+    assert main(["deny", asker.digest[:8]]) == 0
+    assert isinstance(asker.answer(), Refused)
+    assert "refused" in capsys.readouterr().err
+
+
 def test_another_digest_is_no_question(asker: Asker) -> None:
     assert main(["approve", "0" * 64, "--yes"]) == 2 and main(["approve", "abc"]) == 2
     assert asker.got == []

@@ -17,6 +17,7 @@ from agent_sandbox.policy.asking import SECOND_FACTOR
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.values import replace
 
 NOTHING_ANSWERED = 3
 _WATCH_SECONDS = 0.5
@@ -41,6 +42,11 @@ def approve(request: Request) -> int:
     return 0 if any(answered) else NOTHING_ANSWERED
 
 
+def deny(request: Request) -> int:
+    """The verb `deny`: no, to one that waits."""
+    return approve(replace(request, given={**request.given, "--refuse": ("",)}))
+
+
 def _enroll() -> int:
     """Make the second factor, and print it once."""
     print(places.second_factor().enroll(somebody()))
@@ -51,9 +57,10 @@ def _enroll() -> int:
 def _check(request: Request) -> None:
     if request.has("--yes") and request.has("--refuse"):
         raise UsageError("--yes and --refuse say opposite things", hint="give one of them")
-    decided = request.has("--yes") or request.has("--refuse")
-    if decided and not (request.words and len(request.words[0]) == 64):
-        raise UsageError("what is answered unseen is named by its whole digest", hint="look first: agent-sandbox approve")
+    if request.has("--yes") and not (request.words and len(request.words[0]) == 64):
+        raise UsageError("what is allowed unseen is named by its whole digest", hint="look first: agent-sandbox approve")
+    if request.has("--refuse") and not request.words:  # some letters will do: a no to something else is asked for again
+        raise UsageError("what is refused unseen is named by its digest", hint="look first: agent-sandbox approve")
 
 
 def _watch(request: Request, inbox: Inbox) -> int:

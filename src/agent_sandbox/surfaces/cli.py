@@ -105,6 +105,8 @@ def _verb(request: Request) -> int:
             from agent_sandbox.surfaces.log import log as do
         case "approve":
             from agent_sandbox.surfaces.approve import approve as do
+        case "deny":
+            from agent_sandbox.surfaces.approve import deny as do
         case "grant":
             from agent_sandbox.surfaces.granting import grant as do
         case "revoke":
