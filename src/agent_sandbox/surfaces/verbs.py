@@ -327,8 +327,8 @@ for once; with --for-run also for the same question again in that run, for an ho
   agent-sandbox approve 3f9a --for-run --timeout 10m
   agent-sandbox approve --watch
 
-Without a terminal, --yes with the whole digest or --refuse with some letters of it is needed. Nobody answering is a refusal. It exits with 3 when
-nothing was answered.""",
+Without a terminal, --yes with the whole digest or --refuse with some letters of it is needed. Nobody answering is a
+refusal. It exits with 3 when nothing was answered.""",
     ),
     "deny": Verb(
         "deny DIGEST", "say no to what waits for somebody's yes", ("--of",), (1, 1), details="The same as approve DIGEST --refuse."
