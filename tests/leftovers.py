@@ -68,8 +68,9 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
 
 
 def left_since(before: dict[str, str], *watched: Path, patience_seconds: float, adopted: bool = False) -> list[str]:
-    """Describe what is there now and was not `before`. What is only just ending gets `patience_seconds` to be gone."""
-    deadline = time.monotonic() + patience_seconds
+    """Describe what is there now and was not `before`. What is only just ending gets `patience_seconds` to be gone, of a processor's time:
+    where more wants to run than there are processors, each second takes as much longer."""
+    deadline = time.monotonic() + patience_seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     left = {name: words for name, words in traces(*watched, adopted=adopted).items() if name not in before}
     while left and time.monotonic() < deadline:
         time.sleep(LOOK_AGAIN_SECONDS)
