@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.leftovers import claim, left_since, traces
 
 # Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+
+# How long a test takes says how busy the machine is.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 IN_THE_OTHER_HALF = "needs an unprivileged user: runs in the second half of `make test`"
 TRACES_BEFORE = pytest.StashKey[dict[str, str]]()

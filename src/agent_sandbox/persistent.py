@@ -75,10 +75,9 @@ class Workspace:
         self._runtime = config.runtime if config else "process"
         self.project = stored.state.project
         self._stored = stored
-        self.policy, self._early, said = policy_files.bound(policy, config.early_look() if config else None, self.project)
-        self._warnings = (*(config.warnings if config else ()), *said)
-        endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
-        self._most_seconds = policy_files.bound(endless, None)[0].limits.wall_seconds  # also of runs with a time of their own
+        bound = policy_files.bound(policy, config.early_look() if config else None, self.project)
+        self.policy, self._early, self._most_seconds = bound.policy, bound.early, bound.most_seconds
+        self._warnings = (*(config.warnings if config else ()), *bound.warnings)
         self._asking: Asking | None = None
         if self.policy.asks.asks:
             from agent_sandbox.asking import Asking  # few policies ask

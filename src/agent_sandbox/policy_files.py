@@ -41,6 +41,17 @@ class Layers:
         return (*self.system, *self.below)
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A policy that the files have taken away from; what code is looked at for, what people should know, and the longest time that a run
+    can be given by who asks for another than the policy's."""
+
+    policy: Policy
+    early: EarlyLook | None
+    warnings: tuple[str, ...] = ()
+    most_seconds: float | None = None
+
+
 def layers_of(project: str | None, *, system: str | None = None, user: str | None = None) -> Layers:
     """The policy files for a project; without one, the system's alone. Raises `PolicyError` for one that is there and cannot be read or
     understood."""
@@ -64,13 +75,15 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] |
     return replace(found, policy=replace(found.policy, limits=limits, requires=requires))
 
 
-def bound(policy: Policy, own: EarlyLook | None, project: str | None = None) -> tuple[Policy, EarlyLook | None, tuple[str, ...]]:
-    """What the files leave of a policy that a program asks for, what code is then looked at for, and what people should know."""
+def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
+    """What the files leave of a policy that a program asks for."""
     layers = layers_of(project)
     if not layers.all:  # as a rule; and nothing more is loaded
-        return policy, own, ()
+        return Bound(policy, early)
     found = under(layers, policy)
-    return found.policy, early_look(found, own), found.warnings
+    endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
+    most = under(Layers(layers.system), endless).policy.limits.wall_seconds
+    return Bound(found.policy, early_look(found, early), found.warnings, most)
 
 
 def _within(value: float | None, most: float | None) -> float | None:

@@ -107,12 +107,11 @@ class Sandbox:
         self.config = made if permissions is None else permissions.over(made)
         self.id = secrets.token_hex(8)
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
-        policy, self._early, said = policy_files.bound(wanted, self.config.early_look())
-        self._warnings = (*self.config.warnings, *said)
-        endless = replace(wanted, limits=replace(wanted.limits, wall_seconds=None))
-        self._most_seconds = policy_files.bound(endless, None)[0].limits.wall_seconds  # also of runs with a time of their own
+        bound = policy_files.bound(wanted, self.config.early_look())
+        self._early, self._most_seconds = bound.early, bound.most_seconds
+        self._warnings = (*self.config.warnings, *bound.warnings)
         self._asking: Asking | None = None
-        if policy.asks.asks:
+        if bound.policy.asks.asks:
             from agent_sandbox.asking import Asking  # few sandboxes ask
 
             self._asking = Asking(name or self.id, approver, capabilities)
@@ -122,7 +121,7 @@ class Sandbox:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # what this sandbox did, in memory
         self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
-        self._session = self._lately = self._session_for(policy, self._early)  # and the last one for a run with settings of its own
+        self._session = self._lately = self._session_for(bound.policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

@@ -198,3 +198,15 @@ def test_a_file_that_nobody_may_replace_is_named(changed: Shell) -> None:
     finally:
         subprocess.run(["chattr", "-i", changed.cwd / "keep.txt"], check=True)
     assert changed("promote", "--yes").returncode == 0
+
+
+def test_what_was_changed_under_two_rules_about_files_is_told_and_can_be_left_out(changed: Shell) -> None:
+    rules = changed.cwd / "agent-sandbox.toml"
+    rules.write_text(f'[files]\nallowed = ["{changed.cwd}"]\n')
+    assert changed("run", "echo other >> keep.txt").returncode == 0
+    rules.unlink()
+    refused = changed("promote", "--yes")
+    assert refused.returncode == 2 and "changed under two rules about files" in words(refused)
+    assert not (changed.cwd / "new.txt").exists()
+    assert changed("promote", "--yes", "--skip", "keep.txt").returncode == 0
+    assert (changed.cwd / "new.txt").exists() and (changed.cwd / "keep.txt").read_text() == "one\ntwo\n"

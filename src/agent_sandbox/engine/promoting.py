@@ -115,7 +115,8 @@ class CarriedOver:
 def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposal]:
     """What would be carried over, for the length of a block in which the sandbox is held. Raises `Busy` while a run has it.
 
-    Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist.
+    Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist, and where
+    runs under other rules about files have changed the same thing.
     """
     if wanted.drift not in _DRIFTED:
         raise PolicyError(f"not a way to treat drift: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
@@ -129,6 +130,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         everything, bases = stored.changes_in(stack, policy), stored.bases()
         root = "/" if wanted.system else stored.state.project
         chosen = everything.within(root).chosen(wanted.chosen)
+        _refuse_twice(chosen)
         expected = look_at(root, chosen)
         hidden = {
             change.path for change in chosen if change.masks_real
@@ -148,6 +150,16 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
         yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
+
+
+def _refuse_twice(changes: ChangeSet) -> None:
+    """Layers belong to trees (`engine.unseen`): under other rules about files, the same may have been changed from its real state again."""
+    seen: set[str] = set()
+    for change in changes:
+        if change.path in seen:
+            why = f"{change.path!r} was changed under two rules about files (files.allowed), and only one change can be carried over"
+            raise PolicyError(why, hint="see both: agent-sandbox diff; leave it out: --skip NAME")
+        seen.add(change.path)
 
 
 def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:

@@ -50,3 +50,22 @@ def test_an_ordinary_variable_is_nothing(line: str) -> None:
 def test_a_text_with_a_command_in_it_is_said_to_be_unknown(line: str) -> None:
     found = understand(line)
     assert found.unknown or "date" in found.tools
+
+
+@pytest.mark.parametrize(
+    ("line", "tool"),
+    [
+        (r"printf '\x72m x' | sh", "rm"),
+        (r"printf 'date\trm\n' | sh", "date"),
+        (r"printf 'echo a\\\\b; date' | sh", "date"),
+        (r"printf 'l\qs' | sh", "sh"),
+        ("echo $((true); date)", "date"),
+    ],
+)
+def test_what_a_shell_makes_of_a_text_is_worked_out_as_far_as_that_is_known(line: str, tool: str) -> None:
+    assert tool in understand(line).tools
+
+
+@pytest.mark.parametrize("line", ["IFS=,; x=curl,y; $x", "declare -n a=b", "local -n a=b"])
+def test_where_words_or_names_become_others_it_is_said_to_be_unknown(line: str) -> None:
+    assert understand(line).unknown
