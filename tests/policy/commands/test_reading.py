@@ -175,3 +175,25 @@ def test_an_argument_list_is_understood_without_a_shell() -> None:
 def test_a_use_has_the_tool_and_its_arguments_as_it_would_get_them() -> None:
     (use,) = understand("""r'm' -rf "a b"c {d,e}""").uses
     assert (use.tool, use.arguments) == ("rm", ("-rf", "a bc", "d", "e"))
+
+
+@pytest.mark.parametrize(
+    ("line", "tools"),
+    [
+        (r"printf '\154\163 x' | sh", ("sh", "ls")),
+        (r"printf '\x6cs x' | sh", ("sh", "ls")),
+        (r"echo -e '\0154s\tx' | sh", ("sh", "ls")),
+        (r"printf 'ls \\nx' | sh", ("sh", "ls")),
+        (r"printf 'ls\n\162m x\n' | sh", ("sh", "ls", "rm")),
+        ("echo $((ls); (rm x))", ("ls", "rm")),
+    ],
+)
+def test_what_escapes_stand_for_is_what_is_run(line: str, tools: tuple[str, ...]) -> None:
+    assert understand(line).tools == tools and not understand(line).unknown
+
+
+@pytest.mark.parametrize(
+    "line", [r"printf 'l\qs' | sh", r"printf 'ls \x' | sh", "IFS=,; a=rm,x; $a", "declare -n r=q; q=rm; $r x", "local -n r=q"]
+)
+def test_what_a_shell_would_make_of_it_is_not_guessed(line: str) -> None:
+    assert understand(line).unknown

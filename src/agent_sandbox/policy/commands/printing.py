@@ -6,7 +6,7 @@ from agent_sandbox.policy.commands.expanding import Variables, expand, joined
 from agent_sandbox.policy.commands.syntax import Command, Program, Simple
 
 _LONGEST = 1 << 16
-_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "r": "\r", "a": "\a", "e": "\x1b"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "e": "\x1b"}
 
 
 def printed(program: Program, variables: Variables) -> str | None:
