@@ -48,7 +48,7 @@ def test_explain_says_where_and_why_and_runs_nothing(set_up: Shell, project: Pat
 
 
 def test_the_document_of_a_run_has_its_route(set_up: Shell) -> None:
-    lacking = b"import importlib\nimportlib.import_module('multi' + 'processing.synchronize'.strip())"
+    lacking = b"import importlib, sys\nimportlib.import_module('multi' + sys.byteorder[:0] + 'processing.synchronize')"
     done = set_up("code", "-", "-l", "python", "--runtime", "auto", "--throw-away", "--json", stdin=lacking)
     document = json.loads(done.stdout)
     assert (document["exit"], document["runtime"]) == (0, "process")
