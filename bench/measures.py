@@ -84,7 +84,7 @@ MEASURES = (
         "governance",
         "deciding, recording, checking",
         "governance",
-        _burst(10, 1.0),
+        _burst(20, 1.0, gap=0.0),  # how many a second
         rounds=5,
         reference="ledger",
         notes=("durable against the end of the process; each entry sealed, chained and anchored",),
