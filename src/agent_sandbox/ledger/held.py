@@ -79,11 +79,7 @@ _watched: list[bool] = []  # whether forks are; it cannot be taken back
 
 
 def _opened(path: str) -> tuple[int, tuple[int, int]]:
-    try:
-        # Without a note of each look at it, which costs as much as an entry.
-        descriptor = os.open(path, _FLAGS | os.O_NOATIME)
-    except PermissionError:  # only its owner may ask for that
-        descriptor = os.open(path, _FLAGS)
+    descriptor = os.open(path, _FLAGS)
     status = os.fstat(descriptor)
     return descriptor, (status.st_dev, status.st_ino)
 

@@ -229,8 +229,7 @@ class Ledger:
         if seen is not None and seen[1] == size and self._is_still_the_end(descriptor, held):
             file, sequence, previous = seen[0], seen[2], seen[3]
         else:
-            # Where it is known, the file is not asked: the kernel would then keep a finer time for the next write, which costs more than that.
-            file = held.identity if held is not None else _identity(descriptor)[0]
+            file, _ = _identity(descriptor)
             head, gap = self._head(descriptor, file, size, seal)
             sequence, previous = head.sequence, head.hash
             lines += () if head.line_ended else (b"\n",)
