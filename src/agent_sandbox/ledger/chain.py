@@ -66,7 +66,7 @@ def find_head(descriptor: int, size: int, seal: Seal) -> Head:
                 position = line_start - 1
                 continue
             if mark != sealed(bytes.fromhex(digest), seal):
-                raise LedgerBroken(f"entry {sequence} of the ledger was not written with this ledger's key", hint=HINT)
+                raise LedgerBroken(f"entry {sequence} of the ledger was not written with this ledger's key", hint=_OTHER_KEY)
             behind = tail[position:].removeprefix(b"\n")
             return Head(sequence, digest, mark, size - len(behind), behind, tail.endswith(b"\n"))
         if start == 0:
@@ -205,4 +205,7 @@ def _entry(line: bytes) -> Entry | None:
         return None
 
 
+_OTHER_KEY = (
+    "if XDG_DATA_HOME or AGENT_SANDBOX_KEYS is another than before, set it back; if not, keep the file as evidence and move it aside"
+)
 HINT = "keep the file as evidence and move it aside; a new ledger starts with the next action, and says what is missing"
