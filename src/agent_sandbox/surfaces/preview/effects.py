@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
 from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted, of_unseen
+from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.surfaces.documents import path_fields
 from agent_sandbox.surfaces.messages import shown
 from agent_sandbox.surfaces.preview.forms import listed
@@ -130,8 +131,8 @@ def _by(program: str) -> str:
 
 
 def command_of(plan: EffectPlan) -> str:
-    """The command as it could be typed, cut where it is long. Not escaped."""
-    text = join(plan.command)
+    """The command as it could be typed, of a shell its line, cut where it is long. Not escaped."""
+    text = plan.command[2] if reads_a_line(plan.command) else join(plan.command)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
