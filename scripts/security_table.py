@@ -49,11 +49,16 @@ class Row(NamedTuple):
         return self.verdict not in (HOLDS, NOT_TRIED) or (self.verdict == NOT_TRIED and self.prio == "P0")
 
 
+def is_case(word: str) -> bool:
+    """Whether a word of a test's id is the number of a case, or of several."""
+    return re.fullmatch(r"\d+(\+\d+)*", word) is not None and all(int(number) in CASES for number in word.split("+"))
+
+
 def row_of(test: ElementTree.Element, who: str) -> Row | None:
     """The row of one test, none if it tries no case. Its id holds the case and, unless it is about the host, the runtime; attacks from
     inside WebAssembly are in files of their own, on a box of the other runtime."""
     name, _, parameters = test.get("name", "").removesuffix("]").partition("[")
-    case = next((word for word in reversed(parameters.split("-")) if re.fullmatch(r"\d+(\+\d+)*", word)), None)
+    case = next((word for word in reversed(parameters.split("-")) if is_case(word)), None)
     if case is None:
         return None
     runtime = "process" if parameters.startswith("process-") else "host"
