@@ -33,6 +33,7 @@ def test_a_row_says_which_case_on_which_runtime_and_what_happened() -> None:
 
 def test_a_test_that_tries_no_case_is_no_row() -> None:
     assert row_of(case_of("test_a_helper"), "root") is None
+    assert row_of(case_of("test_garbage[no UTF-0]"), "root") is None, "a number that is no case"
 
 
 @pytest.mark.parametrize(
