@@ -17,6 +17,7 @@ import pytest
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules
 from tests.policy.commands.corpus import corpus
+from tests.security.conftest import Tell
 from tests.security.harness import Box, case
 
 # Each way tries to have `basename MARK` executed, which prints the mark.
@@ -183,7 +184,7 @@ def gated(box: Box, *allowed: str, shell: bool = False, denied: tuple[str, ...] 
 
 
 @case(41, prio="P2")
-def test_nothing_but_what_is_allowed_is_executed_however_it_is_spelt(box: Box, number: int) -> None:
+def test_nothing_but_what_is_allowed_is_executed_however_it_is_spelt(box: Box, number: int, tell: Tell) -> None:
     attempts = _attempts(box.project)
     control = box.probe(attempts)
     only_for_root = {"a hard link", "in place of another tool", "instead of git", "over git"} if os.geteuid() else set()
@@ -191,6 +192,7 @@ def test_nothing_but_what_is_allowed_is_executed_however_it_is_spelt(box: Box, n
     for shell in (False, True):
         inside = gated(box, "git", shell=shell).probe(attempts)
         assert [way for way, worked in inside.items() if worked] == [], f"with a shell: {shell}"
+    tell(f"none of {len(inside)} ways", control=f"{sum(map(bool, control.values()))} of them work without rules")
 
 
 # Runs each line in a shell of its own, in a directory of its own, where every tool is a stand-in that says that it was started.
@@ -235,7 +237,7 @@ def _stand_ins(project: Path, lines: list[str], tools: set[str]) -> str:
 
 @case(41, prio="P2")
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.torture)])
-def test_what_a_line_starts_is_not_there_whether_or_not_it_was_understood(box: Box, number: int, every: int) -> None:
+def test_what_a_line_starts_is_not_there_whether_or_not_it_was_understood(box: Box, number: int, every: int, tell: Tell) -> None:
     """The corpus of command lines: without rules their tools are started, with none of them allowed not one is."""
     chosen = corpus()[::every]
     names = {name for _, tools, _ in corpus() for name in tools if "/" not in name} - set(LINE_SHELLS) - {"sleep"}
@@ -246,3 +248,4 @@ def test_what_a_line_starts_is_not_there_whether_or_not_it_was_understood(box: B
     assert meant > 0.8 * sum(map(bool, labelled)), "the control arm: most lines start what they are labelled with"
     inside = gated(box, "git-nothing", shell=True).probe(probe)
     assert [line for (line, _, _), started in zip(chosen, inside, strict=True) if started] == []
+    tell(f"not one of {len(chosen)} lines started a tool", control=f"{meant} of them start what they are labelled with, without rules")
