@@ -54,7 +54,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     import io
     import sys
 
-    monkeypatch.setattr(approve_module, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr(approve_module, "at_a_terminal", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
 
 

@@ -95,8 +95,7 @@ class Proposal:
 
     def action(self) -> Promote:
         """What the gate judges and the ledger records."""
-        spelt = [[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes]
-        digest = self.wanted.plan or digest_of_plain(spelt)
+        digest = self.wanted.plan or digest_of_plain([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
         held = self.protected()
         approved = tuple(name for name in held if name in self.wanted.approved)
         return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)

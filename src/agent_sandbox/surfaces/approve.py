@@ -16,7 +16,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.asking import SECOND_FACTOR
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
-from agent_sandbox.surfaces.messages import remark
+from agent_sandbox.surfaces.messages import at_a_terminal, remark
 from agent_sandbox.values import replace
 
 NOTHING_ANSWERED = 3
@@ -65,7 +65,7 @@ def _check(request: Request) -> None:
 
 def _watch(request: Request, inbox: Inbox) -> int:
     """Until it is interrupted: each question once, as it comes."""
-    if not _at_a_terminal():
+    if not at_a_terminal():
         raise UsageError("--watch asks a person, and there is no terminal", hint="list with: agent-sandbox approve --json")
     seen: set[str] = set()
     while True:
@@ -100,7 +100,7 @@ def _decision(request: Request) -> Decision | None:
         return yes
     if request.has("--refuse"):
         return Decision.NO
-    if not _at_a_terminal():
+    if not at_a_terminal():
         return None
     sys.stdout.flush()
     with suppress(termios.error):
@@ -116,7 +116,7 @@ def _answer(request: Request, inbox: Inbox, waiting: Waiting, decision: Decision
     if seconds is None:
         raise UsageError("what is allowed for a run has an end", hint="--timeout 10m")
     code = request.value("--code")
-    if code is None and SECOND_FACTOR in waiting.needs and decision is not Decision.NO and _at_a_terminal():
+    if code is None and SECOND_FACTOR in waiting.needs and decision is not Decision.NO and at_a_terminal():
         sys.stderr.write("Second factor: ")
         sys.stderr.flush()
         code = sys.stdin.readline()
@@ -144,10 +144,6 @@ def _chosen(waiting: list[Waiting], digest: str) -> list[Waiting]:
     if not found:
         raise PolicyError(f"no question that waits begins with {digest!r}", hint="see: agent-sandbox approve")
     return found
-
-
-def _at_a_terminal() -> bool:
-    return os.isatty(0) and sys.stderr.isatty()
 
 
 def somebody() -> str:

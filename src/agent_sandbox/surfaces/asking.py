@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 from collections.abc import Iterable
 
@@ -17,7 +16,7 @@ from agent_sandbox.policy.capabilities import Token, parse
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.environment import CAPABILITY
-from agent_sandbox.surfaces.messages import remark, say
+from agent_sandbox.surfaces.messages import at_a_terminal, remark, say
 from agent_sandbox.surfaces.quantities import counted
 
 _LOOK_SECONDS = 0.1
@@ -32,7 +31,7 @@ def desk_for(request: Request, policy: Policy, *, sandbox: str, prompt: bool) ->
 
 def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
     """Where a question is put and waited for, and said to be."""
-    asking = _AtTheTerminal() if prompt and os.isatty(0) and sys.stderr.isatty() and not policy.asks.needs else _Elsewhere()
+    asking = _AtTheTerminal() if prompt and at_a_terminal() and not policy.asks.needs else _Elsewhere()
     inbox = places.inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
     asking.inbox = inbox
     return inbox

@@ -67,9 +67,10 @@ def current(request: Request) -> Current:
 
 def policy_of(request: Request, project: Project) -> Policy:
     """What the policy files leave of the command line's preset, and what the options of the request change of it. Raises `PolicyError`."""
-    if not layers_for(request, project).all:  # as nearly always: then nothing more is loaded
+    layers = layers_for(request, project)
+    if not layers.all:  # as nearly always: then nothing more is loaded
         return _preset(request, project, _limits(request))
-    return effective_of(request, project).policy
+    return _effective(request, project, layers).policy
 
 
 def layers_for(request: Request, project: Project) -> policy_files.Layers:
@@ -80,14 +81,17 @@ def layers_for(request: Request, project: Project) -> policy_files.Layers:
 
 def effective_of(request: Request, project: Project) -> Effective:
     """The same, with what is looked at before a run and what people should know."""
+    return _effective(request, project, layers_for(request, project))
+
+
+def _effective(request: Request, project: Project, layers: policy_files.Layers) -> Effective:
     ceiling = _preset(request, project, CLONED_LIMITS)
-    return policy_files.under(layers_for(request, project), ceiling, policy_files.changed_limits(CLONED_LIMITS, _limits(request)))
+    return policy_files.under(layers, ceiling, policy_files.changed_limits(CLONED_LIMITS, _limits(request)))
 
 
 def ceiling_of(request: Request, project: Project) -> Policy:
     """What the system's policy file alone leaves of the command line's preset: the most that any file below it can permit."""
-    preset, options = _preset(request, project, CLONED_LIMITS), policy_files.changed_limits(CLONED_LIMITS, _limits(request))
-    return policy_files.under(policy_files.layers_of(None), preset, options).policy
+    return _effective(request, project, policy_files.layers_of(None)).policy
 
 
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
@@ -102,11 +106,12 @@ def _preset(request: Request, project: Project, limits: Limits) -> Policy:
 
 def _programs(request: Request) -> ProgramRules:
     """Without --allow all programs are there."""
-    allowed, denied = (
-        tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
-        for option in ("--allow", "--deny-command")
-    )
-    return ProgramRules((allowed,) if request.has("--allow") else (), denied)
+    return ProgramRules((names_in(request, "--allow"),) if request.has("--allow") else (), names_in(request, "--deny-command"))
+
+
+def names_in(request: Request, option: str) -> tuple[str, ...]:
+    """The names in an option that takes several: with commas, with blanks, or given more than once."""
+    return tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
 
 
 def _pattern(text: str) -> PathPattern:
@@ -130,14 +135,15 @@ def _limits(request: Request) -> Limits:
     return replace(limits, output_bytes=JSON_OUTPUT_BYTES) if request.has("--json") else limits
 
 
-def _look_at_files(request: Request, project: Project) -> EarlyLook | None:
-    """Say what a policy file asks for and does not get, and return what it has code looked at for."""
-    if not layers_for(request, project).all:
-        return None
-    found = effective_of(request, project)
+def _governed(request: Request, project: Project) -> tuple[Policy, EarlyLook | None]:
+    """What holds for a run, and what code is looked at for; both from one look at the files. What they ask for and do not get is said."""
+    layers = layers_for(request, project)
+    if not layers.all:
+        return _preset(request, project, _limits(request)), None
+    found = _effective(request, project, layers)
     for warning in found.warnings if not request.has("--quiet") else ():
         remark(warning)
-    return policy_files.early_look(found)
+    return found.policy, policy_files.early_look(found)
 
 
 def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
@@ -164,8 +170,7 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
     """A session on the project's current sandbox, or on a throw-away one, in which case there is no `Current`: so for a diff or a plan."""
     found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
-    early = _look_at_files(request, project)
-    policy, lifted = policy_of(request, project), None
+    (policy, early), lifted = _governed(request, project), None
     if os.path.isdir(places.elevations_dir()):  # as a rule it is not
         from agent_sandbox.surfaces import elevating
 

@@ -19,7 +19,7 @@ from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.programs import is_pattern
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request
-from agent_sandbox.surfaces.current import policy_of, project_of
+from agent_sandbox.surfaces.current import names_in, policy_of, project_of
 from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.store import sandbox_id
@@ -44,7 +44,7 @@ class Lifted:
 
 def of_request(request: Request) -> Elevation:
     """What the options of `grant --elevate` lift. Raises `PolicyError` for what cannot be."""
-    programs = tuple(name for value in request.values("--allow") for name in value.replace(",", " ").split())
+    programs = names_in(request, "--allow")
     limits: list[tuple[str, float]] = []
     for option, (name, read) in _LIMITS.items():
         if (text := request.value(option)) is not None:
