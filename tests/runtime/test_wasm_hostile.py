@@ -6,16 +6,18 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import wasmtime
 
-from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel.mounts import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
+from agent_sandbox.runtime.answer import Answer
 from agent_sandbox.runtime.base import Completed, Launch, PythonCode, Reason
+from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.draft import Host, Needs
@@ -135,13 +137,33 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("body", TRAPS.values(), ids=TRAPS.keys())
-def test_a_trap_ends_the_run_by_a_signal_and_says_why(tmp_path: Path, body: str) -> None:
+def trap(directory: Path, body: str) -> Completed:
     text = f"""(module (type $t (func)) (memory (export "memory") {PAGES}) (table 8 funcref)
       (func (export "host_alloc") (param i32) (result i32) (i32.const 1024))
       (func $turn (export "turn") (param i32 i32) (result i32) {body} (i32.const 0)))"""
-    with hostile.runtime(tmp_path, bytes(wasmtime.wat2wasm(text))) as runtime:
-        ran = run(runtime)
+    with hostile.runtime(directory, bytes(wasmtime.wat2wasm(text))) as runtime:
+        return run(runtime)
+
+
+@pytest.mark.parametrize("body", TRAPS.values(), ids=TRAPS.keys())
+def test_a_trap_ends_the_run_by_a_signal_and_says_why(tmp_path: Path, body: str) -> None:
+    ran = trap(tmp_path, body)
+    assert (ran.exit.code, ran.exit.reason) == (134, Reason.SIGNALLED) and b"wasm trap" in ran.stderr, ran
+
+
+@pytest.mark.parametrize("late", [(Answer, "refusal"), (ProcessGuest, "begin")], ids=["ready is read late", "the program comes late"])
+def test_a_trap_in_the_rehearsal_of_a_guest_that_waits_is_told_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str]
+) -> None:
+    owner, name = late
+    prompt = getattr(owner, name)
+
+    def slowly(*given: object) -> object:
+        time.sleep(0.3)  # injected: the guest rehearses meanwhile, and the module traps
+        return prompt(*given)
+
+    monkeypatch.setattr(owner, name, slowly)
+    ran = trap(tmp_path, TRAPS["unreachable"])
     assert (ran.exit.code, ran.exit.reason) == (134, Reason.SIGNALLED) and b"wasm trap" in ran.stderr, ran
 
 
@@ -150,8 +172,5 @@ def test_a_module_that_lies_about_where_its_code_may_lie_ends_its_own_run(tmp_pa
     text = f"""(module (memory (export "memory") {PAGES}) (func (export "turn") (param i32 i32) (result i32) (i32.const 3))
       (func (export "host_alloc") (param i32) (result i32) (i32.const {address})))"""
     with hostile.runtime(tmp_path, bytes(wasmtime.wat2wasm(text))) as runtime:
-        try:
-            ran = run(runtime)
-        except LaunchFailed:  # it was found out while it waited for its program
-            return
+        ran = run(runtime)
     assert (ran.exit.code, ran.exit.reason) == (134, Reason.SIGNALLED) and b"was ended" in ran.stderr, ran

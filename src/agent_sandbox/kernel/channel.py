@@ -42,11 +42,11 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     """Receive one value and the descriptors that came with it. Raises EOFError when the other side has gone."""
     head, descriptors = receive_descriptors(sock, _LENGTH.size)
     if len(head) < _LENGTH.size:
-        head += _exactly(sock, _LENGTH.size - len(head)) if head else b""
+        head += exactly(sock, _LENGTH.size - len(head)) if head else b""
     if not head:
         close_all(descriptors)
         raise EOFError("the other side has gone")
-    return marshal.loads(_exactly(sock, _LENGTH.unpack(head)[0])), descriptors
+    return marshal.loads(exactly(sock, _LENGTH.unpack(head)[0])), descriptors
 
 
 def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
@@ -87,7 +87,8 @@ def seal(memfd: int) -> None:
     fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def exactly(sock: socket.socket, count: int) -> bytes:
+    """Receive just this many bytes: neither fewer, nor any of the next message. Raises EOFError when the other side has gone."""
     parts = []
     while count:
         part = sock.recv(min(count, 1 << 20))

@@ -151,8 +151,10 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
         if supervisor in ready or keeper in ready:
             reason, hit = "killed", "supervisor"
         elif control.fileno() in ready:
-            order = control.recv(ORDER.size)
-            kind, value = ORDER.unpack(order) if len(order) == ORDER.size else (b"", 0.0)
+            try:
+                kind, value = ORDER.unpack(channel.exactly(control, ORDER.size))
+            except (EOFError, OSError):
+                kind, value = b"", 0.0
             if kind == GO:
                 began = time.monotonic()
                 deadline = began + min(value, float(1 << 32))

@@ -13,7 +13,10 @@ GO, SIGNAL = b"g", b"s"
 
 HERE = b"h"  # init's first byte, and again when it wants its ids
 MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
-READY = b"R"  # the guest's one byte: everything is in force
+# The guest's first byte on the payload socket: everything is in force. In its place, or later and instead of running the program, comes a
+# refusal: an exit code, a space and the reason, up to the end of the stream. A refusal begins with a digit, so one byte tells which it is.
+READY = b"R"
+REFUSAL_BYTES = 4096  # of a refusal that are kept
 # From a guest that is observed, before that, and the number of its listener in four bytes; HEARD when the supervisor has a copy of it.
 LISTENING, HEARD = b"\x01", b"h"
 

@@ -27,7 +27,7 @@ from agent_sandbox.kernel import capabilities, cgroups, channel, ids, landlock, 
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.placing import MountedBelow, Site
-from agent_sandbox.kernel.protocol import HERE, MAPPED, READY
+from agent_sandbox.kernel.protocol import HERE, MAPPED, READY, REFUSAL_BYTES
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _become_guest(
 
 def _refuse(error: BaseException) -> NoReturn:
     try:
-        os.write(3, _explain(error).encode(errors="replace")[:4096])
+        os.write(3, f"125 {_explain(error)}".encode(errors="replace")[:REFUSAL_BYTES])
     finally:
         os._exit(125)
 

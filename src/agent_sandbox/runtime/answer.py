@@ -1,4 +1,4 @@
-"""What comes back on the socket that a program was handed over: why it was not started, or what it looked into.
+"""The guest's side of the payload socket: ready, or a refusal; later a refusal, or a report of what the program looked into.
 
 All of it in the guest's own words, which one that has broken out of its engine can choose: bounded, and parsed by hand.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import socket
 
-from agent_sandbox.kernel.protocol import INPUTS, REPORT_BYTES
+from agent_sandbox.kernel.protocol import INPUTS, READY, REFUSAL_BYTES, REPORT_BYTES
 from agent_sandbox.values import dataclass
-
-_LONGEST_WHY = 4096
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,19 @@ class Answer:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._kept = b""
+
+    def refusal(self) -> str | None:
+        """Wait for the first byte. None when the guest is ready, otherwise its reason. Raises TimeoutError as the socket's timeout says.
+
+        No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
+        """
+        first = self._socket.recv(1)
+        if first == READY:
+            return None
+        words = first
+        while len(words) < REFUSAL_BYTES and (more := self._socket.recv(REFUSAL_BYTES - len(words))):
+            words += more
+        return parsed(words).why or "it ended before it was ready"
 
     def take(self) -> bool:
         """Take what there is. False when the other side has gone."""
@@ -55,5 +66,5 @@ def parsed(words: bytes) -> Said:
         return Said(words.removeprefix(INPUTS))
     if not words:
         return Said()
-    code, _, why = words[:_LONGEST_WHY].decode(errors="replace").partition(" ")
+    code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
     return Said(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")

@@ -71,7 +71,8 @@ class Conversation:
         if self._begun:
             return b""
         with suppress(OSError):  # nothing more has come
-            self._unread += self._line.recv(CHUNK)
+            while len(self._unread) <= _REFUSAL and (more := self._line.recv(CHUNK)):
+                self._unread += more
         return b"" if self._unread.startswith(HELLO) else bytes(self._unread)
 
     def _arrange(self) -> None:

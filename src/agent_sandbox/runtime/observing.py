@@ -42,7 +42,7 @@ def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str
         if payload.recv(1, socket.MSG_PEEK) != LISTENING:
             return None
         guest = channel.credentials(payload)
-        listener = take_listener(guest, int.from_bytes(payload.recv(4), "big"))
+        listener = take_listener(guest, int.from_bytes(channel.exactly(payload, 4), "big"))
         taken, sockets = sockets, ()
         observer = Observer(listener, taken, search, python=os.path.realpath(sys.executable))
         payload.send(HEARD)

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed, Overtaken
 from agent_sandbox.kernel import cgroups, channel, ids
-from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, READY, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from agent_sandbox.runtime.observing import Observer
 
-READY_SECONDS = 20.0  # far above the few milliseconds it takes; a host under heavy load must not fail runs
+READY_SECONDS = 60.0  # a guard against a host that hangs, far above the few milliseconds it takes: heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
 MOMENT = 0.005  # seconds that a turn may take before init is told to watch its time
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
@@ -175,9 +175,7 @@ class ProcessGuest:
             from agent_sandbox.runtime.observing import observe  # and threads: few runs are observed
 
             self._observer = observe(self._payload, asked, message["search"])
-        answer = self._payload.recv(4096)
-        if answer != READY:
-            why = answer.decode(errors="replace") or "it ended before it was ready"
+        if (why := self._answer.refusal()) is not None:
             raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
         self._control.settimeout(None)
 

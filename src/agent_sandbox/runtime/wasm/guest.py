@@ -72,15 +72,14 @@ class Guest:
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
-            instance: Instance | None = self._python.instance(_DIRECTORIES)
+            instance: Instance | None = (waiting := self._python.instance(_DIRECTORIES))
             interpreter: Interpreter | None = None
             ready()
-            rehearsed = not _asked(payload)
-            if rehearsed:
-                assert instance is not None
-                instance.become(self._images["plain"][1])
-                _rehearse(instance)
-                interpreter = self._interpreter()
+            rehearsed = False
+            if not _asked(payload):
+                rehearsed = self._rehearse(waiting)
+                instance = waiting if rehearsed else None
+                interpreter = self._interpreter() if rehearsed else None
             message, _ = channel.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
@@ -108,11 +107,28 @@ class Guest:
             refuse(payload, error)
         ending.leave(_drive(run))
 
+    def _rehearse(self, instance: Instance) -> bool:
+        """Do once what is done for every program, inside and around it: a fork copies each page when it is first written to.
+
+        False when the engine ended it, and then the instance is good for nothing. A rehearsal refuses no program: what is wrong shows again
+        when the program runs, and its result says so.
+        """
+        instance.become(self._images["plain"][1])
+        try:
+            instance.run(_REHEARSAL)
+        except Exception:  # as in `_drive`
+            return False
+        with suppress(OSError):  # a view may have no such place; then a program that needs it says so
+            write_script(VIEW + SCRIPT, "")
+        _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
+        return True
+
     def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
         """An interpreter of Python with the image that the program needs: the one that waits, unless all must be as it was made."""
         image = self._images["pandas" if _heavy(message) else "plain"][0]
         if instance is None:
-            instance = self._python.instance(_DIRECTORIES, _determinism(message, image.size, inputs))
+            determinism = None if message["seed"] is None else _determinism(message, image.size, inputs)
+            instance = self._python.instance(_DIRECTORIES, determinism)
         if _heavy(message) or not rehearsed:
             instance.become(image)
         return instance
@@ -141,14 +157,6 @@ def _asked(payload: socket.socket) -> bool:
     poller = select.poll()
     poller.register(payload, select.POLLIN)
     return bool(poller.poll(_MOMENT_MS))
-
-
-def _rehearse(instance: Instance) -> None:
-    """Do once what is done for every program, inside and around it: a fork copies each page when it is first written to."""
-    instance.run(_REHEARSAL)
-    with suppress(OSError):  # a view may have no such place; then a program that needs it says so
-        write_script(VIEW + SCRIPT, "")
-    _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
 
 
 def _start(message: dict[str, Any], *, seeded: bool) -> str:
