@@ -25,9 +25,9 @@ checks:
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
 
-test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user
+test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user; PART="e2e sdk" for some
 	@scripts/setup.sh --without-wasm
-	@$(PY) -m scripts.suite
+	@$(PY) -m scripts.suite $(PART)
 
 coverage: setup  ## every branch of policy/ and of the gate is taken by their own tests, or it fails
 	$(PY) -m coverage run -m pytest -q --hypothesis-seed=0 tests/policy tests/engine/test_gate.py
@@ -44,8 +44,8 @@ bench: setup  ## side by side with peers, in one run: tables, and .bench/report.
 	@.bench/venv/bin/python -m bench.run $(if $(QUICK),--quick)
 
 torture: setup  ## the full counts of what make test only samples; long
-	$(PYTEST) -m torture --timeout 3600
-	@MARKS=torture TIMEOUT=3600 scripts/unprivileged.sh
+	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m torture
+	@AGENT_SANDBOX_TEST_PATIENCE=20 MARKS=torture scripts/unprivileged.sh
 
 clean:  ## forget .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist

@@ -1,8 +1,10 @@
 """The whole suite, its parts side by side: each of them waits much of its time, for what it has started to end.
 
-A part is a pytest of its own, or the checks. As root each has mounts of its own, so that what one mounts is not in the way of the other's
-views of this machine; they are shared mounts, as most machines have them, so that what leaks from a sandbox is seen. Compiling goes on
-beside the parts that can do without. What a part says is printed when it has ended.
+A part is a pytest of its own, or the checks. Each runs apart (`scripts.apart`), so that it can tell what it leaves from what others do. As
+root each has mounts of its own, so that what one mounts is not in the way of the other's views of this machine; they are shared mounts, as
+most machines have them, so that what leaks from a sandbox is seen. Where other users cannot enter this checkout, one copy is made for the
+parts that need it. Compiling goes on beside the parts that can do without. What a part says is printed when it has ended, and at the end
+every failure with its part, which can be run again alone.
 
 Usage: python -m scripts.suite [PART...]   without any, all of them
 """
@@ -10,6 +12,7 @@ Usage: python -m scripts.suite [PART...]   without any, all of them
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,12 +23,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts import reachable
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOT = os.geteuid() == 0
 AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1  # one more than there are processors for: all of them wait now and then
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
 # Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
 UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")
+AS_A_USER = ("e2e", "contract", "security")  # what is run unprivileged as well, a part each
+FAILURE = re.compile(r"(?:FAILED|ERROR) (?P<name>tests/\S+.*)")  # a line of pytest's summary
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
 LONG_AND_PLAIN = ("workspace",)
 PLAIN = ("bench", "kernel", "ledger", "policy", "source", "spelling", "surfaces", "values")
@@ -41,7 +48,7 @@ class Part(NamedTuple):
 
 
 PATIENCE_SECONDS = 30  # for a part that is asked to end, and clears away
-COMPILE = Part("compile", ("nice", "-n", "5", sys.executable, "-m", "scripts.compile_wasm"))
+COMPILE = Part("compile", (sys.executable, "-m", "scripts.compile_wasm"))
 
 
 class Running(NamedTuple):
@@ -59,7 +66,8 @@ def parts() -> Iterator[Part]:
     for name in LONG_AND_PLAIN:
         yield Part(name, (*PYTEST, f"tests/{name}"))
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
-    yield Part("unprivileged", UNPRIVILEGED, compiled=True)
+    for name in AS_A_USER if ROOT else ():
+        yield Part(f"user-{name}", (*UNPRIVILEGED, f"tests/{name}"), compiled=True)
     for name, pieces in LONG.items():
         files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / name).rglob("test_*.py"))
         for piece in range(pieces):
@@ -71,9 +79,9 @@ def parts() -> Iterator[Part]:
 
 def start(part: Part, scratch: Path) -> Running:
     """Start it where its mounts are nobody else's, in a group of its own, with which it can be ended as a whole."""
-    apart = ("unshare", "--mount", "--propagation")
-    before = (*apart, "private", *apart, "shared") if ROOT and shutil.which("unshare") else ()
-    command, nothing = (*before, *part.command), subprocess.DEVNULL
+    mounts = ("unshare", "--mount", "--propagation")
+    before = (*mounts, "private", *mounts, "shared") if ROOT and shutil.which("unshare") else ()
+    command, nothing = (*before, sys.executable, "-m", "scripts.apart", *part.command), subprocess.DEVNULL
     with open(scratch / part.name, "wb") as said:
         process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, process_group=0)
     return Running(part, process, scratch / part.name, time.monotonic())
@@ -98,9 +106,14 @@ def tell(done: Running, processor: float) -> None:
     print(done.said.read_text(errors="replace"), end="", flush=True)
 
 
-def run(waiting: list[Part], scratch: Path) -> list[str]:
-    """Run them, and return the names of those that failed. Once the checks have, nothing more is run."""
-    failed: list[str] = []
+def failures(said: str) -> list[str]:
+    """The tests that failed, by the summary that pytest has printed."""
+    return list(dict.fromkeys(found["name"].rstrip() for line in said.splitlines() if (found := FAILURE.match(line))))
+
+
+def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
+    """Run them, and return those that failed, each with the tests that did. Once the checks have, nothing more is run."""
+    failed: dict[str, list[str]] = {}
     compiling, compiled = start(COMPILE, scratch), False
     running = [compiling]
     try:
@@ -111,9 +124,12 @@ def run(waiting: list[Part], scratch: Path) -> list[str]:
                 running.append(start(ready.pop(0), scratch))
             done, processor = ended(running)
             tell(done, processor)
-            compiled |= done is compiling
+            if done is compiling:
+                compiled = True
+                if ROOT:  # not earlier: what was compiled is copied along
+                    os.environ[reachable.VARIABLE] = str(reachable.checkout(scratch))
             if done.process.returncode:
-                failed.append(done.part.name)
+                failed[done.part.name] = failures(done.said.read_text(errors="replace"))
             if done.process.returncode and done.part.name == "check":
                 break
     finally:
@@ -128,13 +144,32 @@ def run(waiting: list[Part], scratch: Path) -> list[str]:
     return failed
 
 
+def summary(failed: dict[str, list[str]]) -> Iterator[str]:
+    """What did not pass, a line each, and how to run it again."""
+    for part, tests in failed.items():
+        yield f"FAILED in {part}: {tests[0] if tests else 'see above'}"
+        yield from (f"FAILED in {part}: {test}" for test in tests[1:])
+    if failed:
+        yield f'to run these parts again: make test PART="{" ".join(failed)}"'
+
+
 def main(names: list[str]) -> int:
     """Run the parts of these names, or all. Returns 0 when every one was fine."""
     began = time.monotonic()
+    chosen = [part for part in parts() if not names or part.name in names]
+    if unknown := set(names) - {part.name for part in chosen}:
+        print(f"suite: no such part: {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in parts())}", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory() as scratch:
-        failed = run([part for part in parts() if not names or part.name in names], Path(scratch))
+    # Not below /tmp: a sandbox has a /tmp of its own, and a copy of the checkout there would be invisible in it.
+    with tempfile.TemporaryDirectory(prefix="agent-sandbox-suite.", dir="/var/tmp") as scratch:
+        os.chmod(scratch, 0o755)
+        failed = run(chosen, Path(scratch))
     print(f"\n── {time.monotonic() - began:.0f} s; " + (f"FAILED: {', '.join(failed)}" if failed else "all of it passed"))
+    for line in summary(failed):
+        print(line)
+    if not ROOT:
+        print(f"NOT TESTED: this ran as uid {os.geteuid()} only. What the sandbox promises to root needs: sudo make test")
     return 1 if failed else 0
 
 

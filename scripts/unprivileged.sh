@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # The unprivileged half of `make test`: runs pytest as a user that owns nothing on this machine, on the given directories or, without any,
-# on those with the claims that must hold for such a user as well. MARKS=torture chooses the full counts, and TIMEOUT the seconds that one
-# test may take.
+# on those with the claims that must hold for such a user as well. MARKS=torture chooses the full counts.
 # Usage: unprivileged.sh [--report FILE] [DIRECTORY...]   FILE gets what ran, in pytest's XML, with the properties of each test.
 #
 # The user needs no entry in /etc/passwd, and gets a home, an environment and capabilities (none) of its own. A checkout that such a user cannot
-# reach, below a home directory with mode 0700 for instance, is copied to where it can. Started by somebody who is not root, there is nothing
+# reach, below a home directory with mode 0700 for instance, is copied (scripts/reachable.py). Started by somebody who is not root, there is nothing
 # to add: the suite has just run unprivileged, and it is said that the privileged half is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -60,57 +59,31 @@ install --directory --owner "$uid" --group "$uid" --mode 700 "$top"/home "$top"/
 # Only the user can write to its home, and only root to where the report goes.
 if [ -n "$report" ]; then reporting=(--quiet --junitxml="$top/home/report.xml" -o junit_family=xunit1); fi
 
+python=$PWD/.venv/bin/python
+checkout=$("$python" -m scripts.reachable "$top")
+[ "$checkout" = "$PWD" ] || printf 'unprivileged: other users cannot reach this checkout; testing a copy\n' >&2
+# Evaluation data is named only where there is some that the user can read; tests that want it say so otherwise.
+data=${AGENT_SANDBOX_EVAL_DATA:-}
+
 as_user() {
     env --ignore-environment PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 TERM="${TERM:-dumb}" \
         HOME="$top/home" XDG_STATE_HOME="$top/home/state" XDG_DATA_HOME="$top/home/data" XDG_CACHE_HOME="$top/home/cache" \
         XDG_CONFIG_HOME="$top/home/config" XDG_RUNTIME_DIR="$top/home/run" TMPDIR="$top/home" PYTEST_DEBUG_TEMPROOT="$top/home" \
-        PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY="$top/home/hypothesis" AGENT_SANDBOX_EVAL_DATA="$data" \
+        PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY="$top/home/hypothesis" ${data:+"AGENT_SANDBOX_EVAL_DATA=$data"} \
+        ${AGENT_SANDBOX_TEST_PATIENCE:+"AGENT_SANDBOX_TEST_PATIENCE=$AGENT_SANDBOX_TEST_PATIENCE"} \
         setpriv --reuid "$uid" --regid "$uid" --clear-groups --inh-caps=-all --ambient-caps=-all -- "$@"
 }
 
-# Whether the user can run the tests where they are, with the evaluation data they read.
-reachable() {
-    as_user .venv/bin/python -c 'import agent_sandbox, pytest' 2>/dev/null || return 1
-    local needed
-    for needed in "${folders[@]}" "$data" ../shared; do
-        if [ -e "$needed" ] && ! as_user test -r "$needed" -a -x "$needed"; then return 1; fi
-    done
-}
-
-# The checkout's parts that tests use, in the same relative places, with a virtual environment around an interpreter that anybody can execute.
-copy_checkout() {
-    local copy=$top/checkout python='' candidate packages script
-    mkdir "$copy"
-    for candidate in "$(readlink -f .venv/bin/python)" /usr/bin/python3; do
-        if as_user "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; break; fi
-    done
-    [ -n "$python" ] || fail "the unprivileged user can execute no Python 3.11 or later here; make .venv from /usr/bin/python3 (rm -rf .venv first)"
-    cp -a src tests scripts pyproject.toml README.md LICENSE "$copy"
-    if [ -d ../shared ]; then cp -aL ../shared "$top/shared"; fi
-    if [ -d "$data" ]; then cp -aL "$data" "$top/data" && data=$top/data; fi
-    "$python" -m venv --without-pip "$copy/.venv"
-    packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    cp -a "$packages/." "$("$copy/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-    if [ -d .venv/wasm ]; then cp -a .venv/wasm "$copy/.venv/wasm"; fi
-    # The editable install names its sources in a .pth file and its interpreter in the scripts' first line.
-    find "$copy/.venv/lib" -maxdepth 3 -name '*entersandbox*.pth' -exec sh -c 'printf "%s\n" "$0/src" >"$1"' "$copy" {} \;
-    for script in agent-sandbox agentbox; do
-        { printf '#!%s\n' "$copy/.venv/bin/python"; sed 1d ".venv/bin/$script"; } >"$copy/.venv/bin/$script"
-        chmod 755 "$copy/.venv/bin/$script"
-    done
-    chown -R --no-dereference 0:0 "$copy"
-    chmod -R go=rX "$copy"
-    for candidate in "$top/shared" "$top/data"; do if [ -e "$candidate" ]; then chmod -R go=rX "$candidate"; fi; done
-    cd "$copy"
-    as_user .venv/bin/python -c 'import agent_sandbox, pytest' || fail "the copy of the checkout in $copy does not work for uid $uid"
-}
-
-data=${AGENT_SANDBOX_EVAL_DATA:-$PWD/../shared/data}
-reachable || { printf 'unprivileged: uid %s cannot reach this checkout; testing a copy\n' "$uid" >&2; copy_checkout; }
+cd "$checkout"
+if [ -n "$data" ] && ! as_user test -r "$data" -a -x "$data"; then
+    cp -RL "$data" "$top/data"
+    chmod -R go=rX "$top/data"
+    data=$top/data
+fi
 printf 'unprivileged: %s as uid %s, with no capabilities\n' "${folders[*]}" "$uid" >&2
 status=0
 # Tests that need root have just run as root; skipping them here would only hide a skip that matters.
-as_user .venv/bin/python -m pytest -p no:cacheprovider -m "${MARKS:-not torture} and not needs_root" ${TIMEOUT:+--timeout "$TIMEOUT"} "${reporting[@]}" "${folders[@]}" || status=$?
+as_user .venv/bin/python -m pytest -p no:cacheprovider -m "${MARKS:-not torture} and not needs_root" "${reporting[@]}" "${folders[@]}" || status=$?
 if [ -n "$report" ] && [ -e "$top/home/report.xml" ]; then cp "$top/home/report.xml" "$report"; fi
 if [ -n "$(leftovers)" ]; then
     loudly "unprivileged: processes were left behind:"

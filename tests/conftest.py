@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from scripts import reachable
+from tests import patience
 from tests.leftovers import claim, left_since, traces
 
 # Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
@@ -22,6 +25,10 @@ settings.load_profile("unhurried")
 
 IN_THE_OTHER_HALF = "needs an unprivileged user: runs in the second half of `make test`"
 TRACES_BEFORE = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(patience, "patience")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -55,13 +62,25 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def evaluation_data() -> Path:
-    """The directory of data that is not ours to ship. A test that needs it is skipped, and says so, where it is not there."""
+def reachable_checkout() -> Iterator[Path]:
+    """A checkout with its virtual environment that other users of this machine can run."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:  # pytest's own directories are closed to others
+        os.chmod(place, 0o755)
+        yield reachable.checkout(Path(place))
+
+
+@pytest.fixture(scope="session")
+def evaluation_file() -> Callable[[str], Path]:
+    """Finds data that is not ours to ship, by its name. A test that needs it is skipped, and says so, where it is not there."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     directory = Path(os.environ.get("AGENT_SANDBOX_EVAL_DATA") or default)
-    if not directory.is_dir():
-        pytest.skip(f"no evaluation data in {directory}; name its directory in AGENT_SANDBOX_EVAL_DATA")
-    return directory
+
+    def find(name: str) -> Path:
+        if not os.access(directory / name, os.R_OK):  # not Path.exists, which raises where a directory above cannot be entered
+            pytest.skip(f"no evaluation data {name} in {directory}; name its directory in AGENT_SANDBOX_EVAL_DATA")
+        return directory / name
+
+    return find
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -77,7 +96,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A suite that passes and leaves something behind has not passed."""
-    left = left_since(session.config.stash[TRACES_BEFORE], patience_seconds=5)
+    left = left_since(session.config.stash[TRACES_BEFORE])
     if left:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")
         assert isinstance(reporter, pytest.TerminalReporter)

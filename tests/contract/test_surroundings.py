@@ -12,7 +12,8 @@ import pytest
 from agent_sandbox.kernel import ids
 from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.running import ProcessGuest
-from tests.security.harness import ROOT, Box, knows, listening, outside, until
+from tests.patience import until
+from tests.security.harness import ROOT, Box, knows, listening, outside
 
 DESCRIPTORS = """
 import json, os
@@ -151,7 +152,7 @@ def test_no_listener_of_the_machine_can_be_reached(box: Box) -> None:
         assert box.probe(probe) == []
         assert [loopback.accepted, hidden.accepted, named.accepted] == [0, 0, 0]
         assert len(outside(probe, cwd=box.project)) == 3, "the same probe reaches all three without a sandbox"
-        assert until(lambda: [loopback.accepted, hidden.accepted, named.accepted] == [1, 1, 1], seconds=5)
+        assert until(lambda: [loopback.accepted, hidden.accepted, named.accepted] == [1, 1, 1])
     os.close(directory)
 
 

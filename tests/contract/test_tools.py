@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import Sandbox, SandboxStatus, ToolError
+from agent_sandbox import Sandbox, SandboxResult, SandboxStatus, ToolError
 from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal
 from agent_sandbox.runtime.base import Reason
+from tests.patience import given_time
 
 Make = Callable[..., Sandbox]
 Events = Callable[[], list[Event]]
@@ -211,12 +212,16 @@ def test_a_run_ends_at_its_deadline_also_while_a_tool_takes_its_time(sandboxes: 
     sandbox = sandboxes()
     finished: list[bool] = []
 
-    def slow() -> int:
-        sandbox.execute("while True: pass", timeout=0.8)
-        finished.append(True)
-        return 1
+    def attempt(limit: float) -> SandboxResult:
+        def slow() -> int:
+            sandbox.execute("while True: pass", timeout=2 * limit)
+            finished.append(True)
+            return 1
 
-    ran = sandbox.execute("print('before', flush=True); slow(); print('after')", tools=[slow], timeout=0.4)
+        finished.clear()
+        return sandbox.execute("print('before', flush=True); slow(); print('after')", tools=[slow], timeout=limit)
+
+    ran = given_time(attempt, lambda _: finished, seconds=0.4)
     assert (ran.status, ran.stdout, finished) == (SandboxStatus.TIMEOUT, "before\n", [True])
 
 

@@ -18,7 +18,7 @@ from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.workspace.draft import Host
 from agent_sandbox.workspace.view import plan_view
 
-HOLD = "import os, time\n{hold}\ntime.sleep(5)\nprint('it was not noticed')"
+HOLD = "import os, time\n{hold}\ntime.sleep(120)\nprint('it was not noticed')"
 MEMFDS = "for _ in range(20):\n  f = os.memfd_create('x'); os.write(f, b'x' * (8 << 20))"
 SEGMENTS = """
 import ctypes
@@ -76,7 +76,7 @@ def _no_cgroup() -> Iterator[None]:
 def test_memory_that_is_in_no_process_counts(hold: str) -> None:
     result = Sandbox(max_memory_mb=64, validate_code=False).execute(HOLD.format(hold=hold))
     assert result.limits_hit == ("memory",), result
-    control = Sandbox(max_memory_mb=512, validate_code=False).execute(HOLD.format(hold=hold).replace("time.sleep(5)", ""))
+    control = Sandbox(max_memory_mb=512, validate_code=False).execute(HOLD.format(hold=hold).replace("time.sleep(120)", ""))
     assert control.stdout == "it was not noticed\n", ("the control arm: with room for it, it can be held", control)
 
 

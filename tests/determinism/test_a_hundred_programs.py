@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests import compiled
 from tests.determinism.programs import DIFFERING, PROGRAMS
 from tests.determinism.running import AS_ANOTHER_USER, make_project, records
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 USER = 60_700  # nobody's
 
 
@@ -78,7 +76,7 @@ def test_another_seed_gives_other_numbers_and_the_same_time(project: Path, first
 
 
 @pytest.mark.needs_root
-def test_a_user_without_privileges_gets_what_root_gets(project: Path, first: dict[str, Record]) -> None:
+def test_a_user_without_privileges_gets_what_root_gets(project: Path, first: dict[str, Record], reachable_checkout: Path) -> None:
     make_project(project)
     place = project.parent / "theirs"
     place.mkdir()
@@ -86,9 +84,16 @@ def test_a_user_without_privileges_gets_what_root_gets(project: Path, first: dic
         for path in (directory, *(os.path.join(directory, name) for name in names)):
             os.chown(path, USER, USER)
     os.chown(place, USER, USER)
-    command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all", sys.executable]
+    command = [
+        "setpriv",
+        f"--reuid={USER}",
+        f"--regid={USER}",
+        "--clear-groups",
+        "--inh-caps=-all",
+        str(reachable_checkout / ".venv/bin/python"),
+    ]
     environment = {"PATH": os.environ["PATH"], "HOME": str(place), "XDG_STATE_HOME": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([*command, "-m", "tests.determinism.running", project, place], cwd=CHECKOUT, env=environment, check=True)
+    subprocess.run([*command, "-m", "tests.determinism.running", project, place], cwd=reachable_checkout, env=environment, check=True)
     theirs = {name: read(str(place / str(number))) for number, name in enumerate(AS_ANOTHER_USER)}
     differing = {name: [each.message for each in departures(first[name], theirs[name])] for name in theirs}
     assert {name: found for name, found in differing.items() if found} == {}

@@ -30,9 +30,7 @@ class Shell:
 
     def __call__(self, *line: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Type `agent-sandbox` and these words, and wait for it."""
-        return subprocess.run(
-            [*PROGRAM, *line], cwd=self.cwd, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False
-        )
+        return subprocess.run([*PROGRAM, *line], cwd=self.cwd, env=self.environment, input=stdin, capture_output=True, check=False)
 
     @contextmanager
     def start(self, *line: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:

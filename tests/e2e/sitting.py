@@ -8,14 +8,14 @@ import pty
 import select
 import struct
 import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.e2e.program import PROGRAM, Shell
+from tests.patience import Patience
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass
@@ -32,9 +32,11 @@ class Sitting:
 
     def expect(self, text: bytes) -> None:
         """Read until the text has been seen."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        patience = Patience(PATIENCE_SECONDS)
         while text not in self.seen:
-            assert select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))[0], f"no {text!r} in {self.seen!r}"
+            if not select.select([self.master], [], [], 1.0)[0]:
+                assert not patience.over, f"no {text!r} in {self.seen!r}"
+                continue
             try:
                 self.seen += os.read(self.master, 65536)
             except OSError:  # the last program on it has ended
@@ -46,7 +48,7 @@ class Sitting:
         """Read what is left and return the exit code."""
         while True:
             try:
-                if not select.select([self.master], [], [], PATIENCE_SECONDS)[0] or not (more := os.read(self.master, 65536)):
+                if not (more := os.read(self.master, 65536)):
                     break
                 self.seen += more
             except OSError:

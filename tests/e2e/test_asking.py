@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.program import PROGRAM, Shell, words
+from tests.e2e.program import SCRIPT, Shell, words
 from tests.e2e.sitting import sitting
+from tests.patience import given_time
 
 POLICY = '[approvals]\ncommands = ["touch marked-*"]\npromotions = true\n'
 DONE = "touch marked-file && ls"
@@ -40,7 +41,7 @@ def answered(shell: Shell, *line: str, answer: Callable[[dict[str, Any]], None])
     """Type it, have somebody answer the question that it leads to, and wait for its end."""
     with shell.start(*line) as running:
         answer(question(shell))
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate()
     return running.returncode, out.decode(), err.decode()
 
 
@@ -198,11 +199,16 @@ def test_a_refused_program_can_be_permitted_for_a_time_and_the_return_is_recorde
 def test_a_run_ends_with_its_elevation(shell: Shell, project: Path) -> None:
     (project / "agent-sandbox.toml").write_text('[processes]\ncommands = ["ls"]\n')
     assert shell("run", "--", "sleep", "0").returncode == 126
-    assert shell("grant", "--elevate", "--allow", "sleep", "--for", "1.5").returncode == 0
-    assert shell("run", "--", "sleep", "60").returncode == 124
+
+    def attempt(seconds: float) -> int:
+        assert shell("grant", "--elevate", "--allow", "sleep", "--for", str(seconds)).returncode == 0
+        return shell("run", "--", "sleep", "600").returncode
+
+    # On a busy machine the grant may be over before the run begins.
+    assert given_time(attempt, lambda code: code != 126, seconds=1.5) == 124
     assert shell("run", "--", "sleep", "0").returncode == 126
     said = shell("log", "--category", "elevation", "--no-pager").stdout.decode()
-    assert said.count("ended") == 1
+    assert said.count("ended") == said.count("began") > 0
 
 
 def test_nothing_is_lifted_that_holds_our_own_keys(shell: Shell, tmp_path: Path) -> None:
@@ -249,15 +255,15 @@ class As(Shell):
     """Another user at the same machine."""
 
     uid: int = 54_321
+    program: Path = SCRIPT
 
     def __call__(self, *line: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*PROGRAM, *line],
+            [self.program, *line],
             cwd=self.cwd,
             env=self.environment,
             input=stdin,
             capture_output=True,
-            timeout=60,
             check=False,
             user=self.uid,
             group=self.uid,
@@ -266,7 +272,7 @@ class As(Shell):
 
 
 @pytest.mark.needs_root
-def test_another_user_is_needed_where_the_policy_says_so(open_place: Path, tmp_path: Path) -> None:
+def test_another_user_is_needed_where_the_policy_says_so(open_place: Path, tmp_path: Path, reachable_checkout: Path) -> None:
     """Two real users: one who asks and cannot agree with themselves, not even by hand, and root, who can."""
     project, theirs = open_place / "project", open_place / "theirs"
     (project / ".git").mkdir(parents=True)
@@ -274,7 +280,8 @@ def test_another_user_is_needed_where_the_policy_says_so(open_place: Path, tmp_p
     (project / "agent-sandbox.toml").write_text(POLICY + 'high_risk = "another-user"\n')
     env = {"AGENT_SANDBOX_STATE": str(theirs / "state"), "HOME": str(theirs)}
     env |= {f"XDG_{kind}_HOME": str(theirs / kind) for kind in ("CONFIG", "CACHE", "STATE", "DATA")}
-    asker, root = As(project, env), Shell(project, {**env, "XDG_STATE_HOME": str(tmp_path / "a"), "XDG_DATA_HOME": str(tmp_path / "b")})
+    asker = As(project, env, program=reachable_checkout / ".venv/bin/agent-sandbox")
+    root = Shell(project, {**env, "XDG_STATE_HOME": str(tmp_path / "a"), "XDG_DATA_HOME": str(tmp_path / "b")})
     for path in (theirs, project, *project.rglob("*")):
         os.chown(path, asker.uid, asker.uid)
     started = asker("run", "true")
@@ -313,6 +320,6 @@ def _shown_while_waiting(asker: Shell, root: Shell, answer: Callable[[dict[str, 
     thread.start()
     asked = question(root)
     answer(asked)
-    thread.join(60)
+    thread.join()
     assert (done[0].returncode, b"marked-file" in done[0].stdout) == ((0, True) if allowed else (3, False)), words(done[0])
     return str(asked["text"])

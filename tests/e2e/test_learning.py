@@ -77,7 +77,7 @@ def test_what_is_interrupted_is_learnt_from_and_not_tried(shell: Shell, project:
     with shell.start("policy", "learn", "cat greeting.txt; exec sleep 60") as learning:
         assert learning.stderr is not None and learning.stderr.readline() == b"hello\n"
         learning.send_signal(signal.SIGINT)
-        policy, said = learning.communicate(timeout=30)
+        policy, said = learning.communicate()
     assert tomllib.loads(policy.decode())["processes"]["commands"] == ["cat", "sleep"]
     assert b"not tried again: it was interrupted" in said
     assert learning.returncode == 130

@@ -15,7 +15,7 @@ from agent_sandbox.engine.holding import Held
 from agent_sandbox.engine.routing import Runtimes, modules_in, only
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.turns import Turn, Turns
-from agent_sandbox.engine.work import Code, Command, Work
+from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent
@@ -33,6 +33,7 @@ from agent_sandbox.values import replace
 from agent_sandbox.workspace.store import Store
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
+from tests.patience import given_time
 
 ENV = {"PATH": os.defpath}
 # What the one inside lacks, under a name that reading the code does not tell.
@@ -189,8 +190,12 @@ def test_after_falling_forward_the_same_walls_stand(auto: Runtimes, wasm: WasmRu
 
 
 def test_both_tries_together_stay_within_the_time(auto: Runtimes, ledger: Path) -> None:
-    policy = locked(limits=Limits(wall_seconds=2))
-    outcome = session(auto, ledger, policy).run(python("import time\ntime.sleep(1.2)\n" + LACKS + "time.sleep(1.2)"))
+    def attempt(limit: float) -> Outcome:
+        policy = locked(limits=Limits(wall_seconds=limit))
+        part = f"time.sleep({0.6 * limit})\n"  # either alone stays within it
+        return session(auto, ledger, policy).run(python(f"import time\n{part}{LACKS}{part}"))
+
+    outcome = given_time(attempt, lambda made: made.route.fell_forward, seconds=2.0)
     assert outcome.route.fell_forward
     assert outcome.exit.reason is Reason.TIMED_OUT
 

@@ -162,7 +162,7 @@ def run_in(cgroup: Cgroup, script: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", f"import os, signal, sys; sys.stdin.read()\n{script}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         cgroup.join(process.pid)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def test_any_facts_are_one_line_and_read_back_equal(facts: dict[str, Any], words
     assert there_and_back(outcome) == outcome
 
 
-def test_naughty_strings_are_one_line_each_and_read_back_equal(evaluation_data: Path) -> None:
-    strings = json.loads((evaluation_data / "blns.json").read_text("utf-8"))
+def test_naughty_strings_are_one_line_each_and_read_back_equal(evaluation_file: Callable[[str], Path]) -> None:
+    strings = json.loads(evaluation_file("blns.json").read_text("utf-8"))
     assert len(strings) > 400
     for string in strings:
         event = Intent({"argv": [string], "raw": string.encode("utf-8", "surrogatepass")}, string, string, string)

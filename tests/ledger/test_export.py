@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,8 @@ def test_whatever_a_name_holds_an_entry_is_one_printable_line(form: str, text: s
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_naughty_strings_are_one_printable_line_each(form: str, evaluation_data: Path) -> None:
-    strings = json.loads((evaluation_data / "blns.json").read_text("utf-8"))
+def test_naughty_strings_are_one_printable_line_each(form: str, evaluation_file: Callable[[str], Path]) -> None:
+    strings = json.loads(evaluation_file("blns.json").read_text("utf-8"))
     lines = exported(form, [hostile(text) for text in strings]).removesuffix("\n").split("\n")
     assert len(lines) == len(strings) + (form == "csv") and all(line.isprintable() for line in lines)
 

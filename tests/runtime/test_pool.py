@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from agent_sandbox.runtime.pool import kind_of
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.workspace.draft import Host
 from agent_sandbox.workspace.view import plan_view
+from tests.patience import until
 
 PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)
 PLAN = plan_view(locked().files, PREPARED.needs, ThrowAway(16 << 20), host=Host.look())
@@ -45,14 +45,6 @@ def run(runtime: ProcessRuntime, launch: Launch) -> Completed:
         return guest.wait()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does; what never comes fails the test."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        os.sched_yield()
-
-
 def test_a_conversation_is_no_kind_of_its_own() -> None:
     """It is agreed on when a guest gets its program, so any waiting one will do."""
     plain = launch_of("pass")
@@ -66,7 +58,7 @@ def waiting(runtime: ProcessRuntime) -> int:
 
 def test_after_a_run_a_guest_waits_for_the_next_like_it_and_is_used_once(runtime: ProcessRuntime) -> None:
     run(runtime, launch_of("1"))
-    until(lambda: waiting(runtime) == 1)
+    assert until(lambda: waiting(runtime) == 1)
     seen = {
         run(runtime, launch_of("import os; print(os.urandom(4).hex(), os.path.exists('/tmp/x')); open('/tmp/x', 'w')")).stdout
         for _ in range(4)
@@ -78,14 +70,14 @@ def test_after_a_run_a_guest_waits_for_the_next_like_it_and_is_used_once(runtime
 def test_a_waiting_guest_learns_program_environment_input_and_directory_only_when_it_is_used(runtime: ProcessRuntime) -> None:
     source = "import os; print(os.environ, os.getcwd(), input())"
     run(runtime, launch_of("1"))
-    until(lambda: waiting(runtime) == 1)
+    assert until(lambda: waiting(runtime) == 1)
     done = run(runtime, launch_of(source, env={"B": "2"}, cwd="/usr/lib", stdin=b"hello\n"))
     assert done.stdout == b"environ({'B': '2'}) /usr/lib hello\n"
 
 
 def test_the_wall_time_is_the_runs_own(runtime: ProcessRuntime) -> None:
     run(runtime, launch_of("1", limits=Limits(wall_seconds=None)))
-    until(lambda: waiting(runtime) == 1)
+    assert until(lambda: waiting(runtime) == 1)
     done = run(runtime, launch_of("while True: pass", limits=Limits(wall_seconds=0.2)))
     assert done.exit.limits_hit == ("wall",)
 
@@ -132,12 +124,12 @@ def test_no_code_environment_or_input_stays_on_a_shelf(runtime: ProcessRuntime) 
 
 def test_a_guest_that_was_killed_while_it_waited_is_not_handed_out(runtime: ProcessRuntime) -> None:
     run(runtime, launch_of("1"))
-    until(lambda: waiting(runtime) == 1)
+    assert until(lambda: waiting(runtime) == 1)
     assert runtime._pool is not None
     (shelf,) = runtime._pool._shelves.values()
     guest = shelf.guests[0]
     guest.kill()
-    until(lambda: not guest.waiting)
+    assert until(lambda: not guest.waiting)
     assert run(runtime, launch_of("print(1)")).stdout == b"1\n"
 
 
@@ -146,21 +138,21 @@ def test_an_unused_shelf_is_cleared_and_its_thread_ends(runtime: ProcessRuntime,
     monkeypatch.setattr(pool, "CALM_SECONDS", 0.01)
     run(runtime, launch_of("1"))
     assert runtime._pool is not None
-    until(lambda: runtime._pool is not None and runtime._pool._thread is None)
+    assert until(lambda: runtime._pool is not None and runtime._pool._thread is None)
     assert waiting(runtime) == 0
 
 
 def test_no_more_wait_than_may(runtime: ProcessRuntime) -> None:
     for number in range(6):
         run(runtime, launch_of("1", limits=Limits(processes=10 + number)))
-    until(lambda: waiting(runtime) == 4)
+    assert until(lambda: waiting(runtime) == 4)
     assert runtime._pool is not None
     assert runtime._pool._most_wanting() is None
 
 
 def test_a_fork_of_the_application_has_a_pool_and_a_zygote_of_its_own(runtime: ProcessRuntime) -> None:
     run(runtime, launch_of("1"))
-    until(lambda: waiting(runtime) == 1)
+    assert until(lambda: waiting(runtime) == 1)
     child = os.fork()
     if child == 0:
         code = 1
@@ -192,7 +184,7 @@ def test_waiting_guests_end_with_their_supervisor() -> None:
         try:
             made = ProcessRuntime(warm=2)
             run(made, launch_of("1"))
-            until(lambda: waiting(made) == 1)
+            assert until(lambda: waiting(made) == 1)
             os.write(writing, b"x")
             signal.pause()
         finally:

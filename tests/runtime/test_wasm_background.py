@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -28,11 +29,13 @@ from agent_sandbox.runtime.routing.model import Work
 from agent_sandbox.runtime.wasm import background, building
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from agent_sandbox.runtime.zygote import argv_for
 from agent_sandbox.surfaces import compiling
 from scripts.compile_wasm import CACHE, RECORDS
 from tests.runtime.test_wasm import run
 
 NOW = 1_000_000_000.0
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -108,20 +111,50 @@ def _linked(source: str, copy: str) -> None:
         shutil.copy(source, copy)
 
 
+class Gateway:
+    """A place where a compiling process waits, once it has said which it is, until it is opened: so that it cannot be over too soon."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def close(self) -> BinaryIO:
+        """Returns what keeps it closed."""
+        file = self.path.open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+    def argv_for(self, program: str, *given: str) -> list[str]:
+        """The command that compiles; that it waits is all that has changed."""
+        wait = f"fcntl.flock(open({str(self.path)!r}), fcntl.LOCK_SH)"
+        waiting = f"import fcntl; from {Cache.__module__} import Cache; clear = Cache.clear_debris; "
+        waiting += f"Cache.clear_debris = lambda self: ({wait}, clear(self)); "
+        python, first, flag, code, *rest = argv_for(program, *given)
+        return [python, first, flag, code.replace("from ", waiting + "from ", 1), *rest]
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
+    """A closed one, for what this test has compiled in the background; it opens when this file is closed."""
+    gateway = Gateway(tmp_path / "gate")
+    monkeypatch.setattr(background, "argv_for", gateway.argv_for)
+    with gateway.close() as file:
+        yield file
+
+
 def question() -> Question:
     return Question(Work("python", "print(1)"))
 
 
-def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[], WasmRuntime]) -> None:
+def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:
     now, process, wasm = [0.0], ProcessRuntime(), own()
     runtimes = Runtimes("auto", lambda: process, lambda: wasm, background=True, clock=lambda: now[0])
     chosen = runtimes.choose(locked(), question).route
     assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", f"not available: {background.GOING_ON}"),))
-    compiler = wasm.compiler
-    assert compiler is not None
+    assert wasm.compiler is not None
     with pytest.raises(RuntimeUnavailable, match="is being compiled") as refusal:
         run(wasm, "print(1)")
     assert "agent-sandbox setup" in refusal.value.hint
+    gate.close()
     awaited(wasm._cache)
     now[0] = 10.0
     assert runtimes.choose(locked(), question).route.runtime == "wasm"
@@ -148,12 +181,21 @@ def test_what_was_spoilt_is_made_anew_while_the_other_does_the_work(own: Callabl
     process.close()
 
 
-def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Callable[[], WasmRuntime]) -> None:
+BEGIN = """
+import sys
+from pathlib import Path
+from agent_sandbox.runtime.wasm import background
+from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from tests.runtime.test_wasm_background import Gateway
+background.argv_for = Gateway(Path(sys.argv[1])).argv_for
+print(WasmRuntime(*sys.argv[2:]).compile_in_background())
+"""
+
+
+def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:
     wasm = own()
-    program = (
-        "import sys; from agent_sandbox.runtime.wasm.runtime import WasmRuntime; print(WasmRuntime(*sys.argv[1:]).compile_in_background())"
-    )
-    started = subprocess.run([sys.executable, "-c", program, *wasm._directories], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", BEGIN, gate.name, *wasm._directories]
+    started = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert (started.stdout, started.stderr) == (f"{background.GOING_ON}\n", "")
     pid = 0
     while not pid and wasm.compiler is not None:  # from its first moment it holds the lock, and soon says who it is

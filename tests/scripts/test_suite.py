@@ -19,12 +19,15 @@ def files_of(part: suite.Part) -> list[Path]:
 
 
 def test_every_file_of_tests_is_in_one_part() -> None:
-    counted = Counter(file for part in suite.parts() for file in files_of(part))
+    counted = Counter(file for part in suite.parts() if not part.name.startswith("user-") for file in files_of(part))
     assert counted == Counter((suite.CHECKOUT / "tests").rglob("test_*.py"))
 
 
-def test_the_checks_and_the_unprivileged_half_are_parts_of_it() -> None:
-    assert {"check", "unprivileged"} <= {part.name for part in suite.parts()}
+def test_the_checks_are_a_part_of_it_and_as_root_the_unprivileged_half_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    unprivileged = {"user-contract", "user-security", "user-e2e"}
+    for root in (True, False):
+        monkeypatch.setattr(suite, "ROOT", root)
+        assert {part.name for part in suite.parts()} & {"check", *unprivileged} == {"check", *(unprivileged if root else ())}
 
 
 def test_what_does_not_wait_for_webassembly_uses_none() -> None:
@@ -41,9 +44,23 @@ suite.COMPILE = suite.Part("compile", ("true",))
 suite.parts = lambda: [suite.Part("one", ("sh", "-c", "echo first; {command}")), suite.Part("two", ("echo", "second"), compiled=True)]
 sys.exit(suite.main([]))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=suite.CHECKOUT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=suite.CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == status and said in done.stdout
     assert "first\n" in done.stdout and "second\n" in done.stdout
+
+
+def test_every_failure_is_named_with_its_part_and_how_to_run_that_again(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = "FAILED tests/a/test_one.py::test_x[1 2] - assert 0"
+    said = f"{twice}\nnoise\nERROR tests/a/test_one.py::test_y\n{twice}\n"
+    assert suite.failures(said) == ["tests/a/test_one.py::test_x[1 2] - assert 0", "tests/a/test_one.py::test_y"]
+    assert list(suite.summary({"one": suite.failures(said), "check": []})) == [
+        "FAILED in one: tests/a/test_one.py::test_x[1 2] - assert 0",
+        "FAILED in one: tests/a/test_one.py::test_y",
+        "FAILED in check: see above",
+        'to run these parts again: make test PART="one check"',
+    ]
+    assert list(suite.summary({})) == []
+    assert suite.main(["no-such-part"]) == 2 and "there are check, " in capsys.readouterr().err
 
 
 def test_who_ends_it_ends_all_of_its_parts(tmp_path: Path) -> None:
@@ -60,7 +77,7 @@ sys.exit(suite.main([]))
     with open(pipe, "rb") as told:
         assert told.readline() == b"here\n"
         running.terminate()
-        assert running.wait(timeout=60) == 143
+        assert running.wait() == 143
         assert told.read() == b"", "whoever had the other end has gone"
 
 

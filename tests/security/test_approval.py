@@ -262,7 +262,7 @@ def test_a_guest_cannot_answer_its_own_question(number: int, box: Box, tell: Tel
     seal = keys.load(ledger.keys).derived(b"approvals")
     inbox = Inbox(str(state / "approvals"), seal, ledger, clock=time.time, pause=lambda: time.sleep(0.01))
     got = list[Granted | Refused]()
-    asker = threading.Thread(target=lambda: got.append(inbox.ask(question(until=time.time() + 60))))
+    asker = threading.Thread(target=lambda: got.append(inbox.ask(question(until=time.time() + 600))))
     asker.start()
     try:
         while not (waiting := inbox.waiting()):
@@ -281,7 +281,7 @@ def test_a_guest_cannot_answer_its_own_question(number: int, box: Box, tell: Tel
         assert done.returncode == 0, done.stderr
     finally:
         inbox.end_run("r1")
-        asker.join(90)
+        asker.join()
     assert got and isinstance(got[0], Granted)
     tell("it found no question, and what it wrote was read by nobody", control="the same command outside the sandbox is an answer")
 

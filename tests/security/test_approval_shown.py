@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -75,8 +76,8 @@ def test_what_is_shown_is_what_will_be_done_and_not_what_is_said_about_it(number
 
 
 @pytest.mark.torture
-def test_a_hundred_thousand_fuzzed_parts_of_a_question_are_shown_without_one_control_byte(evaluation_data: Path) -> None:
-    strings = json.loads((evaluation_data / "blns.json").read_text("utf-8"))
+def test_a_hundred_thousand_fuzzed_parts_of_a_question_are_shown_without_one_control_byte(evaluation_file: Callable[[str], Path]) -> None:
+    strings = json.loads(evaluation_file("blns.json").read_text("utf-8"))
     random = Random(97)
     for _ in range(100_000):
         pieces = ["".join(random.choices(strings, k=2)) + chr(random.randrange(0x110000)) for _ in range(3)]

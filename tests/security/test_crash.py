@@ -21,9 +21,10 @@ from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Intent
 from tests.e2e.program import PROGRAM, Shell, words
 from tests.leftovers import adopting, claim, left_since, remove, traces
+from tests.patience import until
 from tests.security.blows import Tally, rain
 from tests.security.conftest import Tell
-from tests.security.harness import ROOT, case, knows, snapshot, until
+from tests.security.harness import ROOT, case, knows, snapshot
 from tests.security.victims import Place, Supervisor, roles, start
 from tests.workspace.overlays import in_namespace
 
@@ -60,9 +61,12 @@ def _orphans_come_to_us() -> Iterator[None]:
 
 def _check(tally: Tally, seed: int) -> None:
     assert tally.left == [], f"seed {seed}, after {tally}; the last blows:\n" + "\n".join(tally.latest)
+    assert _covered(tally), f"seed {seed}: some victims were hardly struck, or some stages never: {tally}"
+
+
+def _covered(tally: Tally) -> bool:
     struck = tally.victims()
-    assert all(struck[victim] >= tally.kills / 200 for victim in VICTIMS), f"seed {seed}: some were hardly struck: {struck}"
-    assert tally.hits.keys() >= STAGES, f"seed {seed}: some stages were never struck: {tally}"
+    return all(struck[victim] >= tally.kills / 200 for victim in VICTIMS) and tally.hits.keys() >= STAGES
 
 
 @case(145)
@@ -71,9 +75,9 @@ def _check(tally: Tally, seed: int) -> None:
 @pytest.mark.usefixtures("_orphans_come_to_us")
 def test_hundreds_of_kills_at_any_moment_leave_nothing(number: int, top: Path, tell: Tell) -> None:
     print(f"seed {SEED}: to repeat, AGENT_SANDBOX_SEED={SEED}")
-    tally = rain(SAMPLE, SEED, top)
+    tally = rain(SAMPLE, SEED, top, covered=_covered)
     _check(tally, SEED)
-    tell(f"{tally.kills} kills of {dict(tally.victims())}, nothing left after 2 s", control="each kind of leftover is seen when planted")
+    tell(f"{tally.kills} kills of {dict(tally.victims())}, nothing left", control="each kind of leftover is seen when planted")
 
 
 @case(145)
@@ -84,7 +88,7 @@ def test_hundreds_of_kills_at_any_moment_leave_nothing(number: int, top: Path, t
 def test_ten_thousand_kills_leave_nothing(number: int, chunk: int, top: Path, tell: Tell) -> None:
     seed = SEED + 1 + chunk
     print(f"seed {seed}")
-    tally = rain(CHUNK, seed, top)
+    tally = rain(CHUNK, seed, top, covered=_covered)
     print(tally, dict(tally.kinds))
     _check(tally, seed)
     tell(str(tally), control="each kind of leftover is seen when planted")
@@ -174,7 +178,7 @@ def test_what_is_left_is_seen(number: int, leftover: str, top: Path, tell: Tell)
     before = traces(top, adopted=True)
     with ExitStack() as stack:
         plant(top, stack)
-        found = left_since(before, top, patience_seconds=0.2, adopted=True)
+        found = left_since(before, top, adopted=True, seconds=0.2)
         assert any(words.startswith(seen) for words in found), found
     tell("seen", control=f"{found[0].split(':')[0]} was left on purpose")
 
@@ -221,7 +225,7 @@ def test_the_next_start_sweeps_what_a_power_cut_left(number: int, kind: str, top
     shell, state, ledger = Shell(place.project, place.environment), top / "place/state", top / "place/state/ledger.jsonl"
     assert shell("run", "--", "sh", "-c", "echo precious > work-of-days").returncode == 0
     supervisor = start(kind, place)
-    assert until(lambda: len(roles(supervisor.pid).get("guest", ())) > 0, seconds=20)
+    assert until(lambda: len(roles(supervisor.pid).get("guest", ())) > 0)
     _power_cut(supervisor)
     planted = [name for name in traces(adopted=True) if name not in before]
     with subprocess.Popen(["sleep", "60"]) as keeper:
@@ -237,7 +241,7 @@ def test_the_next_start_sweeps_what_a_power_cut_left(number: int, kind: str, top
     assert torn.unsealed == 70
 
     assert shell("run", "--", "cat", "work-of-days").stdout == b"precious\n"
-    assert left_since(before, *place.temporary, patience_seconds=2, adopted=True) == []
+    assert left_since(before, *place.temporary, adopted=True) == []
     assert os.listdir(state / "trash") == []
     healed = verify(ledger)
     assert (healed.torn, healed.unsealed) == (1, 0) and healed.count == torn.count + 3, "the seal, an intent and an outcome"

@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroup_sweep, cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.running import ProcessGuest
+from tests.patience import stretched, until
 from tests.security.conftest import Tell
-from tests.security.harness import GENEROUS, Box, case, until
+from tests.security.harness import GENEROUS, Box, case
 from tests.security.watching import held, tasks_of
 
 CHECKOUT = Path(__file__).parents[2]
@@ -78,8 +78,8 @@ UNSEEN = {
 @case(136)
 def test_a_bomb_of_memory_ends_its_own_run_only(number: int, box: Box, tell: Tell) -> None:
     bombs = MEMORY | (UNSEEN if "memory" in ENFORCED else {})
-    stay = "import time\ntime.sleep(0.2)\n"  # a watcher looks twenty times a second
-    limited = box.with_(limits=replace(GENEROUS, memory_bytes=48 * MIB, wall_seconds=10.0))
+    stay = "import time\ntime.sleep(60)\n"  # a watcher looks twenty times a second, where the kernel does not enforce it
+    limited = box.with_(limits=replace(GENEROUS, memory_bytes=48 * MIB))
     (box.project / "large").touch()
     os.truncate(box.project / "large", 200 * MIB)
     with held(box, "print('a neighbour')") as said:
@@ -154,22 +154,21 @@ STUBBORN = {
 def test_everything_is_dead_a_second_after_the_deadline(number: int, script: str, box: Box, tmp_path: Path, tell: Tell) -> None:
     marker = f"stubborn-{tmp_path.name}"
     words = f"{script}; : MARKER".replace("MARKER", marker)
-    began = time.monotonic()
     outcome = box.with_(limits=replace(GENEROUS, wall_seconds=0.5)).shell(words)
-    took = time.monotonic() - began
-    assert outcome.exit.reason is Reason.TIMED_OUT and took < 0.5 + 1.0 + 0.3, "the launch itself takes a moment"
+    took = outcome.exit.usage.wall_seconds
+    assert outcome.exit.reason is Reason.TIMED_OUT and took < 0.5 + stretched(1.0)
     assert tasks_of(marker) == 0
     guests: list[ProcessGuest] = []
     endless = box.with_(limits=replace(GENEROUS, wall_seconds=None))
-    began = time.monotonic()
     thread = threading.Thread(target=lambda: endless.shell(words, on_start=guests.append))
     thread.start()
+    assert until(lambda: tasks_of(marker) > 0)
     thread.join(0.8)
     alive = tasks_of(marker)
     assert thread.is_alive() and alive > 0
     guests[0].kill()
     thread.join()
-    assert until(lambda: tasks_of(marker) == 0, seconds=2)
+    assert until(lambda: tasks_of(marker) == 0)
     tell(f"over after {took:.2f} s, nothing left", control=f"without a deadline {alive} of it still run")
 
 

@@ -23,12 +23,12 @@ from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Intent
 from tests.e2e.program import Shell
 from tests.leftovers import adopting, left_since, traces
+from tests.patience import Hung
 from tests.security.conftest import Tell
 from tests.security.harness import case
 
 SEED = int(os.environ.get("AGENT_SANDBOX_SEED", "20240607"))
 SAMPLE = 36  # each fault once
-PATIENCE_SECONDS = 45.0  # more than the longest wait of ours for a helper that does not answer
 FAULTS = (
     *(("openat", error) for error in ("EMFILE", "EIO", "ENOMEM")),
     *(("write", error) for error in ("ENOSPC", "EIO", "EINTR")),
@@ -98,7 +98,7 @@ class Trial:
         before, intents = traces(adopted=True), self._intents()
         ended = self._run(call, error, nth, everywhere, "run", "--", "sh", "-c", "echo x >> proof; echo RAN")
         ran = b"RAN" in ended.stdout
-        assert left_since(before, patience_seconds=2, adopted=True) == [], what
+        assert left_since(before, adopted=True) == [], what
         assert "Traceback" not in ended.stderr, (what, ended)
         assert self._intents() - intents >= ran, f"{what}: done, and not recorded before"
         assert ran or ended.code != 0, (what, ended)
@@ -147,12 +147,13 @@ class Trial:
             assert b"attached" in said, said
             os.close(opener)
             try:
-                stdout, stderr = target.communicate(timeout=PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                target.kill()
-                pytest.fail(f"{error} at call {nth} of {call} made it hang: {log.read_text()[-2000:]}")
+                stdout, stderr = target.communicate()
+            except Hung as hung:
+                hung.add_note(f"{error} at call {nth} of {call} made it hang: {log.read_text()[-2000:]}")
+                raise
             finally:
-                tracer.communicate(timeout=PATIENCE_SECONDS)
+                target.kill()
+                tracer.communicate()
         return Faulted("(INJECTED)" in log.read_text(errors="replace"), target.returncode, stdout, stderr.decode(errors="replace"))
 
 

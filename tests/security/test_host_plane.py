@@ -17,8 +17,9 @@ from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import removal
 from agent_sandbox.workspace.store import Store
+from tests.patience import until
 from tests.security.conftest import Tell
-from tests.security.harness import Box, case, listening, outside, snapshot, until
+from tests.security.harness import Box, case, listening, outside, snapshot
 from tests.workspace.previews import lines_of_diff
 
 
@@ -91,7 +92,7 @@ print(json.dumps(reached))
         assert box.probe(connect) == []
         assert (hidden.accepted, named.accepted) == (0, 0)
         assert len(outside(connect, cwd=box.project)) == 2
-        assert until(lambda: (hidden.accepted, named.accepted) == (1, 1), seconds=5)
+        assert until(lambda: (hidden.accepted, named.accepted) == (1, 1))
     os.close(directory)
     tell("0 accepts, abstract and named", control="1 accept each outside")
 

@@ -137,7 +137,7 @@ def test_what_was_typed_before_the_question_was_shown_is_no_answer(
     seal = keys.load(ledger.keys).derived(b"approvals")
     inbox = Inbox(str(state / "approvals"), seal, ledger, clock=time.time, pause=lambda: time.sleep(0.01))
     got = list[object]()
-    asker = threading.Thread(target=lambda: got.append(inbox.ask(question(until=time.time() + 60))))
+    asker = threading.Thread(target=lambda: got.append(inbox.ask(question(until=time.time() + 600))))
     asker.start()
     while not inbox.waiting():
         time.sleep(0.01)

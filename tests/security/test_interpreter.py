@@ -143,7 +143,7 @@ def test_nothing_of_ours_is_found_by_turning_the_interpreter_inside_out(
     assert held_by_the_supervisor
     seen_when_given = {name for name, count in planted.items() if count}
     assert seen_when_given >= FIND_THE_ENVIRONMENT, planted
-    control = outside(_tricks(canary, box.home), timeout=60)
+    control = outside(_tricks(canary, box.home))
     assert {name for name, count in control.items() if count} >= FIND_THE_ENVIRONMENT - {"frames"} | {"files"}, control
     tell(f"{len(found[0])} tricks ran, 0 found anything", control=f"given the canary, {len(seen_when_given)} find it; outside as well")
 

@@ -16,8 +16,9 @@ import pytest
 
 from agent_sandbox.kernel import ids
 from agent_sandbox.runtime.process import ProcessRuntime
+from tests.patience import until
 from tests.security.conftest import Tell
-from tests.security.harness import GENEROUS, ROOT, Box, case, outside, until
+from tests.security.harness import GENEROUS, ROOT, Box, case, outside
 from tests.security.watching import held
 
 # As many of each as can be had, up to a number that an ordinary user could have; all of it is kept.
@@ -73,7 +74,7 @@ def test_what_the_kernel_counts_cannot_be_used_up(number: int, box: Box, tell: T
         assert 0 not in mine.values(), f"who started it has some of each left: {mine}"
     assert {name: inside[name] for name, most in BOUNDS.items() if inside[name] > most} == {}
     assert inside["descriptors"] < OPEN_FILES
-    assert until(lambda: int(Path("/proc/sys/kernel/pty/nr").read_text()) <= terminals, seconds=5), "and all is given back"
+    assert until(lambda: int(Path("/proc/sys/kernel/pty/nr").read_text()) <= terminals), "and all is given back"
     control = outside(TAKE, namespace=("--user", "--map-root-user", "--ipc"))
     unbounded = {name for name in inside if control[name] > inside[name]}
     assert unbounded >= {"inotify instances", "terminals", "timers and signals", "keys", "descriptors"}, control

@@ -20,8 +20,9 @@ import pytest
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.runtime.process import ProcessRuntime
+from tests.patience import until
 from tests.security.conftest import Tell
-from tests.security.harness import ENVIRONMENT, Box, Listener, case, listening, outside, snapshot, until
+from tests.security.harness import ENVIRONMENT, Box, Listener, case, listening, outside, snapshot
 from tests.security.packages import npm_package, reported, sdist
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def _installed_for_real(
 ) -> dict[str, str]:
     """The control arm, on the test's own home and project."""
     subprocess.run(command, cwd=report.parent, env=environment, check=True, capture_output=True)
-    assert until(lambda: all(listener.accepted for listener in listeners), seconds=5)
+    assert until(lambda: all(listener.accepted for listener in listeners))
     return reported(report.read_text())
 
 

@@ -118,9 +118,9 @@ class Supervisor:
     def on_the_command_line(self) -> bool:
         return self.kind in LINES
 
-    def ended(self, patience_seconds: float = 0.0) -> bool:
-        """Whether it has ended, or does so soon."""
-        return bool(select.select([self.handle], [], [], patience_seconds)[0])
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return bool(select.select([self.handle], [], [], 0)[0])
 
     def kill(self) -> bool:
         """Kill -9. Whether there was something to kill."""

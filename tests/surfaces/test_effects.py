@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def of_names(names: list[str]) -> EffectPlan:
     )
 
 
-def test_strings_that_have_hurt_others_are_harmless(evaluation_data: Path) -> None:
-    naughty: list[str] = json.loads((evaluation_data / "blns.json").read_text())
+def test_strings_that_have_hurt_others_are_harmless(evaluation_file: Callable[[str], Path]) -> None:
+    naughty: list[str] = json.loads(evaluation_file("blns.json").read_text())
     for start in range(0, len(naughty), 40):
         check(of_names(naughty[start : start + 40]))
 

@@ -28,7 +28,7 @@ MIB = 1 << 20
 def place(tmp_path: Path) -> Iterator[Path]:
     before = traces()
     yield tmp_path / "image"
-    assert left_since(before, patience_seconds=2) == []
+    assert left_since(before) == []
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_equal_questions_wait_as_one_and_one_yes_is_for_one_of_them(desk: Desk) 
         assert len(waiting) == 1, "one of them waits for all"
         desk.inbox.answer(waiting[0].name, Decision.ONCE, digest=waiting[0].digest, by="alice")
         with answered:
-            assert answered.wait_for(partial(enough, number), timeout=30)
+            assert answered.wait_for(partial(enough, number))
     for thread in threads:
         thread.join()
     assert found == [Granted("alice")] * 6
