@@ -23,7 +23,7 @@ from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests import compiled
 from tests.determinism.programs import FILES, PROGRAMS, STDIN
 
-LIMITS = Limits(wall_seconds=60, memory_bytes=256 * MIB, output_bytes=MIB, disk_bytes=64 * MIB)
+LIMITS = Limits(wall_seconds=600, memory_bytes=256 * MIB, output_bytes=MIB, disk_bytes=64 * MIB)
 SALT = "00" * 16
 AS_ANOTHER_USER = (  # one of each kind
     *("a log with times", "many sleeps", "uuid1", "a temporary file", "a set of strings", "identities", "a scan", "a large listing"),

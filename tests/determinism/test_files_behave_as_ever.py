@@ -90,7 +90,7 @@ def runtime() -> Iterator[WasmRuntime]:
 
 def done(runtime: WasmRuntime, seed: int, count: int, *, deterministic: bool) -> list[str]:
     launch = trial(DOINGS.format(seed=seed, count=count))
-    launch = replace(launch, limits=replace(launch.limits, output_bytes=None, wall_seconds=60))
+    launch = replace(launch, limits=replace(launch.limits, output_bytes=None, wall_seconds=600))
     with runtime.launch(replace(launch, deterministic=seed if deterministic else None)) as guest:
         ran = guest.wait()
     assert ran.exit.code == 0, ran

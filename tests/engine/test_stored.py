@@ -45,7 +45,7 @@ def runner(state: SandboxState, runtime: ProcessRuntime) -> Run:
     ledger = Ledger(Path(state.store.path, "ledger.jsonl"), clock=lambda: 0.0)
 
     def run(script: str, disk: int | None = 64 * MIB) -> Outcome:
-        policy = cloned(masks=(), limits=replace(CLONED_LIMITS, disk_bytes=disk, wall_seconds=60.0))
+        policy = cloned(masks=(), limits=replace(CLONED_LIMITS, disk_bytes=disk, wall_seconds=600.0))
         session = Session(Gate(policy, ledger, clock=lambda: 0.0), only(runtime), project=state.project, state=state)
         return session.run(Work(Command(("sh", "-c", script)), ENV, cwd=state.project))
 

@@ -20,7 +20,7 @@ from agent_sandbox.runtime.wasm.one_wall_program import written
 from agent_sandbox.values import replace
 from scripts.compile_wasm import CACHE, RECORDS
 
-LIMITS = Limits(wall_seconds=60, memory_bytes=256 * MIB, output_bytes=MIB, disk_bytes=32 * MIB)
+LIMITS = Limits(wall_seconds=600, memory_bytes=256 * MIB, output_bytes=MIB, disk_bytes=32 * MIB)
 RUNTIME = OneWall(str(CACHE), str(RECORDS))
 
 

@@ -27,7 +27,7 @@ from tests.runtime.hostile import FREE, PAGES, Function, Program
 
 LIBRARY, VIEW = 3, 4  # the directories that a guest's engine has opened for it, by number
 FOLLOW, CREATE, READING = 1, 1, (1 << 1) | (1 << 14)
-LIMITS = Limits(wall_seconds=20, memory_bytes=256 * MIB, output_bytes=8 * MIB, open_files=256, disk_bytes=16 * MIB)
+LIMITS = Limits(wall_seconds=600, memory_bytes=256 * MIB, output_bytes=8 * MIB, open_files=256, disk_bytes=16 * MIB)
 
 
 @pytest.fixture(scope="module")

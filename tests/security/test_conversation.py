@@ -64,7 +64,7 @@ def taken() -> list[Any]:
 @pytest.fixture
 def sandbox(taken: list[Any]) -> Iterator[Sandbox]:
     with Sandbox(
-        validate_code=False, tools={"take": taken.append, "forbidden": taken.append}, denied_tools=["forbidden"], timeout_seconds=20
+        validate_code=False, tools={"take": taken.append, "forbidden": taken.append}, denied_tools=["forbidden"], timeout_seconds=300
     ) as made:
         yield made
 

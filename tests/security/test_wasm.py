@@ -9,19 +9,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import wasmtime
 
+from agent_sandbox.engine.work import Outcome
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from scripts.compile_wasm import CACHE
 from tests.leftovers import children
-from tests.patience import stretched
+from tests.patience import given_time, stretched
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, knows, outside, reading, snapshot
 
@@ -183,8 +185,13 @@ def test_no_instance_serves_again_after_a_call_was_broken_off(number: int, insid
     numbers = []
     for ending in (lambda guest: guest.kill(), lambda guest: guest.interrupt(signal.SIGINT), lambda guest: None):
         guests: list[ProcessGuest] = []
-        limits = replace(GENEROUS, wall_seconds=2.0)
-        ran = inside.with_(limits=limits).python(LEFT, on_start=guests.append, on_output=lambda *_, end=ending, who=guests: end(who[0]))
+
+        def attempt(limit: float, ending: Callable[[ProcessGuest], None] = ending, guests: list[ProcessGuest] = guests) -> Outcome:
+            guests.clear()
+            limits = replace(GENEROUS, wall_seconds=limit)
+            return inside.with_(limits=limits).python(LEFT, on_start=guests.append, on_output=lambda *_: ending(guests[0]))
+
+        ran = given_time(attempt, lambda made: made.stdout, seconds=2.0)
         assert ran.exit.code != 0 and ran.stdout == b"False\n", ran
         numbers.append(guests[0].init)
     assert len(set(numbers)) == 3

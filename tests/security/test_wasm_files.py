@@ -138,7 +138,7 @@ def test_pipes_sockets_and_devices_in_the_project_hold_nobody_up(number: int, in
             os.close(here)
         limited = inside.with_(limits=replace(GENEROUS, wall_seconds=1.0))
         for name in ("socket", "device"):
-            ran = limited.python(f"print(open({name!r}, 'rb').read(1))")
+            ran = inside.python(f"print(open({name!r}, 'rb').read(1))")
             assert ran.exit.code == 1 and b"Error" in ran.stderr, (name, ran)
         ran = limited.python("print(open('pipe').read())")
         assert ran.exit.code != 0 or ran.stdout == b"\n", ran
@@ -185,7 +185,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_walked_leads_nowhere(number
     thread.start()
     source = """
 import json, collections, time
-seen, until = collections.Counter(), time.time() + 20
+seen, until = collections.Counter(), time.time() + 120
 for _ in range(3000):
     if time.time() > until or any("CANARY" in text for text in seen):
         break
@@ -208,7 +208,7 @@ print(json.dumps(seen))
 
 @case(136, 138)
 def test_floods_of_memory_and_output_end_their_own_run(number: int, inside: Box, tell: Tell) -> None:
-    limited = inside.with_(limits=replace(GENEROUS, memory_bytes=256 << 20, output_bytes=1 << 20, wall_seconds=30.0))
+    limited = inside.with_(limits=replace(GENEROUS, memory_bytes=256 << 20, output_bytes=1 << 20))
     for source in ("x = bytearray(1 << 20)\nwhile True: x = x + x", "x = {}\nwhile True: x[len(x)] = str(len(x)) * 100", "'x' * (1 << 31)"):
         ran = limited.python(source)
         assert ran.exit.reason is Reason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr or b"OverflowError" in ran.stderr, ran

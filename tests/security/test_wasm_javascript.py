@@ -12,6 +12,7 @@ import wasmtime
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.wasm.machine import configuration
 from scripts.compile_wasm import CACHE
+from tests.patience import stretched
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, snapshot
 
@@ -66,7 +67,7 @@ def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, sour
     held, writing = os.pipe()  # input that never comes, and never ends
     try:
         ended = inside.with_(limits=replace(GENEROUS, wall_seconds=0.5)).javascript(source, stdin=held).exit
-        assert ended.reason is Reason.TIMED_OUT and ended.usage.wall_seconds < 1.5, ended
+        assert ended.reason is Reason.TIMED_OUT and ended.usage.wall_seconds < 0.5 + stretched(1.0), ended
         assert inside.javascript("1").exit.reason is Reason.EXITED
         tell(f"JavaScript: ended after {ended.usage.wall_seconds:.2f} s of 0.50", control="what ends by itself is left to")
     finally:

@@ -26,7 +26,7 @@ from agent_sandbox.workspace.view import plan_view
 from tests import compiled
 from tests.runtime.routing.snippets import JAVASCRIPT, WASM
 
-LIMITS = Limits(wall_seconds=30, memory_bytes=512 * MIB, output_bytes=MIB, processes=32, open_files=256, disk_bytes=64 * MIB)
+LIMITS = Limits(wall_seconds=600, memory_bytes=512 * MIB, output_bytes=MIB, processes=32, open_files=256, disk_bytes=64 * MIB)
 
 
 @pytest.fixture(scope="module")
