@@ -79,7 +79,7 @@ def _while_running(box: Box, script: str, meanwhile: object) -> bytes:
     thread = threading.Thread(target=lambda: found.append(box.shell(f"echo ready; read -r _; {script}", **work).stdout))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait()
         meanwhile()  # type: ignore[operator]
         os.write(writing, b"go\n")
     finally:

@@ -37,10 +37,10 @@ def test_a_run_whose_helper_is_killed_ends_and_leaves_nothing(own: Box, victim: 
     script = "(setsid sleep 300 &); echo ready; sleep 300"
     thread = threading.Thread(target=lambda: ended.append(own.shell(script, on_output=lambda *_: ready.set()).exit.reason))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait()
     (init,) = children(zygote)
     os.kill({"zygote": zygote, "init": init}[victim], signal.SIGKILL)
-    thread.join(10)
+    thread.join()
     assert not thread.is_alive()
     assert ended == [Reason.KILLED]
     assert own.run("true").exit.code == 0

@@ -139,7 +139,7 @@ def test_who_revokes_is_told_which_runs_go_on(asking: Shell) -> None:
         revoked = asking.json("revoke", "--all")
         assert revoked["going_on"] == [running.pid]
         running.terminate()
-        running.wait(30)
+        running.wait()
     assert asking.json("capabilities")["capabilities"][0]["revoked"] is True
 
 
@@ -161,7 +161,7 @@ def test_a_guest_cannot_see_the_questions_nor_answer_them(asking: Shell, tmp_pat
 def test_two_who_answer_at_once_give_one_answer(asking: Shell) -> None:
     def both(asked: dict[str, Any]) -> None:
         with asking.start("approve", asked["digest"], "--yes") as yes, asking.start("approve", asked["digest"], "--refuse") as no:
-            codes.append((yes.wait(30), no.wait(30)))
+            codes.append((yes.wait(), no.wait()))
 
     codes: list[tuple[int, int]] = []
     code, _, _ = answered(asking, "run", DONE, answer=both)

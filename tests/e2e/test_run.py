@@ -153,7 +153,7 @@ def test_a_signal_reaches_the_program_which_may_answer_it(shell: Shell, number: 
         assert run.stdout is not None
         assert run.stdout.readline() == b"ready\n"
         run.send_signal(number)
-        assert run.wait(20) == code
+        assert run.wait() == code
 
 
 def test_a_second_signal_ends_a_program_that_ignores_them(shell: Shell) -> None:
@@ -165,7 +165,7 @@ def test_a_second_signal_ends_a_program_that_ignores_them(shell: Shell) -> None:
         run.send_signal(signal.SIGTERM)
         assert run.stdout.readline() == b"heard\n"
         run.send_signal(signal.SIGTERM)
-        assert run.wait(20) == 128 + signal.SIGTERM
+        assert run.wait() == 128 + signal.SIGTERM
     assert processes_with(marker) == []
 
 
@@ -174,7 +174,7 @@ def test_nobody_reading_our_output_ends_the_run_quietly(shell: Shell) -> None:
         assert run.stdout is not None and run.stderr is not None
         assert run.stdout.read(2) == b"y\n"
         run.stdout.close()
-        assert run.wait(20) == 141
+        assert run.wait() == 141
         assert run.stderr.read() == b""
 
 
@@ -191,7 +191,7 @@ def test_two_runs_at_once_go_one_after_the_other_and_say_so(shell: Shell) -> Non
             assert b"waiting for it" in second.stderr.readline()
             first.stdin.write(b"go on\n")
             first.stdin.close()
-            assert (first.wait(20), second.wait(20)) == (0, 0)
+            assert (first.wait(), second.wait()) == (0, 0)
     assert shell("run", "cat order.txt").stdout == b"first\nsecond\n"
 
 

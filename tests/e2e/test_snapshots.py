@@ -117,7 +117,7 @@ def test_while_a_run_goes_on_there_is_no_snapshot_and_no_rollback(shell: Shell) 
         assert shell("snapshots").returncode == 0 and shell("diff").returncode == 0, "who only looks is not refused"
         live.stdin.write(b"\n")
         live.stdin.close()
-        assert live.wait(20) == 0
+        assert live.wait() == 0
     assert run(shell, "cat file") == b"two\n"
 
 

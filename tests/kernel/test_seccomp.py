@@ -224,7 +224,7 @@ def test_threads_that_already_run_come_under_the_filter_too() -> None:
 
         def work() -> None:
             seen.append(answer(NUMBERS["ptrace"], BAD))
-            go.wait(10)
+            go.wait()
             seen.append(answer(NUMBERS["ptrace"], BAD))
 
         thread = threading.Thread(target=work)

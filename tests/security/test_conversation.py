@@ -381,7 +381,7 @@ def test_a_session_ends_with_its_supervisor(work: str) -> None:
         assert supervisor.stdout is not None
         init = os.pidfd_open(int(supervisor.stdout.readline()))
         try:
-            assert select.select([init], [], [], 20)[0], "it lives on"
+            assert select.select([init], [], [], 60)[0], "it lives on"
         finally:
             os.close(init)
     assert supervisor.returncode == -signal.SIGKILL

@@ -209,7 +209,7 @@ for number, line in enumerate(lines):
     shell = subprocess.Popen(["bash", "-c", line], cwd=place, env={"PATH": f"{STAND_INS}:/usr/bin:/bin", "HOME": place, "LOG": LOG},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        shell.wait(2)
+        shell.wait(10)
     except subprocess.TimeoutExpired:
         pass
     try:

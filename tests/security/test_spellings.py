@@ -36,7 +36,7 @@ def run(number):
     shell = subprocess.Popen(["bash", "-c", lines[number].replace("@O", mark)], cwd=place, env=env, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        shell.wait(20)
+        shell.wait(60)
     except subprocess.TimeoutExpired:
         pass
     try:

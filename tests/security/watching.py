@@ -52,7 +52,7 @@ def held(box: Box, source: str, **work: Any) -> Iterator[bytes]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert told.wait(60) and not ended, ended
+        assert told.wait() and not ended, ended
         yield b"".join(said).replace(TOLD, b"")
     finally:
         os.close(writing)

@@ -33,13 +33,13 @@ class Asker:
         self.digest = waiting[0].digest
 
     def answer(self) -> Granted | Refused:
-        self._thread.join(30)
+        self._thread.join()
         return self.got[0]
 
     def end(self) -> None:
         if self._thread.is_alive():
             main(["approve", self.digest, "--refuse"])
-            self._thread.join(30)
+            self._thread.join()
 
 
 @pytest.fixture

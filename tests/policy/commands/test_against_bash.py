@@ -105,7 +105,7 @@ for command in commands:
     open("/tmp/log", "w").close()
     try:
         subprocess.run(
-            ["/bin/bash", "-c", command], cwd="/tmp/here", env={"PATH": "/tmp/stand-ins", "HOME": "/tmp/here"}, timeout=5,
+            ["/bin/bash", "-c", command], cwd="/tmp/here", env={"PATH": "/tmp/stand-ins", "HOME": "/tmp/here"}, timeout=30,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
