@@ -23,7 +23,7 @@ T = TypeVar("T")
 HANGING_SECONDS = 180.0  # that one phase of a test may take, unless its mark `timeout` says otherwise
 RING_SECONDS = 10.0
 PAUSE_SECONDS = 0.01
-LONGEST_LIMIT = 64.0  # seconds: when a program gets nowhere with so much time, time is not what it lacks
+LONGEST_LIMIT = 32.0  # seconds: when a program gets nowhere with so much time, time is not what it lacks
 _WORK_SECONDS = 0.01
 
 

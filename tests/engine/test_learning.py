@@ -12,6 +12,7 @@ from shutil import which
 
 import pytest
 
+from agent_sandbox.engine import learning
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.learning import Ran, difference, propose
 from agent_sandbox.engine.routing import only
@@ -25,6 +26,7 @@ from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.secrets import Mask
+from agent_sandbox.runtime.observed import Observed
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.values import replace
 
@@ -119,6 +121,15 @@ def parts_of(document: Document) -> Iterator[tuple[str, Document]]:
         for item in value if isinstance(value, tuple) else ():
             rest = tuple(each for each in value if each != item)
             yield f"{key} without {item}", Document(tuple((name, rest if name == key else kept) for name, kept in document.settings))
+
+
+def test_a_name_in_the_runs_own_proc_is_not_looked_up_in_ours(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        own = Observed("write", f"/proc/self/fd/{file.fileno()}", "/usr/bin/tar", allowed=True)
+        (tmp_path / "link").symlink_to("file")
+        linked = Observed("read", str(tmp_path / "link"), "/usr/bin/tar", allowed=True)
+        assert os.path.realpath(own.target) == str(tmp_path / "file"), "the control: here it leads to a file"
+        assert list(learning._behind_links([own, linked], ())) == [linked.target]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 
-from agent_sandbox import AskRules, PolicyError, Sandbox, places, shell
+from agent_sandbox import AskRules, PolicyError, Sandbox, SandboxResult, SandboxStatus, places, shell
 from agent_sandbox.engine.approvals.answer import Decision
 from agent_sandbox.engine.approvals.inbox import Waiting
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger.chain import read
-from agent_sandbox.ledger.event import Noted
+from agent_sandbox.ledger.event import Entry, Event, Noted
+from agent_sandbox.ledger.store import Ledger
 from agent_sandbox.policy.action import Action, CallTool, RunCode
 from agent_sandbox.policy.capabilities import Only, Times, spell
 from agent_sandbox.policy.decide import Ask, Deny
+from tests.patience import given_time
 
 TOOL = AskRules(tools=("send",))
 CALL = "for _ in range(100): print(send('x'))"
@@ -46,7 +50,7 @@ class Boss:
 def at_the_inbox(decision: Decision) -> Iterator[list[Waiting]]:
     """Somebody who looks into the inbox and answers all that comes."""
     seen: list[Waiting] = []
-    over = Event()
+    over = threading.Event()
 
     def work() -> None:
         while not over.wait(0.02):
@@ -75,6 +79,57 @@ def test_a_tool_that_is_called_a_hundred_times_in_a_session_is_asked_about_once(
     assert len(calls) == 200 and len(seen) == 1
     assert "send(*['x'], **{})" in seen[0].text, "who is asked sees what would be sent"
     assert noted(state) == ["approval.asked", "approval.answered", "approval.ended"], "and it is taken back with the sandbox"
+
+
+def test_the_time_in_which_somebody_is_asked_is_not_the_programs() -> None:
+    def attempt(limit: float) -> list[str]:
+        def slow(action: Action, question: Ask) -> bool:
+            time.sleep(2 * limit)  # injected: more than the program has
+            return True
+
+        with Sandbox(asks=TOOL, approver=slow, timeout_seconds=limit, tools={"send": str.upper}) as sandbox:
+            said = [sandbox.run("print(send('x'))").stdout]
+            with sandbox.session() as session:
+                said += [session.run("print(send('y'))").stdout]
+                if not session.ended:
+                    said += [session.run("print(send('z'))").stdout]
+        return said
+
+    wanted = ["X\n", "Y\n", "Z\n"]
+    assert given_time(attempt, lambda said: said == wanted, seconds=0.5) == wanted
+
+
+def test_the_time_that_recording_takes_is_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, pause = Ledger.record, [0.0]
+
+    def slowly(self: Ledger, event: Event, *, lasting: bool = False) -> Entry:
+        time.sleep(pause[0])  # injected: a slow disk
+        return record(self, event, lasting=lasting)
+
+    def attempt(limit: float) -> str:
+        pause[0] = limit / 10
+        with Sandbox(timeout_seconds=limit, tools={"send": str.upper}) as sandbox:
+            return sandbox.run("print(*(send(x) for x in 'abcdefghij'))").stdout
+
+    monkeypatch.setattr(Ledger, "record", slowly)
+    wanted = "A B C D E F G H I J\n"  # two entries each: twice as long as the program has
+    assert given_time(attempt, lambda said: said == wanted, seconds=0.5) == wanted
+
+
+def test_the_time_that_a_tool_takes_is_the_programs_also_where_somebody_was_asked() -> None:
+    """The control arm of the two above: the clock goes on while the tool does."""
+    calls: list[float] = []
+
+    def attempt(limit: float) -> SandboxResult:
+        def send(seconds: float) -> None:
+            calls.append(seconds)
+            time.sleep(seconds)
+
+        with Sandbox(asks=TOOL, approver=Boss(), timeout_seconds=limit, tools={"send": send}) as sandbox:
+            return sandbox.run(f"send({2 * limit}); print('late')")
+
+    ran = given_time(attempt, lambda _: calls, seconds=0.5)
+    assert (ran.status, ran.stdout, ran.limits_hit) == (SandboxStatus.TIMEOUT, "", ("wall",))
 
 
 def test_a_no_at_the_inbox_reaches_the_program_as_a_refusal() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import wasmtime
 from agent_sandbox import Sandbox, SandboxError, SandboxStatus, shared
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from tests.patience import until
 
 # What is said is heard alike for everybody: as root in `make test`, for others in `make torture`; that it is at all is in the contract.
 pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
@@ -379,11 +379,8 @@ WORK
 def test_a_session_ends_with_its_supervisor(work: str) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED.replace("WORK", work)], stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
-        init = os.pidfd_open(int(supervisor.stdout.readline()))
-        try:
-            assert select.select([init], [], [], 60)[0], "it lives on"
-        finally:
-            os.close(init)
+        init = int(supervisor.stdout.readline())
+        assert until(lambda: not os.path.exists(f"/proc/{init}")), "it lives on"
     assert supervisor.returncode == -signal.SIGKILL
 
 

@@ -29,6 +29,7 @@ from agent_sandbox.workspace.noise import is_noise
 from agent_sandbox.workspace.view import PRIVATE
 
 _READ_AND_NOT_MISSED = ("/etc/locale.alias",)  # by every program that speaks a language, through a link below /usr
+_OF_A_PROCESS = ("/proc", "/dev")  # where links lead elsewhere for each process
 _MOST_NAMES = 200  # programs that are told apart; a run that starts more is not described by a list
 
 
@@ -115,10 +116,14 @@ def _named_files(work: Work, home: str) -> list[Observed]:
 
 
 def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
-    """By the names that lead over a link: the real name, and what was done there. Who removes or renames a link does not follow it."""
+    """By the names that lead over a link: the real name, and what was done there. Who removes or renames a link does not follow it.
+
+    Names below /proc and /dev are left alone: /proc/self there is not ours.
+    """
     found: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:
-        if each.kind in FILE_KINDS and not (each.kind == WRITE and each.target in changed):
+        followed = each.kind in FILE_KINDS and not (each.kind == WRITE and each.target in changed)
+        if followed and not any(covers(place, each.target) for place in _OF_A_PROCESS):
             real = os.path.realpath(each.target)
             if real != each.target:
                 found.setdefault(each.target, (real, []))[1].append(replace(each, target=real))

@@ -13,7 +13,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError, ToolError
 from agent_sandbox.policy.action import CallTool
 from agent_sandbox.runtime import crossing
-from agent_sandbox.runtime.base import Nonsense, Talk
+from agent_sandbox.runtime.base import Clock, Nonsense, Talk
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -94,11 +94,12 @@ class Hearing:
         self._tools = tools
         self._most_calls = most_calls
         self._calls = 0
+        self._clock = Clock(patient=bool(gate.policy.asks.tools))
 
     def talk(self, *, turns: bool = False) -> Talk:
         """The conversation, for a launch."""
         offer = {"turns": turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
-        return Talk(self.hear, offer)
+        return Talk(self.hear, offer, self._clock)
 
     def renew(self) -> None:
         """Another turn begins."""
@@ -139,10 +140,13 @@ class Hearing:
             return _raised("ToolError", _cut(str(error)) if isinstance(error, ToolError) else failure.shown)
 
     def _result(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
+        self._clock.resume()  # what a tool takes is the program's own time
         try:
             value = self._tools[name](*args, **kwargs)
         except Exception as error:
             raise _Failed(error, f"{name} failed") from error
+        finally:
+            self._clock.stop()
         try:
             return crossing.packed({"value": crossing.plain(value)})
         except (TypeError, ValueError, RecursionError) as error:

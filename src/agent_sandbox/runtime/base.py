@@ -111,6 +111,23 @@ class Terminal:
     columns: int
 
 
+class Clock:
+    """The wall clock of a run that asks its host things. It is stopped while the host decides, records or asks a person: the program waits
+    then, and not by its own doing. The runtime puts its own functions in place of these.
+
+    `patient` says that a person may be asked, for longer than the run has left.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.patient = patient
+        self.stop: Callable[[], None] = _nothing
+        self.resume: Callable[[], None] = _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Talk:
     """A conversation with Python code while it runs.
@@ -118,10 +135,12 @@ class Talk:
     `hear` is called with what the program asks, in the thread that waits for it, and returns the answer. It raises `Nonsense` for what
     cannot be asked, which ends the run; what else it raises ends it, too. `offer` is what the program is told of it: "tools", described,
     and whether it is given its program in "turns"; then what it says when it asks for the next is what `ProcessGuest.turn` returns.
+    `clock` stands still during `hear`, unless that resumes it.
     """
 
     hear: Callable[[bytes], bytes]
     offer: Mapping[str, Any]
+    clock: Clock = field(default_factory=Clock, compare=False)
 
 
 class Nonsense(Exception):

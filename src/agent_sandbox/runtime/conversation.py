@@ -33,7 +33,7 @@ class Conversation:
         self.answered = False  # whether anything was done for it
         self.said: bytes | None = None  # with what it asked for its next turn, when this one is over
         self._line = line
-        self._hear = talk.hear
+        self._hear, self._clock = talk.hear, talk.clock
         self._before = before
         self._turns = bool(talk.offer["turns"])
         self._hung_up_at = 0.0
@@ -114,6 +114,7 @@ class Conversation:
 
     def _answer(self, number: int, words: bytes) -> None:
         self._before()
+        self._clock.stop()
         try:
             answer = self._hear(words)
         except Nonsense as error:
@@ -121,6 +122,8 @@ class Conversation:
         else:
             self.answered = True
             self._send(number, answer)
+        finally:
+            self._clock.resume()
 
     def _next(self) -> tuple[int, bytes] | None:
         """The next question, when all of it is there."""

@@ -65,6 +65,8 @@ class ProcessGuest:
         self._stdin: int | None = None
         self._outputs: dict[str, int] = {}
         self._began = time.monotonic()
+        self._waited = self._granted = 0.0  # seconds that it waited for its host since then, and how many of them init knows of
+        self._stopped: float | None = None
         self.when_closed: Callable[[], None] = _nothing
         self._keeper = keeper
         self._line = self._begin_at(keeper)
@@ -146,7 +148,29 @@ class ProcessGuest:
         if not self._clocked:
             self._clocked, wall = True, self.launch.limits.wall_seconds
             with suppress(OSError):  # it has ended, as we are about to hear
-                self._allow(None if wall is None else max(self._began + wall - time.monotonic(), 0.001))
+                self._allow(None if wall is None else self._left(wall))
+
+    def _left(self, wall: float) -> float:
+        """Seconds until its deadline. The time that it waited for its host is not its own."""
+        self._granted = self._waited
+        return max(self._began + self._waited + wall - time.monotonic(), 0.001)
+
+    def _stop_clock(self) -> None:
+        self._stopped = time.monotonic()
+        if self.launch.talk is not None and self.launch.talk.clock.patient:
+            with suppress(OSError):
+                self._allow(None)
+
+    def _resume_clock(self) -> None:
+        """Count from here on. Init is told when there is more to tell than a moment: each message costs it a wake-up."""
+        talk, wall = self.launch.talk, self.launch.limits.wall_seconds
+        if self._stopped is None or talk is None:
+            return
+        self._waited += time.monotonic() - self._stopped
+        self._stopped = None
+        if wall is not None and self._clocked and (talk.clock.patient or self._waited - self._granted > MOMENT):
+            with suppress(OSError):
+                self._allow(self._left(wall))
 
     def _allow(self, wall: float | None) -> None:
         """So many seconds from now."""
@@ -201,7 +225,9 @@ class ProcessGuest:
         if (talk := self.launch.talk) is not None:
             message["talk"] = dict(talk.offer)
         channel.send(self._payload, message)
-        self._talk = None if talk is None else Conversation(self._payload, talk, self._start_clock)
+        if talk is not None:
+            talk.clock.stop, talk.clock.resume = self._stop_clock, self._resume_clock
+            self._talk = Conversation(self._payload, talk, self._start_clock)
 
     @property
     def init(self) -> int:
@@ -280,6 +306,7 @@ class ProcessGuest:
         """
         assert self._talk is not None
         self.launch, self._began = launch, time.monotonic()
+        self._waited = self._granted = 0.0
         channel.close_all([] if self._stdin is None else [self._stdin])
         self._stdin = None
         sinks = {name: Sink(name, fd, launch.limits.output_bytes, launch) for name, fd in self._outputs.items()}
@@ -303,7 +330,7 @@ class ProcessGuest:
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
         """Until nothing of the guest lives; or until it asks for its next turn, and then with what."""
         wall = self.launch.limits.wall_seconds
-        deadline = self._began + wall + GRACE_SECONDS if wall is not None else None
+        late = False
         talk = self._talk
         # Init watches what it can see; a cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0.
         cpu = self.launch.limits.cpu_seconds
@@ -326,6 +353,7 @@ class ProcessGuest:
                 return talk.said
             if talk is not None and talk.lost:
                 self._end("garbled")
+            deadline = None if wall is None or late else self._began + self._waited + wall + GRACE_SECONDS
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if cpu is not None or look is not None or (talk is not None and talk.hung_up):
                 timeout = TICK if timeout is None else min(timeout, TICK)
@@ -341,7 +369,7 @@ class ProcessGuest:
                 self._end("cpu-limit")
             if not anything and deadline is not None and time.monotonic() >= deadline:
                 self._end("timed-out")
-                deadline = None
+                late = True
             if any(sink.overflowing for sink in sinks.values()):
                 self._end("output-limit")
         if "exit" not in self._messages:
@@ -365,14 +393,17 @@ class ProcessGuest:
     def _exit(self, sinks: dict[str, Sink]) -> Exit:
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
+        wall, said = time.monotonic() - self._began, self._messages.get("exit")
+        if said is not None and self._granted:  # init counts from when it was last told
+            said = {**said, "wall": wall - self._waited}
         end = exit_of(
-            self._messages.get("exit"),
+            said,
             self._cgroup.usage(),
             full=self._outgrown(),
             cut=any(sink.cut for sink in sinks.values()),
             killed=self._killed,
             fuel=self.launch.limits.fuel,
-            wall=time.monotonic() - self._began,
+            wall=wall,
         )
         if end.reason is Reason.GARBLED:
             self.refused = self._talk.lost if self._talk is not None else ""
