@@ -78,12 +78,13 @@ def parts() -> Iterator[Part]:
 
 
 def start(part: Part, scratch: Path) -> Running:
-    """Start it where its mounts are nobody else's, in a group of its own, with which it can be ended as a whole."""
+    """Start it where its mounts are nobody else's, in a session of its own, with which it can be ended as a whole. Linux shares processors
+    out by session, too: beside other work each part gets a share."""
     mounts = ("unshare", "--mount", "--propagation")
     before = (*mounts, "private", *mounts, "shared") if ROOT and shutil.which("unshare") else ()
     command, nothing = (*before, sys.executable, "-m", "scripts.apart", *part.command), subprocess.DEVNULL
     with open(scratch / part.name, "wb") as said:
-        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, process_group=0)
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
     return Running(part, process, scratch / part.name, time.monotonic())
 
 

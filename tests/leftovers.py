@@ -75,7 +75,8 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
         orphans = {pid for pid, found in processes.items() if found.parent == ADOPTER and pid != os.getpid()}
         ours |= orphans if APART else set(filter(_looks_like_ours, orphans))
         ours |= {pid for orphan in ours & orphans for pid in descendants(orphan, processes)}
-    return {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
+    found = {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
+    return {**found, **_share()}
 
 
 def left_since(before: dict[str, str], *watched: Path, adopted: bool = False, seconds: float = 30.0) -> list[str]:
@@ -107,6 +108,14 @@ def children(pid: int) -> list[int]:
         for thread in os.listdir(PROC / str(pid) / "task"):
             found += [int(child) for child in (PROC / str(pid) / "task" / thread / "children").read_text().split()]
     return found
+
+
+def _share() -> dict[str, str]:
+    """How much of the processors our session gets: a test that takes from it slows down all that come after."""
+    with suppress(OSError):  # a kernel without groups of sessions
+        share = (PROC / "self/autogroup").read_text().strip()
+        return {f"share {share}": f"the share of processors of our session: {share}"}
+    return {}
 
 
 def _mounts() -> dict[str, str]:

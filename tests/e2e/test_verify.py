@@ -36,11 +36,20 @@ def user(shell: Shell, bench: Path, tmp_path: Path) -> Shell:
 
 
 def left(tmp_path: Path) -> list[str]:
-    """What lies where the self-test has been: its bench, its sandbox, and the scratch directories of the machine."""
-    state = tmp_path / "state"
+    """What lies where the self-test has been: its bench, its sandbox, and the scratch directories of the machine.
+
+    Another self-test may be under way: what it has in the scratch directories does not stay there, and what is older is not ours.
+    """
+    state, began = tmp_path / "state", tmp_path.stat().st_ctime
     places = [tmp_path / "bench", *(state / name for name in ("sandboxes", "locks", "trash"))]
-    scratch = [path for top in ("/tmp", "/dev/shm") for path in Path(top).glob("vfy*") if path.lstat().st_uid == os.geteuid()]
-    return [str(path) for place in places if place.exists() for path in place.iterdir()] + [str(path) for path in scratch]
+    seen = [path for top in ("/tmp", "/dev/shm") for path in Path(top).glob("vfy*")]
+
+    def scratch() -> list[Path]:
+        found = {path: path.lstat() for path in seen if os.path.lexists(path)}
+        return [path for path, status in found.items() if status.st_uid == os.geteuid() and status.st_ctime >= began]
+
+    until(lambda: not scratch())
+    return [str(path) for place in places if place.exists() for path in place.iterdir()] + [str(path) for path in scratch()]
 
 
 def test_every_promise_holds_here_and_nothing_is_left_or_changed(user: Shell, tmp_path: Path) -> None:

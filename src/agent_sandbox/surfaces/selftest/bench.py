@@ -112,10 +112,9 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Ben
     `forget` removes what is kept elsewhere of its project; it is also called for benches that were left behind.
     """
     for place in places:
-        for name in _left_in(place):
-            _remove(Bench(f"{place}/{name}", ""), forget)
+        _sweep(place, forget)
         with suppress(OSError):
-            path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+            path, held = _made_in(place)
             break
     else:
         raise PolicyError(
@@ -123,10 +122,8 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Ben
             hint="make /var/tmp or your home writable, and do not --deny both",
         )
     bench = Bench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
-    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.environ[VARIABLE] = bench.token
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
         _furnish(bench)
         yield bench
     finally:
@@ -156,9 +153,22 @@ def _furnish(bench: Bench) -> None:
         (project / SCRIPTS / f"{module}.py").write_text(f"{program(module)}\nimport sys\nmain(*eval(sys.argv[1]))\n")
 
 
-def _left_in(place: str) -> list[str]:
-    """Benches of ours in a directory that nobody holds any more."""
-    left = []
+def _made_in(place: str) -> tuple[str, int]:
+    """Make a directory and lock it. Returns its path, and the descriptor that holds the lock.
+
+    Between the two a sweep may take it for one that was left behind: then another is made.
+    """
+    while True:
+        path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if os.fstat(held).st_nlink:
+            return path, held
+        os.close(held)
+
+
+def _sweep(place: str, forget: Callable[[Bench], None]) -> None:
+    """Remove benches of ours that nobody holds any more. Each is locked until it is gone."""
     with suppress(OSError):
         for entry in os.scandir(place):
             if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
@@ -166,10 +176,9 @@ def _left_in(place: str) -> list[str]:
                     held = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
                         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        left.append(entry.name)
+                        _remove(Bench(entry.path, ""), forget)
                     finally:
                         os.close(held)
-    return left
 
 
 def _remove(bench: Bench, forget: Callable[[Bench], None]) -> None:
