@@ -27,7 +27,7 @@ from scripts import reachable
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOT = os.geteuid() == 0
-AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1  # one more than there are processors for: all of them wait now and then
+AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 2  # more than there are processors for: all of them wait much of the time
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
 # Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
 UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")

@@ -236,6 +236,7 @@ class Sandbox:
                 on_output=listener,
                 on_start=run.started,
                 tools={**self.config.toolbox, **handed},
+                ends=self._expires,
                 seed=self.config.seed if seed is None else seed,
                 record="" if record is None else os.fspath(record),
             )
@@ -344,6 +345,11 @@ class Sandbox:
         if policy != session.policy:
             session = self._lately = self._session_for(policy, self._early)
         return session, wall
+
+    @property
+    def expires(self) -> float | None:
+        """When its lifetime is over, by the monotonic clock; None if it has no end."""
+        return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
         """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""

@@ -60,6 +60,7 @@ class SandboxSession:
                 cwd=config.cwd,
                 preload=tuple(config.preload),
                 tools=handed,
+                ends=sandbox.expires,
                 seed=config.seed,
                 observe=sandbox.observes and not config.deterministic,
                 log_observed=True,

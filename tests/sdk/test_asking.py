@@ -132,6 +132,22 @@ def test_the_time_that_a_tool_takes_is_the_programs_also_where_somebody_was_aske
     assert (ran.status, ran.stdout, ran.limits_hit) == (SandboxStatus.TIMEOUT, "", ("wall",))
 
 
+def test_asking_does_not_prolong_the_lifetime_of_a_sandbox() -> None:
+    asked: list[float] = []
+
+    def attempt(lifetime: float) -> SandboxResult:
+        def slow(action: Action, question: Ask) -> bool:
+            asked.append(lifetime)
+            time.sleep(2 * lifetime)
+            return True
+
+        with Sandbox(asks=TOOL, approver=slow, lifetime_seconds=lifetime, tools={"send": str.upper}) as sandbox:
+            return sandbox.run("print(send('x'))")
+
+    ran = given_time(attempt, lambda _: asked, seconds=0.5)
+    assert (ran.status, ran.stdout, ran.limits_hit) == (SandboxStatus.TIMEOUT, "", ("lifetime",))
+
+
 def test_a_no_at_the_inbox_reaches_the_program_as_a_refusal() -> None:
     calls: list[str] = []
     with at_the_inbox(Decision.NO), Sandbox(asks=TOOL) as sandbox:

@@ -130,7 +130,7 @@ class Session:
             return self._gate.perform(self.judged(work, action), lambda allow: self._deed(work, allow), describe=facts, details=work.text)
         from agent_sandbox.engine.tools import Hearing  # few runs have them
 
-        hearing = Hearing(self._gate, work.tools)
+        hearing = Hearing(self._gate, work.tools, ends=work.ends)
         talking = replace(work, talk=hearing.talk())
         outcome = self._gate.perform(self.judged(work, action), lambda allow: self._deed(talking, allow), describe=facts, details=work.text)
         return replace(outcome, tool_errors=tuple(hearing.errors))

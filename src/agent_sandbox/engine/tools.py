@@ -83,7 +83,7 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
 class Hearing:
     """What one program may say, and what it is answered. `errors` are those that tools raised, for the caller alone."""
 
-    def __init__(self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS) -> None:
+    def __init__(self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None) -> None:
         from inspect import iscoroutinefunction
 
         if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
@@ -94,7 +94,7 @@ class Hearing:
         self._tools = tools
         self._most_calls = most_calls
         self._calls = 0
-        self._clock = Clock(patient=bool(gate.policy.asks.tools))
+        self._clock = Clock(patient=bool(gate.policy.asks.tools), ends=ends)
 
     def talk(self, *, turns: bool = False) -> Talk:
         """The conversation, for a launch."""

@@ -62,7 +62,7 @@ class Turns:
         self.changes = ChangeSet()  # known when it has ended
         self._session = session
         self._work = work
-        self._hearing = Hearing(session.gate, work.tools)
+        self._hearing = Hearing(session.gate, work.tools, ends=work.ends)
         self._opened: Opened | None = None
         self._killed = False
         self._count = 0

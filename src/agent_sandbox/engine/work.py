@@ -64,6 +64,7 @@ class Work:
     observe: bool = False  # have `Outcome.observed` tell what it tried
     log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
+    ends: float | None = None  # by the monotonic clock: when it is over, however long it has waited for its host
     left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
 
     def text(self) -> str:

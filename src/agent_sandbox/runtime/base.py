@@ -5,6 +5,7 @@ The interface is small because its arguments are values: a new option is a field
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -115,11 +116,13 @@ class Clock:
     """The wall clock of a run that asks its host things. It is stopped while the host decides, records or asks a person: the program waits
     then, and not by its own doing. The runtime puts its own functions in place of these.
 
-    `patient` says that a person may be asked, for longer than the run has left.
+    `patient` says that a person may be asked, for longer than the run has left. `ends` is when the run is over however long it has waited, by
+    the monotonic clock.
     """
 
-    def __init__(self, *, patient: bool = False) -> None:
+    def __init__(self, *, patient: bool = False, ends: float | None = None) -> None:
         self.patient = patient
+        self.ends = math.inf if ends is None else ends
         self.stop: Callable[[], None] = _nothing
         self.resume: Callable[[], None] = _nothing
 

@@ -150,16 +150,20 @@ class ProcessGuest:
             with suppress(OSError):  # it has ended, as we are about to hear
                 self._allow(None if wall is None else self._left(wall))
 
+    def _deadline(self, wall: float) -> float:
+        """When its time is over. That in which it waited for its host is not its own."""
+        talk = self.launch.talk
+        return min(self._began + self._waited + wall, math.inf if talk is None else talk.clock.ends)
+
     def _left(self, wall: float) -> float:
-        """Seconds until its deadline. The time that it waited for its host is not its own."""
         self._granted = self._waited
-        return max(self._began + self._waited + wall - time.monotonic(), 0.001)
+        return max(self._deadline(wall) - time.monotonic(), 0.001)
 
     def _stop_clock(self) -> None:
         self._stopped = time.monotonic()
         if self.launch.talk is not None and self.launch.talk.clock.patient:
             with suppress(OSError):
-                self._allow(None)
+                self._allow(self._left(math.inf))
 
     def _resume_clock(self) -> None:
         """Count from here on. Init is told when there is more to tell than a moment: each message costs it a wake-up."""
@@ -353,7 +357,7 @@ class ProcessGuest:
                 return talk.said
             if talk is not None and talk.lost:
                 self._end("garbled")
-            deadline = None if wall is None or late else self._began + self._waited + wall + GRACE_SECONDS
+            deadline = None if wall is None or late else self._deadline(wall) + GRACE_SECONDS
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if cpu is not None or look is not None or (talk is not None and talk.hung_up):
                 timeout = TICK if timeout is None else min(timeout, TICK)
