@@ -116,8 +116,8 @@ class Clock:
     """The wall clock of a run that asks its host things. It is stopped while the host decides, records or asks a person: the program waits
     then, and not by its own doing. The runtime puts its own functions in place of these.
 
-    `patient` says that a person may be asked, for longer than the run has left. `ends` is when the run is over however long it has waited, by
-    the monotonic clock.
+    `patient` says that a person may be asked, for longer than the run has left. `ends` is when the run is over however long it has waited,
+    by the monotonic clock.
     """
 
     def __init__(self, *, patient: bool = False, ends: float | None = None) -> None:
