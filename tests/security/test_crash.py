@@ -413,6 +413,7 @@ def test_another_state_format_is_refused_while_a_live_run_finishes(number: int, 
     with shell.start("run", "--", "sh", "-c", "echo up; read x; echo precious > file; echo done", stdin=subprocess.PIPE) as live:
         assert live.stdout is not None and live.stdin is not None
         assert live.stdout.readline() == b"up\n"
+        assert until(lambda: list(state.glob("sandboxes/*/names"))), "it notes beside the run what there is"
         ours = (state / "format").read_text()
         (state / "format").write_text(format)  # as another version would
         before = _without_images(state)
