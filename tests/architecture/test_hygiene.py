@@ -13,7 +13,7 @@ import pytest
 
 from tests.architecture.sources import ROOT, Module, modules
 
-LONGEST_FILE = 450
+LONGEST_FILE = 600
 
 # Written in pieces, so that this file does not find itself.
 PLACES_OF_ONE_MACHINE = re.compile(
