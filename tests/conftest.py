@@ -3,6 +3,7 @@ the end that nothing was left running, mounted or allocated."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import tempfile
@@ -16,8 +17,26 @@ from scripts import reachable
 from tests import patience
 from tests.leftovers import claim, left_since, traces
 
-# Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
-os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+
+def _place_for_temporary_files() -> str:
+    """Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it. Nor where pytest refuses to work: it
+    has one directory for each name of a user, and users without an entry in /etc/passwd, or who became another, share one."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = "unknown"
+    try:
+        mine = os.stat(f"/var/tmp/pytest-of-{user}").st_uid == os.geteuid()
+    except FileNotFoundError:
+        mine = True
+    if mine:
+        return "/var/tmp"
+    place = f"/var/tmp/tests-of-{os.geteuid()}"
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    return place
+
+
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _place_for_temporary_files())
 
 # How long a test takes says how busy the machine is.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

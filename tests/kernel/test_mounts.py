@@ -88,6 +88,9 @@ def test_without_the_guard_the_same_link_leads_outside(tmp_path: Path) -> None:
 
 def test_only_a_regular_file_is_bound(tmp_path: Path) -> None:
     def attempt() -> None:
+        if os.geteuid():
+            namespaces.enter_own_user_namespace()
+        namespaces.enter_private_mounts()
         _in_staging(tmp_path)
         mounting.perform_step(mounts.Bind("/usr", "/usr"), Site(None, 0, userxattr=True))
 
