@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -26,7 +27,8 @@ def settled(project: Path) -> Path:
 def test_a_sandbox_says_what_work_would_do() -> None:
     with Sandbox(allow_subprocess=True, allow_file_read=True, allow_file_write=True) as sandbox:
         plan = sandbox.simulate(shell("echo x > /etc/simulated; cat /etc/shadow; exit 3"), env_vars={"A_TOKEN": "x"})
-        assert [(file.path, file.change, file.risk.level) for file in plan.files] == [("/etc/simulated", "added", Level.HIGH)]
+        written = [("/etc/simulated", "added", Level.HIGH)] if os.geteuid() == 0 else []  # others may not, inside as outside
+        assert [(file.path, file.change, file.risk.level) for file in plan.files] == written
         assert any(use.program.endswith("/cat") for use in plan.programs)
         assert {"/etc/shadow", "A_TOKEN"} <= {secret.name for secret in plan.secrets}
         assert plan.ended.code == 3 and plan.risk.level is Level.HIGH and len(plan.digest) == 64
