@@ -6,6 +6,7 @@ from __future__ import annotations
 import getpass
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A suite that passes and leaves something behind has not passed."""
+    if (shared := sys.modules.get("agent_sandbox.shared")) is not None:
+        shared.runtime().close()  # as the end of this process would: it is for all sandboxes, and the next run starts it again
     left = left_since(session.config.stash[TRACES_BEFORE])
     if left:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")
