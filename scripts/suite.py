@@ -146,10 +146,9 @@ def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
 
 
 def summary(failed: dict[str, list[str]]) -> Iterator[str]:
-    """What did not pass, a line each, and how to run it again."""
+    """Name every failure, a line each, and the command that runs these parts again."""
     for part, tests in failed.items():
-        yield f"FAILED in {part}: {tests[0] if tests else 'see above'}"
-        yield from (f"FAILED in {part}: {test}" for test in tests[1:])
+        yield from (f"FAILED in {part}: {test}" for test in tests or ["see above"])
     if failed:
         yield f'to run these parts again: make test PART="{" ".join(failed)}"'
 

@@ -29,9 +29,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 LOOPS = Path("/sys/block")
 NAMESPACES = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
 LOOK_AGAIN_SECONDS = 0.05
-SOURCE = str(
-    Path(cgroup_tree.__file__).parents[2]
-)  # the directory that our package is imported from; helpers have it on their command line
+SOURCE = str(Path(cgroup_tree.__file__).parents[2])  # a word on the command line of every helper of this checkout
 # Who adopts our orphans: our parent, when it has started us apart, else process 1.
 APART = os.environ.get(VARIABLE) == str(os.getppid())
 ADOPTER = os.getppid() if APART else 1

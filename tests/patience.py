@@ -75,7 +75,7 @@ def until(condition: Callable[[], object], *, seconds: float = 60.0) -> bool:
 
 
 def given_time(attempt: Callable[[float], T], enough: Callable[[T], object], *, seconds: float) -> T:
-    """What came of an attempt under a time limit long enough for what the test needs to happen before it is reached.
+    """Repeat an attempt under a growing time limit until its result is `enough`, and return the last result.
 
     On a busy machine a program may not have got anywhere when its time is over: it is then given twice as much, up to a minute.
     """
@@ -110,7 +110,7 @@ def guarded(seconds: float) -> Iterator[None]:
 
 
 def seconds_for(item: pytest.Item) -> float:
-    """What a test is given: its mark `timeout`, or the usual."""
+    """Return the seconds that a phase of this test may take: its mark `timeout`, or the default."""
     mark = item.get_closest_marker("timeout")
     scale = float(os.environ.get("AGENT_SANDBOX_TEST_PATIENCE", "1"))
     return scale * (float(mark.args[0]) if mark is not None else HANGING_SECONDS)

@@ -36,7 +36,7 @@ def user(shell: Shell, bench: Path, tmp_path: Path) -> Shell:
 
 
 def left(tmp_path: Path) -> list[str]:
-    """What lies where the self-test has been: its bench, its sandbox, and the scratch directories of the machine.
+    """List the files that a self-test left: in its bench, its sandbox, and the scratch directories of the machine.
 
     Another self-test may be under way: what it has in the scratch directories does not stay there, and what is older is not ours.
     """

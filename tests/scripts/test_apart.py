@@ -1,4 +1,4 @@
-"""What is run apart can be told from everything else: its orphans come to one process, its cgroups lie below one directory."""
+"""A command that runs apart: its orphans come to one process, its cgroups lie below one directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_it_ends_as_its_command_does() -> None:
     assert run("sh", "-c", "exit 7").returncode == 7
     assert run("sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
-    assert run("sh", "-c", f"echo ${apart.VARIABLE}; echo $PPID").stdout.splitlines()[0].isdecimal()
+    told, parent = run("sh", "-c", f"echo ${apart.VARIABLE}; echo $PPID").stdout.splitlines()
+    assert told == parent, "by this a test knows who adopts its orphans"
 
 
 def test_an_orphan_comes_to_it_and_not_to_process_1() -> None:
@@ -53,8 +54,7 @@ def test_its_cgroups_are_below_its_own_which_go_with_it() -> None:
     said = run("cat", "/proc/self/cgroup").stdout
     entered = [line for line in said.splitlines() if apart.PREFIX in line]
     assert entered
-    before = Path("/proc/self/cgroup").read_text()
-    assert not any(apart.PREFIX + name in before for name in entered), "the control: nobody else is in them"
+    assert not set(entered) & set(Path("/proc/self/cgroup").read_text().splitlines()), "the control: we are not in them"
     (name,) = {line.rpartition("/")[2] for line in entered}
     assert [place for hierarchy in cgroup_tree.here() if os.path.exists(place := f"{hierarchy.own}/{name}")] == []
 
