@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,9 +21,10 @@ from agent_sandbox.runtime import pool
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal
 from agent_sandbox.runtime.pool import kind_of
 from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.zygote import Zygote
 from agent_sandbox.workspace.draft import Host
 from agent_sandbox.workspace.view import plan_view
-from tests.patience import until
+from tests.patience import stretched, until
 
 PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)
 PLAN = plan_view(locked().files, PREPARED.needs, ThrowAway(16 << 20), host=Host.look())
@@ -54,6 +56,25 @@ def test_a_conversation_is_no_kind_of_its_own() -> None:
 def waiting(runtime: ProcessRuntime) -> int:
     assert runtime._pool is not None
     return runtime._pool.waiting
+
+
+def test_closing_leaves_no_zygote_though_a_guest_was_just_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's thread is held where it asks for a zygote, until closing has gone as far as it goes without that thread."""
+    runtime = ProcessRuntime(warm=1)
+    asked = threading.Event()
+    zygote_for = ProcessRuntime._zygote
+
+    def asked_late(self: ProcessRuntime, launch: Launch) -> Zygote:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            until(lambda: not self._zygotes, seconds=1)
+        return zygote_for(self, launch)
+
+    monkeypatch.setattr(ProcessRuntime, "_zygote", asked_late)
+    run(runtime, launch_of("1"))
+    assert asked.wait(stretched(60))
+    runtime.close()
+    assert runtime._zygotes == {}
 
 
 def test_after_a_run_a_guest_waits_for_the_next_like_it_and_is_used_once(runtime: ProcessRuntime) -> None:

@@ -137,10 +137,11 @@ class ProcessRuntime:
         `leaving` says that this process ends now: what clears away after a run may then outlive it by some milliseconds.
         """
         with self._lock:
-            zygotes, self._zygotes = list(self._zygotes.values()), {}
             pool, self._pool = self._pool, self._new_pool()
         if pool is not None:
-            pool.close()
+            pool.close()  # first: its thread may be about to make a guest, and would start another zygote for it
+        with self._lock:
+            zygotes, self._zygotes = list(self._zygotes.values()), {}
         for zygote in zygotes:
             zygote.close(leaving=leaving)
 
