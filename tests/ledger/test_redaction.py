@@ -126,6 +126,12 @@ def test_every_pattern_is_reached_through_a_hint() -> None:
     assert not any(map(is_suspicious, ("RunCommand", "echo", "hello", "/home/u/project", "HOME", "PATH", "0123456789abcdef" * 4)))
 
 
+def test_an_option_for_a_user_is_looked_for_where_a_word_begins() -> None:
+    """Not in the name of a directory: a run below `/home/me/work-units` would load what only a secret needs."""
+    assert not any(map(is_suspicious, ("/tmp/pytest-of-ubuntu/project", "run-unit-tests", "x86-u")))
+    assert all(map(is_suspicious, ("-u", "-uname:word", "curl -u me:word", "curl\t-u\nme:word", "-U")))
+
+
 def test_a_long_text_is_looked_through_as_far_as_it_is_kept() -> None:
     facts = without_secrets({"text": "password=hunter2 " + "x" * 100_000, "raw": b"password=hunter2 " + b"x" * 100_000})
     for name in ("text", "raw"):

@@ -26,7 +26,7 @@ _BEYOND = 1024  # characters; no token of a known shape is longer
 _HINTS = (
     *("pass", "pwd", "secret", "token", "credential", "cookie", "bearer", "basic ", "auth", "key", "-user", "://"),
     *("sk-", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "pat_", "glpat", "xox", "akia", "asia", "aiza", "ya29", "npm_", "pypi-", "hf_", "eyj"),
-    *("sg.", "cap1.", "-u", "sig=", "signature", "pw=", "hooks", "mysql", "mariadb", "mongo", "redis-cli", "openssl", "docker", "podman"),
+    *("sg.", "cap1.", "sig=", "signature", "pw=", "hooks", "mysql", "mariadb", "mongo", "redis-cli", "openssl", "docker", "podman"),
 )
 _NAME = r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|cookie)[\w.-]{0,40}"
 # What comes before a secret is kept; the group called `secret` is not. Repetitions are bounded: the text may be made to be slow.
@@ -68,7 +68,10 @@ def is_suspicious(text: str) -> bool:
     if len(text) == 64 and not text.strip("0123456789abcdef"):
         return False  # a digest: no two are the same, and no hint is in one
     lowered = text.lower()
-    return text in _USER or any(hint in lowered for hint in _HINTS)
+    if any(hint in lowered for hint in _HINTS):
+        return True
+    # `-u` only where a word begins with it: it is in every path below the home of somebody called Ubuntu.
+    return "-u" in lowered and any(word.startswith("-u") for word in lowered.split())
 
 
 def without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
