@@ -61,18 +61,20 @@ def waiting(runtime: ProcessRuntime) -> int:
 def test_closing_leaves_no_zygote_though_a_guest_was_just_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool's thread is held where it asks for a zygote, until closing has gone as far as it goes without that thread."""
     runtime = ProcessRuntime(warm=1)
-    asked = threading.Event()
+    asked, closing = threading.Event(), threading.Event()
     zygote_for = ProcessRuntime._zygote
 
     def asked_late(self: ProcessRuntime, launch: Launch) -> Zygote:
         if threading.current_thread() is not threading.main_thread():
             asked.set()
+            assert closing.wait(stretched(60))
             until(lambda: not self._zygotes, seconds=1)
         return zygote_for(self, launch)
 
     monkeypatch.setattr(ProcessRuntime, "_zygote", asked_late)
     run(runtime, launch_of("1"))
     assert asked.wait(stretched(60))
+    closing.set()
     runtime.close()
     assert runtime._zygotes == {}
 
