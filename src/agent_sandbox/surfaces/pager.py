@@ -82,13 +82,18 @@ class _Sink:
         settings = {"LESSSECURE": "1", "LESS": os.environ.get("LESS", "FRX")}
         environment = {name: value for name, value in os.environ.items() if name not in ("LESSOPEN", "LESSCLOSE")} | settings
         command = [*self._command, "-R"] if os.path.basename(self._command[0]) == "less" else self._command
+        # Ctrl-C is the pager's from its first moment. A function, since a pager inherits what is ignored, and would ignore it too.
+        self._interrupt = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             self._pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         except OSError:  # there is no such program: the text is worth more than the comfort
+            self._take_interrupts_again()
             return sys.stdout.buffer.write
         assert self._pager.stdin is not None
-        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's now
         return self._pager.stdin.write
+
+    def _take_interrupts_again(self) -> None:
+        signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
 
     def forget(self) -> None:
         """Let go of what was held back: half of it would be taken for all."""
@@ -104,4 +109,4 @@ class _Sink:
             with suppress(BrokenPipeError):
                 self._pager.stdin.close()
             self._pager.wait()
-            signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
+            self._take_interrupts_again()
