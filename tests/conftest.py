@@ -38,6 +38,7 @@ def _place_for_temporary_files() -> str:
 
 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _place_for_temporary_files())
+os.environ.setdefault("TMPDIR", os.environ["PYTEST_DEBUG_TEMPROOT"])  # for compilers and the like: /tmp may be small, or full
 
 # How long a test takes says how busy the machine is.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

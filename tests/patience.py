@@ -7,6 +7,7 @@ second in which everybody waits for a processor counts as a fraction of one.
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import signal
 import sys
@@ -133,3 +134,17 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     with guarded(seconds_for(item)):
         return (yield)
+
+
+@contextmanager
+def machine_wide() -> Iterator[None]:
+    """Nobody else is in here, in this suite or another on this machine: for what the kernel has only one of, for all or for each user.
+
+    The lock is on the root directory itself. Anybody can open that, whatever their namespaces, and nothing has to be made or left behind.
+    """
+    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(root, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(root)

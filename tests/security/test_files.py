@@ -15,6 +15,7 @@ from agent_sandbox.kernel.mounts import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.view import plan_view
+from tests.patience import machine_wide
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, meanwhile, outside, reading, snapshot
 
@@ -263,15 +264,16 @@ except BlockingIOError:
 @pytest.mark.needs_root
 def test_devices_are_no_meeting_place(number: int, box: Box, tell: Tell) -> None:
     """A lock on a device, and the sight of others opening it, would join runs with each other and with the machine."""
-    with meanwhile(box, LOCK) as ended:
-        assert _locked_by_others() == []
-        assert _locked_by_others(box) == []
-    assert ended[0].stdout == b"ready\n0\n", ended[0].stderr
-    with subprocess.Popen([sys.executable, "-c", LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        refused = _locked_by_others()
-        holder.stdin.close()
-        seen = int(holder.stdout.read())
+    with machine_wide():
+        with meanwhile(box, LOCK) as ended:
+            assert _locked_by_others() == []
+            assert _locked_by_others(box) == []
+        assert ended[0].stdout == b"ready\n0\n", ended[0].stderr
+        with subprocess.Popen([sys.executable, "-c", LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == b"ready\n"
+            refused = _locked_by_others()
+            holder.stdin.close()
+            seen = int(holder.stdout.read())
     assert len(refused) == 5 and seen > 0
     tell("locks and watches of its own", control=f"outside {len(refused)} locks are refused and {seen} bytes of events seen")
 

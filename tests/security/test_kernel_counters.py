@@ -16,7 +16,7 @@ import pytest
 
 from agent_sandbox.kernel import ids
 from agent_sandbox.runtime.process import ProcessRuntime
-from tests.patience import until
+from tests.patience import machine_wide, until
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, ROOT, Box, case, outside
 from tests.security.watching import held
@@ -54,6 +54,7 @@ print(json.dumps(found), flush=True)
 """
 BOUNDS = {"inotify instances": 32, "terminals": 64, "message queues": 1, "timers and signals": 1024, "keys": 0, "namespaces": 0}
 OPEN_FILES = 600
+OTHERS_MAY_COME = 3  # and take some of what is counted for the whole machine; what a guest takes is taken every time
 ONE_OF_EACH = TAKE.replace("ENOUGH = [], 5000", "ENOUGH = [], 1")
 
 
@@ -64,18 +65,33 @@ def _tables() -> dict[str, str]:
     return {**tables, "keys": str(keys)}
 
 
-@case(141, prio="P1")
-def test_what_the_kernel_counts_cannot_be_used_up(number: int, box: Box, tell: Tell) -> None:
-    before, terminals = _tables(), int(Path("/proc/sys/kernel/pty/nr").read_text())
+def _take_all(box: Box) -> tuple[dict[str, int], list[str]]:
+    """What a guest could take, and what of it the machine missed meanwhile or afterwards."""
+    before, terminals = _tables(), _terminals()
     with held(box.with_(limits=replace(GENEROUS, open_files=OPEN_FILES)), TAKE) as said:
         inside = json.loads(said)
-        assert _tables() == before, "what is in its own namespaces is in nobody else's"
+        missed = [name for name, table in _tables().items() if table != before[name]]
         mine = outside(ONE_OF_EACH, namespace=("--user", "--map-root-user", "--ipc"))
         assert 0 not in mine.values(), f"who started it has some of each left: {mine}"
     assert {name: inside[name] for name, most in BOUNDS.items() if inside[name] > most} == {}
     assert inside["descriptors"] < OPEN_FILES
-    assert until(lambda: int(Path("/proc/sys/kernel/pty/nr").read_text()) <= terminals), "and all is given back"
-    control = outside(TAKE, namespace=("--user", "--map-root-user", "--ipc"))
+    given_back = until(lambda: _terminals() <= terminals, seconds=10)
+    return inside, missed if given_back else [*missed, "terminals"]
+
+
+def _terminals() -> int:
+    return int(Path("/proc/sys/kernel/pty/nr").read_text())
+
+
+@case(141, prio="P1")
+def test_what_the_kernel_counts_cannot_be_used_up(number: int, box: Box, tell: Tell) -> None:
+    with machine_wide():
+        tries = [_take_all(box)]
+        while tries[-1][1] and len(tries) < OTHERS_MAY_COME:
+            tries.append(_take_all(box))
+        inside, missed = tries[-1]
+        assert missed == [], tries
+        control = outside(TAKE, namespace=("--user", "--map-root-user", "--ipc"))
     unbounded = {name for name in inside if control[name] > inside[name]}
     assert unbounded >= {"inotify instances", "terminals", "timers and signals", "keys", "descriptors"}, control
     tell(str({name: inside[name] for name in BOUNDS}), control=str({name: control[name] for name in BOUNDS}))
@@ -118,7 +134,7 @@ def test_descriptors_kept_on_their_way_do_not_keep_others_from_starting(number: 
     runtime = ProcessRuntime()
     who = ids.FIRST_ID if ROOT else os.getuid()
     try:
-        with _lowered(300):
+        with machine_wide(), _lowered(300):
             fresh = box.with_(runtime=runtime, limits=replace(GENEROUS, open_files=256))
             with held(fresh, IN_FLIGHT) as said:
                 assert said.startswith(b"Too many references"), "it has all that it can have"
