@@ -8,7 +8,7 @@ import time
 
 from agent_sandbox import places
 from agent_sandbox.ledger.event import Intent, Outcome
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.capabilities import ForSandbox, Only, Until, attenuate, check, mint
 from agent_sandbox.policy.code.validate import validate

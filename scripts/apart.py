@@ -14,7 +14,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from agent_sandbox.kernel import cgroup_tree
+from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel import syscalls as sc
 
 VARIABLE = "AGENT_SANDBOX_TESTS_APART"  # in its environment: our pid
@@ -25,7 +25,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def enter_cgroups() -> list[str]:
     """Make cgroups and move there, where we may. Those of somebody who was killed are removed by the way."""
     entered = []
-    for hierarchy in cgroup_tree.here():
+    for hierarchy in cgroups.here():
         if hierarchy.version != 1:  # in version 2 it would take the controllers from those below
             continue
         place = f"{hierarchy.own}/{PREFIX}{os.getpid()}"
@@ -34,7 +34,7 @@ def enter_cgroups() -> list[str]:
                 if name.startswith(PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(PREFIX)}"):
                     remove(f"{hierarchy.own}/{name}")
             os.mkdir(place)
-            cgroup_tree.write(f"{place}/cgroup.procs", str(os.getpid()))
+            cgroups.write(f"{place}/cgroup.procs", str(os.getpid()))
             entered.append(place)
     return entered
 
@@ -43,7 +43,7 @@ def leave(places: list[str]) -> None:
     """Move back, and remove them."""
     for place in places:
         with suppress(OSError):
-            cgroup_tree.write(f"{os.path.dirname(place)}/cgroup.procs", str(os.getpid()))
+            cgroups.write(f"{os.path.dirname(place)}/cgroup.procs", str(os.getpid()))
         remove(place)
 
 

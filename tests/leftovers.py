@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_sandbox.kernel import cgroup_tree
+from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel import syscalls as sc
 from scripts.apart import PR_SET_CHILD_SUBREAPER, VARIABLE
 from tests.patience import Patience
@@ -29,7 +29,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 LOOPS = Path("/sys/block")
 NAMESPACES = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
 LOOK_AGAIN_SECONDS = 0.05
-SOURCE = str(Path(cgroup_tree.__file__).parents[2])  # a word on the command line of every helper of this checkout
+SOURCE = str(Path(cgroups.__file__).parents[2])  # a word on the command line of every helper of this checkout
 # Who adopts our orphans: our parent, when it has started us apart, else process 1.
 APART = os.environ.get(VARIABLE) == str(os.getppid())
 ADOPTER = os.getppid() if APART else 1
@@ -124,14 +124,14 @@ def _mounts() -> dict[str, str]:
 
 def _cgroups(ours: set[int]) -> dict[str, str]:
     """In each tree, below where we stand, and in version 2 beside it too: where ours are made."""
-    tops = {place for hierarchy in cgroup_tree.here() for place in (hierarchy.places if hierarchy.version == 2 else (hierarchy.own,))}
-    names = {name for top in tops for name, _, _ in os.walk(top) if os.path.basename(name).startswith(cgroup_tree.PREFIX)}
+    tops = {place for hierarchy in cgroups.here() for place in (hierarchy.places if hierarchy.version == 2 else (hierarchy.own,))}
+    names = {name for top in tops for name, _, _ in os.walk(top) if os.path.basename(name).startswith(cgroups.PREFIX)}
     return {name: f"control group {name}" for name in names if _answerable(os.path.basename(name), ours)}
 
 
 def _answerable(cgroup: str, ours: set[int]) -> bool:
-    keeper = cgroup.removeprefix(cgroup_tree.PREFIX).split("-")[1:2]
-    return (APART and cgroup_tree.is_forgotten(cgroup)) or any(word.isdecimal() and int(word) in ours for word in keeper)
+    keeper = cgroup.removeprefix(cgroups.PREFIX).split("-")[1:2]
+    return (APART and cgroups.is_forgotten(cgroup)) or any(word.isdecimal() and int(word) in ours for word in keeper)
 
 
 def _described(processes: set[int]) -> dict[str, str]:

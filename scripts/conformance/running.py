@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_sandbox.kernel.mounts import MountPlan, ThrowAway
+from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.policy.paths import parse

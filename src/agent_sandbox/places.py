@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
     from agent_sandbox.engine.capabilities import Capabilities
     from agent_sandbox.engine.elevations import Elevations
-    from agent_sandbox.ledger.store import Ledger
+    from agent_sandbox.ledger.writer import Ledger
     from agent_sandbox.policy.asking import Word
     from agent_sandbox.policy.capabilities import Token
     from agent_sandbox.policy.model import Policy
@@ -93,7 +93,7 @@ def ledger() -> Ledger:
 
 
 def _ledger_in(state: str, keys: str) -> Ledger:
-    from agent_sandbox.ledger.store import Ledger
+    from agent_sandbox.ledger.writer import Ledger
 
     return Ledger(os.path.join(state, LEDGER), clock=time.time, keys=keys)
 

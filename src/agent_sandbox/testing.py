@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from agent_sandbox.kernel.mounts import MountPlan
+from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.runtime.base import Argv, Completed, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Runtime, Script

@@ -35,7 +35,9 @@ SLOW = frozenset(
     }
 )
 # What only a fork of the program needs: it loads that itself, while the program goes on.
-OF_THE_KEEPER = frozenset({"ctypes", "agent_sandbox.kernel.stage", "agent_sandbox.kernel.mounting", "agent_sandbox.kernel.seccomp"})
+OF_THE_KEEPER = frozenset(
+    {"ctypes", "agent_sandbox.kernel.guest_setup", "agent_sandbox.kernel.mount_steps", "agent_sandbox.kernel.seccomp"}
+)
 RUN = "from agent_sandbox.surfaces.cli import main; main(['run', '--', 'true'])"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agent_sandbox.engine.work import Outcome
-from agent_sandbox.kernel import cgroup_sweep, cgroups
+from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace.store import Store
 from tests.patience import given_time, stretched
@@ -17,7 +17,7 @@ from tests.security.harness import GENEROUS, Box
 
 MIB = 1 << 20
 DEADLINE, LATENESS = 0.5, 1.0
-HARD_MEMORY = "memory" in cgroup_sweep.probe(cgroups.here()).enforces
+HARD_MEMORY = "memory" in cgroups.probe(cgroups.here()).enforces
 
 STUBBORN = {
     "spins": "while :; do :; done",

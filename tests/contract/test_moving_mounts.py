@@ -19,7 +19,7 @@ from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.errors import Overtaken
 from agent_sandbox.kernel import namespaces
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.runtime.base import Launch

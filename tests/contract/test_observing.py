@@ -299,7 +299,7 @@ def test_nothing_is_left_of_observing(box: Box) -> None:
 _SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.runtime.process import ProcessRuntime
 from tests.security.harness import Box
 project = Path(sys.argv[1])
@@ -350,7 +350,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def _numbers(*names: str) -> list[int]:
-    from agent_sandbox.kernel import syscall_table, syscalls
+    from agent_sandbox.kernel import syscall_rules, syscalls
 
-    known = syscall_table.numbers(syscalls.MACHINE)
+    known = syscall_rules.numbers(syscalls.MACHINE)
     return [known[name] for name in names]

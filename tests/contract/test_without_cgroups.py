@@ -9,8 +9,8 @@ import pytest
 from agent_sandbox import Sandbox, shared
 from agent_sandbox.engine.languages import prepare
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import cgroup_sweep, cgroups
-from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.kernel import cgroups
+from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
@@ -65,7 +65,7 @@ HOLDS = {
 
 @pytest.fixture(autouse=True)
 def _no_cgroup() -> Iterator[None]:
-    if "memory" in cgroup_sweep.probe(cgroups.here(), unique="test").enforces:
+    if "memory" in cgroups.probe(cgroups.here(), unique="test").enforces:
         pytest.skip("there is a memory cgroup here, which limits all of this by itself")
     yield
     shared.runtime().close()

@@ -15,7 +15,7 @@ from agent_sandbox.engine.records.recorder import Recorder
 from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code, Work
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked, repeatable
 from agent_sandbox.policy.paths import Tree

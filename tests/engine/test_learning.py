@@ -19,7 +19,7 @@ from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Denied
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.document import Document, parse_toml
 from agent_sandbox.policy.explaining import lint
 from agent_sandbox.policy.model import Policy, cloned

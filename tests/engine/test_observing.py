@@ -13,11 +13,11 @@ from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import LedgerUnavailable
-from agent_sandbox.kernel.mounts import MountPlan, ThrowAway
+from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.telling import tell
+from agent_sandbox.ledger.summary import tell
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.paths import Glob, Tree

@@ -20,7 +20,7 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.event import Outcome as Ended
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy, cloned, locked

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.kernel import accounting
-from agent_sandbox.kernel.accounting import UNCOUNTABLE, disk_bytes, parse_stat
+from agent_sandbox.kernel import usage
+from agent_sandbox.kernel.usage import UNCOUNTABLE, disk_bytes, parse_stat
 
 # Fields 3 to 22 of proc_pid_stat(5): utime 100, stime 20, cutime 3, cstime 4, 5 threads, started at 777.
 REST = b" S 1 1 1 0 -1 4194560 9 9 9 9 100 20 3 4 20 0 5 0 777 10 10"
@@ -144,11 +144,11 @@ def test_processes_that_vanish_and_files_that_are_none_are_passed_over(tmp_path:
     (tmp_path / "8").mkdir()
     (tmp_path / "8" / "stat").write_bytes(b"8 (x)" + REST)
     (tmp_path / "self").mkdir()
-    assert [stat.pid for stat in accounting.processes(str(tmp_path))] == [8]
-    assert accounting.memory_bytes(str(tmp_path)) == 0
+    assert [stat.pid for stat in usage.processes(str(tmp_path))] == [8]
+    assert usage.memory_bytes(str(tmp_path)) == 0
 
 
-def measured(directory: Path, most_entries: int = accounting.MOST_ENTRIES) -> int:
+def measured(directory: Path, most_entries: int = usage.MOST_ENTRIES) -> int:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         before = len(os.listdir("/proc/self/fd"))
@@ -182,7 +182,7 @@ def test_disk_use_never_follows_a_symbolic_link(tmp_path: Path) -> None:
 
 
 def test_a_tree_too_deep_or_too_large_to_count_is_over_any_limit(tmp_path: Path) -> None:
-    deepest = tmp_path.joinpath("deep", *["d"] * (accounting.MOST_DEPTH - 2))
+    deepest = tmp_path.joinpath("deep", *["d"] * (usage.MOST_DEPTH - 2))
     deepest.mkdir(parents=True)
     assert measured(tmp_path) < UNCOUNTABLE
     (deepest / "d").mkdir()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import cgroup_sweep, cgroup_tree, cgroups, mountinfo
+from agent_sandbox.kernel import cgroups, mountinfo
 from agent_sandbox.kernel.cgroups import Cgroup, Hierarchy, Part
 
 MIB = 1 << 20
@@ -128,12 +128,12 @@ def test_out_of_memory_counts_only_at_the_cgroups_own_limit(tmp_path: Path) -> N
 
 
 def test_a_name_is_forgotten_only_when_its_keeper_is_gone_and_was_of_our_namespace() -> None:
-    mine = cgroup_tree.name(os.getpid(), "x-1")
-    namespace, pid, started = mine.removeprefix(cgroup_tree.PREFIX).split("-")[:3]
-    assert not cgroup_tree.is_forgotten(mine)
-    assert cgroup_tree.is_forgotten(f"{cgroup_tree.PREFIX}{namespace}-{pid}-{int(started) + 1}-x")  # the number was given to another
-    assert not cgroup_tree.is_forgotten(f"{cgroup_tree.PREFIX}1-{pid}-{int(started) + 1}-x")
-    assert not cgroup_tree.is_forgotten(f"{cgroup_tree.PREFIX}something-else")
+    mine = cgroups.group_name(os.getpid(), "x-1")
+    namespace, pid, started = mine.removeprefix(cgroups.PREFIX).split("-")[:3]
+    assert not cgroups.is_forgotten(mine)
+    assert cgroups.is_forgotten(f"{cgroups.PREFIX}{namespace}-{pid}-{int(started) + 1}-x")  # the number was given to another
+    assert not cgroups.is_forgotten(f"{cgroups.PREFIX}1-{pid}-{int(started) + 1}-x")
+    assert not cgroups.is_forgotten(f"{cgroups.PREFIX}something-else")
 
 
 # From here on: real cgroups.
@@ -276,7 +276,7 @@ def test_a_sweep_ends_and_removes_what_a_dead_keeper_left_and_nothing_else(make:
     handle = os.pidfd_open(int(orphan))
     try:
         assert not select.select([handle], [], [], 0)[0]
-        assert cgroup_sweep.sweep(cgroups.here()) >= len(paths)
+        assert cgroups.sweep(cgroups.here()) >= len(paths)
         assert select.select([handle], [], [], 0)[0]  # readable: dead, whoever is to reap it
     finally:
         os.close(handle)
@@ -286,17 +286,17 @@ def test_a_sweep_ends_and_removes_what_a_dead_keeper_left_and_nothing_else(make:
 
 def test_the_probe_says_what_is_enforced_or_why_not_and_leaves_nothing() -> None:
     hierarchies = cgroups.here()
-    found = cgroup_sweep.probe(hierarchies)
+    found = cgroups.probe(hierarchies)
     assert found.enforces | found.missing.keys() == {"memory", "processes"}
     assert all(found.missing.values())
-    name = cgroup_tree.name(os.getpid(), "probe")
+    name = cgroups.group_name(os.getpid(), "probe")
     assert not any(os.path.exists(f"{place}/{name}") for each in hierarchies for place in each.places)
-    assert cgroup_sweep.probe(()).missing.keys() == {"memory", "processes"}
+    assert cgroups.probe(()).missing.keys() == {"memory", "processes"}
 
 
 @pytest.mark.needs_root
 def test_as_root_with_v1_or_v2_mounted_both_limits_are_hard() -> None:
-    found = cgroup_sweep.probe(cgroups.here())
+    found = cgroups.probe(cgroups.here())
     if found.missing:
         pytest.skip(f"this machine gives root no cgroups: {found.missing}")
     assert found.enforces == {"memory", "processes"}

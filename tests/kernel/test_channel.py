@@ -8,16 +8,16 @@ import threading
 
 import pytest
 
-from agent_sandbox.kernel import channel
+from agent_sandbox.kernel import wire
 
 
 def test_values_and_descriptors_arrive_together() -> None:
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     with ours, theirs:
-        channel.send(ours, {"plan": [("overlay", {"masks": [("a\udcff", True)]})], "n": 1 << 40, "none": None}, [writing])
+        wire.send(ours, {"plan": [("overlay", {"masks": [("a\udcff", True)]})], "n": 1 << 40, "none": None}, [writing])
         os.close(writing)
-        value, (received,) = channel.receive(theirs)
+        value, (received,) = wire.receive(theirs)
         assert value == {"plan": [("overlay", {"masks": [("a\udcff", True)]})], "n": 1 << 40, "none": None}
         os.write(received, b"through")
         os.close(received)
@@ -28,8 +28,8 @@ def test_values_and_descriptors_arrive_together() -> None:
 def test_a_received_descriptor_does_not_survive_exec() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull) as file:
-        channel.send(ours, 1, [file.fileno()])
-        _, (received,) = channel.receive(theirs)
+        wire.send(ours, 1, [file.fileno()])
+        _, (received,) = wire.receive(theirs)
         assert not os.get_inheritable(received)
         os.close(received)
 
@@ -38,9 +38,9 @@ def test_a_message_larger_than_the_socket_buffer_arrives_whole() -> None:
     ours, theirs = socket.socketpair()
     text = "x" * (8 << 20)
     with ours, theirs:
-        sender = threading.Thread(target=channel.send, args=(ours, text))
+        sender = threading.Thread(target=wire.send, args=(ours, text))
         sender.start()
-        assert channel.receive(theirs) == (text, [])
+        assert wire.receive(theirs) == (text, [])
         sender.join()
 
 
@@ -51,4 +51,4 @@ def test_a_sender_that_goes_away_is_noticed(part: bytes) -> None:
         ours.sendall(part)
         ours.close()
         with pytest.raises(EOFError):
-            channel.receive(theirs)
+            wire.receive(theirs)

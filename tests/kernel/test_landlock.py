@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import landlock, syscall_table, syscalls
+from agent_sandbox.kernel import landlock, syscall_rules, syscalls
 from tests.kernel.children import in_child
 
 VERSION = landlock.abi()
@@ -133,7 +133,7 @@ def test_devices_outside_dev_take_no_commands(tmp_path: Path) -> None:
         os.close(os.open(node, os.O_RDWR))
     except PermissionError:
         pytest.skip(f"{tmp_path} is mounted nodev")
-    number = syscall_table.numbers(syscalls.MACHINE)["ioctl"]
+    number = syscall_rules.numbers(syscalls.MACHINE)["ioctl"]
 
     def command(path: str) -> Callable[[], object]:
         return lambda: syscalls.check(

@@ -8,37 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import mounting, mounts, namespaces, placing
+from agent_sandbox.kernel import mount_plan, mount_steps, mount_tools, namespaces
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.mounts import Mask
-from agent_sandbox.kernel.placing import Site
+from agent_sandbox.kernel.mount_plan import Mask
+from agent_sandbox.kernel.mount_tools import Site
 from tests.kernel.children import ChildEnded, in_child
 
-PLAN = mounts.MountPlan(
-    mounts.ThrowAway(64 << 20),
+PLAN = mount_plan.MountPlan(
+    mount_plan.ThrowAway(64 << 20),
     (
-        mounts.SkeletonRoot(),
-        mounts.Overlay("/usr", "/usr", "%2Fusr", masks=(Mask("share/doc", keep=True), Mask("games")), places=("share/doc/kept",)),
-        mounts.Copies("/etc", "/etc", "%2Fetc", ("hostname",), writable=False),
-        mounts.Bind("/usr/bin/env", "/bin/env"),
-        mounts.Tmpfs("/tmp", 1 << 20, 0o1777),
-        mounts.Directory("/sys"),
-        mounts.Symlink("/lib", "usr/lib"),
-        mounts.File("/note", b"\xff\x00"),
-        mounts.Devices(1 << 20),
-        mounts.Proc(),
-        mounts.SealRoot(),
+        mount_plan.SkeletonRoot(),
+        mount_plan.Overlay("/usr", "/usr", "%2Fusr", masks=(Mask("share/doc", keep=True), Mask("games")), places=("share/doc/kept",)),
+        mount_plan.Copies("/etc", "/etc", "%2Fetc", ("hostname",), writable=False),
+        mount_plan.Bind("/usr/bin/env", "/bin/env"),
+        mount_plan.Tmpfs("/tmp", 1 << 20, 0o1777),
+        mount_plan.Directory("/sys"),
+        mount_plan.Symlink("/lib", "usr/lib"),
+        mount_plan.File("/note", b"\xff\x00"),
+        mount_plan.Devices(1 << 20),
+        mount_plan.Proc(),
+        mount_plan.SealRoot(),
     ),
 )
 
 
 def test_a_plan_travels_unchanged() -> None:
-    assert mounts.decode(mounts.encode(PLAN)) == PLAN
+    assert mount_plan.decode(mount_plan.encode(PLAN)) == PLAN
 
 
 def test_a_plan_on_disk_travels_unchanged() -> None:
-    plan = mounts.MountPlan(mounts.OnDisk("/var/lib/\udcff"), (mounts.Proc(),))
-    assert mounts.decode(mounts.encode(plan)) == plan
+    plan = mount_plan.MountPlan(mount_plan.OnDisk("/var/lib/\udcff"), (mount_plan.Proc(),))
+    assert mount_plan.decode(mount_plan.encode(plan)) == plan
 
 
 def test_every_step_says_what_it_will_do() -> None:
@@ -54,7 +54,7 @@ def _in_staging(staging: Path) -> None:
     os.mkdir("r")
 
 
-@pytest.mark.parametrize("make", [placing.directory_for, placing.file_for], ids=["directory", "file"])
+@pytest.mark.parametrize("make", [mount_tools.directory_for, mount_tools.file_for], ids=["directory", "file"])
 def test_a_link_left_in_the_view_is_never_followed(tmp_path: Path, make: object) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -92,7 +92,7 @@ def test_only_a_regular_file_is_bound(tmp_path: Path) -> None:
             namespaces.enter_own_user_namespace()
         namespaces.enter_private_mounts()
         _in_staging(tmp_path)
-        mounting.perform_step(mounts.Bind("/usr", "/usr"), Site(None, 0, userxattr=True))
+        mount_steps.perform_step(mount_plan.Bind("/usr", "/usr"), Site(None, 0, userxattr=True))
 
     with pytest.raises(ChildEnded, match="only regular files are bound"):
         in_child(attempt)
@@ -110,8 +110,8 @@ def _mask_layer(tmp_path: Path, *masks: Mask) -> dict[str, str]:
             namespaces.enter_own_user_namespace()
         namespaces.enter_private_mounts()  # a tmpfs: the filesystem of the test may not take the attributes
         site = Site(None, 0, userxattr=os.geteuid() != 0)
-        placing.make_layer("layer", str(lower))
-        placing.fill_mask_layer("layer", str(lower), masks, site)
+        mount_tools.make_layer("layer", str(lower))
+        mount_tools.fill_mask_layer("layer", str(lower), masks, site)
         found = {}
         for directory, names, files in os.walk("layer"):
             for name in (*names, *files):

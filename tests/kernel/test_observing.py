@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import observing, seccomp, syscall_table, syscalls
+from agent_sandbox.kernel import notify, seccomp, syscall_rules, syscalls
 from tests.kernel.children import answer, in_child
 
-NUMBERS = syscall_table.numbers(syscalls.MACHINE) if syscalls.MACHINE in syscall_table.MACHINES else {}
+NUMBERS = syscall_rules.numbers(syscalls.MACHINE) if syscalls.MACHINE in syscall_rules.MACHINES else {}
 pytestmark = pytest.mark.skipif(not NUMBERS, reason=f"no system call table for {syscalls.MACHINE}")
 BAD = -1
 # With bad arguments each of these is harmless, and known to every kernel that we run on.
@@ -22,14 +22,14 @@ def unheard(*calls: tuple[str, tuple[int, ...]]) -> list[bool]:
     """Whether each call fails for want of a listener, in a child under the filter."""
 
     def act() -> list[bool]:
-        os.close(seccomp.install_observer(seccomp.compile_observer(observing.CALLS)))
+        os.close(seccomp.install_observer(seccomp.compile_observer(notify.CALLS)))
         return [answer(NUMBERS[name], *arguments) == errno.ENOSYS for name, arguments in calls]
 
     return in_child(act)
 
 
 def test_every_call_that_is_to_be_told_is_told_and_others_are_not() -> None:
-    told = [name for name in observing.CALLS if name in NUMBERS]
+    told = [name for name in notify.CALLS if name in NUMBERS]
     assert len(told) > 25
     arguments = (BAD, BAD, BAD, BAD, BAD, BAD)
     assert unheard(*((name, arguments) for name in told)) == [True] * len(told)
@@ -42,7 +42,7 @@ def test_what_is_sent_without_an_address_is_not_told_whatever_half_of_the_regist
 
 def test_the_refusals_of_the_other_filter_come_first() -> None:
     def act() -> list[int]:
-        os.close(seccomp.install_observer(seccomp.compile_observer(observing.CALLS)))
+        os.close(seccomp.install_observer(seccomp.compile_observer(notify.CALLS)))
         seccomp.install(seccomp.compile_filter(processes=False, execute=False))
         return [answer(NUMBERS[name], BAD, BAD, BAD) for name in ("execve", "mkdirat")]
 
@@ -52,8 +52,8 @@ def test_the_refusals_of_the_other_filter_come_first() -> None:
 @pytest.mark.parametrize("text", ["", "nameserver\n", "nameserver not-an-address\nsearch\n", "\0" * 9000, "nameserver 1.2.3.4.5\n# x"])
 def test_settings_that_say_nothing_useful_are_no_settings(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "resolv.conf").write_text(text)
-    monkeypatch.setattr(observing, "_RESOLV_CONF", str(tmp_path / "resolv.conf"))
-    assert observing.configured() == ([], ())
+    monkeypatch.setattr(notify, "_RESOLV_CONF", str(tmp_path / "resolv.conf"))
+    assert notify.configured() == ([], ())
 
 
 def test_settings_are_read_as_the_c_library_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +61,5 @@ def test_settings_are_read_as_the_c_library_reads_them(tmp_path: Path, monkeypat
         "domain old.example\nnameserver 192.0.2.1\nnameserver 2001:db8::53\nsearch Corp.Example. .\n"
         "nameserver 192.0.2.2\nnameserver 192.0.2.3\noptions ndots:5\n"
     )
-    monkeypatch.setattr(observing, "_RESOLV_CONF", str(tmp_path / "resolv.conf"))
-    assert observing.configured() == (["192.0.2.1", "2001:db8::53", "192.0.2.2"], ("corp.example",))
+    monkeypatch.setattr(notify, "_RESOLV_CONF", str(tmp_path / "resolv.conf"))
+    assert notify.configured() == (["192.0.2.1", "2001:db8::53", "192.0.2.2"], ("corp.example",))

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.kernel import seccomp, syscall_rules, syscall_table, syscalls
+from agent_sandbox.kernel import seccomp, syscall_rules, syscalls
 from tests.kernel.children import ChildEnded, answer, in_child
 
-NUMBERS = syscall_table.numbers(syscalls.MACHINE) if syscalls.MACHINE in syscall_table.MACHINES else {}
+NUMBERS = syscall_rules.numbers(syscalls.MACHINE) if syscalls.MACHINE in syscall_rules.MACHINES else {}
 pytestmark = pytest.mark.skipif(not NUMBERS, reason=f"no system call table for {syscalls.MACHINE}")
 ROOT = os.geteuid() == 0
 BAD = -1  # as a pointer, a descriptor, a length, a set of flags: never right
@@ -144,7 +144,7 @@ def test_x32_and_unknown_numbers_are_absent() -> None:
 
 
 def test_a_filter_made_for_another_machine_lets_nothing_through() -> None:
-    other = next(machine for machine in syscall_table.MACHINES if machine != syscalls.MACHINE)
+    other = next(machine for machine in syscall_rules.MACHINES if machine != syscalls.MACHINE)
     with pytest.raises(ChildEnded) as ended:
         in_child(lambda: seccomp.install(seccomp.compile_filter(processes=True, machine=other)))
     assert ended.value.signal == signal.SIGSYS

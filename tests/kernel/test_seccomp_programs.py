@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import seccomp, syscall_table, syscalls
+from agent_sandbox.kernel import seccomp, syscall_rules, syscalls
 from tests.kernel.children import in_child
 
-pytestmark = pytest.mark.skipif(syscalls.MACHINE not in syscall_table.MACHINES, reason=f"no system call table for {syscalls.MACHINE}")
+pytestmark = pytest.mark.skipif(syscalls.MACHINE not in syscall_rules.MACHINES, reason=f"no system call table for {syscalls.MACHINE}")
 
 PYTHON = """
 import asyncio, multiprocessing, socket, subprocess, sys, tempfile, threading

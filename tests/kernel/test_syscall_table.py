@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import syscall_table
+from agent_sandbox.kernel import syscall_rules
 
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
@@ -17,7 +17,7 @@ HEADERS = {
 NOT_CALLS = re.compile(r"arch_specific_syscall|syscalls|.*time64|sync_file_range2")
 
 
-@pytest.mark.parametrize("machine", syscall_table.MACHINES)
+@pytest.mark.parametrize("machine", syscall_rules.MACHINES)
 def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
     header = HEADERS[machine]
     if not header.exists():
@@ -25,12 +25,12 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
     defined = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)$", header.read_text(), re.MULTILINE)}
     defined["newfstatat"] = defined.pop("fstatat", defined.get("newfstatat", -1))
     theirs = {name: number for name, number in defined.items() if not NOT_CALLS.fullmatch(name)}
-    ours = syscall_table.numbers(machine)
+    ours = syscall_rules.numbers(machine)
     assert len(theirs) > 300
     assert {name: ours.get(name) for name in theirs} == theirs
 
 
-@pytest.mark.parametrize("machine", syscall_table.MACHINES)
+@pytest.mark.parametrize("machine", syscall_rules.MACHINES)
 def test_no_number_has_two_names(machine: str) -> None:
-    numbers = syscall_table.numbers(machine)
+    numbers = syscall_rules.numbers(machine)
     assert len(set(numbers.values())) == len(numbers)

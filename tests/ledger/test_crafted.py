@@ -10,10 +10,9 @@ from agent_sandbox.errors import SandboxError
 from agent_sandbox.ledger.chain import START
 from agent_sandbox.ledger.event import Event, Intent, Noted, Outcome, Refusal
 from agent_sandbox.ledger.export import FORMS, exporter
-from agent_sandbox.ledger.index import Index
-from agent_sandbox.ledger.query import Filter, select
+from agent_sandbox.ledger.query import Filter, Index, select
 from agent_sandbox.ledger.segments import entries
-from agent_sandbox.ledger.verifying import Evidence, examine
+from agent_sandbox.ledger.verify import Evidence, examine
 from agent_sandbox.spelling import sha256
 from agent_sandbox.surfaces.log import _line
 from tests.ledger.samples import ledger_at
@@ -95,7 +94,7 @@ def test_a_text_that_is_too_long_to_be_kept_is_shown_by_its_beginning(tmp_path: 
 
 @pytest.mark.parametrize("time", [1e12, -1e12, 1e300, 0.0, -1.0, 2**40])
 def test_a_clock_that_was_wrong_takes_no_entry_away(tmp_path: Path, time: float) -> None:
-    from agent_sandbox.ledger.store import Ledger
+    from agent_sandbox.ledger.writer import Ledger
 
     ledger = Ledger(tmp_path / "ledger.jsonl", clock=lambda: time)
     ledger.record(Intent({"kind": "RunCommand", "argv": ["ls"]}, "", "", ""))

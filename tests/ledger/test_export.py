@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent_sandbox.ledger.chain import START
 from agent_sandbox.ledger.event import Entry, Facts, Intent, Noted, Refusal
 from agent_sandbox.ledger.export import COLUMNS, FORMS, exporter
-from agent_sandbox.ledger.telling import tell
+from agent_sandbox.ledger.summary import tell
 from tests.ledger.test_query import EVENTS
 
 ENTRIES = [Entry(number, 1.5 + number, START, "h" * 64, event, "s" * 32) for number, event in enumerate(EVENTS, 1)]

@@ -12,8 +12,8 @@ import pytest
 
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.segments import closed, entries
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.verifying import evidence, examine
+from agent_sandbox.ledger.verify import evidence, examine
+from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, write_many
 
 

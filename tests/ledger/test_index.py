@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.ledger.index import Index
-from agent_sandbox.ledger.query import Filter, select
+from agent_sandbox.ledger.query import Filter, Index, select
 from agent_sandbox.ledger.segments import entries
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import intent, ledger_at
 from tests.ledger.test_query import EVENTS
 

@@ -12,8 +12,8 @@ import pytest
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.segments import entries
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.verifying import evidence, examine
+from agent_sandbox.ledger.verify import evidence, examine
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.model import locked
 from tests.ledger.samples import exit_code, in_child

@@ -9,8 +9,8 @@ import pytest
 from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
 from agent_sandbox.ledger.query import Filter, follow, select
 from agent_sandbox.ledger.segments import closed, entries
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.telling import tell
+from agent_sandbox.ledger.summary import tell
+from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import intent, ledger_at
 
 EVENTS: tuple[Event, ...] = (

@@ -16,8 +16,8 @@ import pytest
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Gap
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.verifying import evidence, examine
+from agent_sandbox.ledger.verify import evidence, examine
+from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, notes_in, write_many
 
 

@@ -14,8 +14,8 @@ from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger import anchor, checkpoint
 from agent_sandbox.ledger.event import Gap
 from agent_sandbox.ledger.segments import closed, files
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.verifying import Evidence, Report, evidence, examine
+from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
+from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.mutations import MUTATIONS
 from tests.ledger.samples import filled, intent, ledger_at
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_sandbox.kernel import stage
-from agent_sandbox.kernel.protocol import INPUTS, READY
+from agent_sandbox.kernel import guest_setup
+from agent_sandbox.kernel.wire import INPUTS, READY
 from agent_sandbox.runtime.answer import Answer, Said
 
 
@@ -65,7 +65,7 @@ def test_no_reason_of_the_confinement_can_be_taken_for_ready(
     monkeypatch.setattr("os.write", lambda _, data: guest.sendall(data))
     monkeypatch.setattr("os._exit", end)
     with pytest.raises(Ended):
-        stage._refuse(error)
+        guest_setup._refuse(error)
     monkeypatch.undo()
     guest.close()
     assert answer.refusal() not in (None, "")

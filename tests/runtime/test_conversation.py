@@ -7,7 +7,7 @@ import socket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.kernel.protocol import HELLO, TALK
+from agent_sandbox.kernel.wire import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
 from agent_sandbox.runtime.conversation import LARGEST, TURN, Conversation
 from agent_sandbox.runtime.pump import Poller

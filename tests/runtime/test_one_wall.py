@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.kernel.mounts import MountPlan, ThrowAway
+from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason

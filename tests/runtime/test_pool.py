@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.engine.languages import prepare
-from agent_sandbox.kernel.mounts import Copies, MountPlan, OnDisk, ThrowAway
+from agent_sandbox.kernel.mount_plan import Copies, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime import pool

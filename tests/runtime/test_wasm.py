@@ -19,7 +19,7 @@ import wasmtime
 
 from agent_sandbox import Sandbox, SandboxStatus, shared
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
-from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked

@@ -22,7 +22,7 @@ from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Code
 from agent_sandbox.engine.work import Work as Submitted
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.routing.model import Work

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.answer import Answer

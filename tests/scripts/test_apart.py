@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import cgroup_tree
+from agent_sandbox.kernel import cgroups
 from scripts import apart
 from scripts.suite import CHECKOUT
 from tests.patience import until
@@ -49,14 +49,14 @@ def test_an_orphan_comes_to_it_and_not_to_process_1() -> None:
 
 @pytest.mark.needs_root
 def test_its_cgroups_are_below_its_own_which_go_with_it() -> None:
-    if not any(hierarchy.version == 1 for hierarchy in cgroup_tree.here()):
+    if not any(hierarchy.version == 1 for hierarchy in cgroups.here()):
         pytest.skip("no cgroups of version 1 here")
     said = run("cat", "/proc/self/cgroup").stdout
     entered = [line for line in said.splitlines() if apart.PREFIX in line]
     assert entered
     assert not set(entered) & set(Path("/proc/self/cgroup").read_text().splitlines()), "the control: we are not in them"
     (name,) = {line.rpartition("/")[2] for line in entered}
-    assert [place for hierarchy in cgroup_tree.here() if os.path.exists(place := f"{hierarchy.own}/{name}")] == []
+    assert [place for hierarchy in cgroups.here() if os.path.exists(place := f"{hierarchy.own}/{name}")] == []
 
 
 @pytest.mark.needs_root
@@ -70,6 +70,6 @@ def test_cgroups_of_one_that_was_killed_are_removed_by_the_next() -> None:
     name = f"{apart.PREFIX}{process.pid}"
 
     def swept() -> bool:  # once what it had started has ended, too
-        return run("true").returncode == 0 and not any(os.path.exists(f"{hierarchy.own}/{name}") for hierarchy in cgroup_tree.here())
+        return run("true").returncode == 0 and not any(os.path.exists(f"{hierarchy.own}/{name}") for hierarchy in cgroups.here())
 
     assert until(swept)

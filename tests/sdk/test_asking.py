@@ -17,7 +17,7 @@ from agent_sandbox.engine.approvals.inbox import Waiting
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import Action, CallTool, RunCode
 from agent_sandbox.policy.capabilities import Only, Times, spell
 from agent_sandbox.policy.decide import Ask, Deny

@@ -26,7 +26,7 @@ from agent_sandbox.engine.routing import only
 from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.stored import Stored, changes_of, stack_in
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
 from agent_sandbox.policy.secrets import Mask, default_masks

@@ -19,7 +19,7 @@ from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger import keys
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.capabilities import Genuine, spell
 from agent_sandbox.policy.decide import Ask, Reason

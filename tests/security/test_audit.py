@@ -21,8 +21,8 @@ from agent_sandbox.ledger import anchor
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.segments import closed, entries
-from agent_sandbox.ledger.store import Ledger
-from agent_sandbox.ledger.verifying import Evidence, evidence, examine
+from agent_sandbox.ledger.verify import Evidence, evidence, examine
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.model import locked
 from tests.e2e.program import Shell

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import cgroup_sweep, cgroup_tree, cgroups
+from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Intent
@@ -150,7 +150,7 @@ def _leave_a_cgroup(top: Path, stack: ExitStack) -> None:
 
 def _make_cgroups(keeper: int) -> list[str]:
     """One in each tree."""
-    name = cgroup_tree.name(keeper, "planted")
+    name = cgroups.group_name(keeper, "planted")
     paths = [f"{hierarchy.places[0]}/{name}" for hierarchy in cgroups.here()]
     for path in paths:
         os.mkdir(path)
@@ -335,14 +335,14 @@ def test_the_lock_of_a_holder_that_is_gone_blocks_nobody(number: int, text: str,
 @pytest.mark.needs_root
 def test_a_cgroup_is_told_from_that_of_another_process_with_the_same_number(number: int, tell: Tell) -> None:
     with subprocess.Popen(["sleep", "60"]) as alive:
-        name = cgroup_tree.name(alive.pid, "reused")
-        namespace, pid, started = name.removeprefix(cgroup_tree.PREFIX).split("-")[:3]
-        earlier = f"{cgroup_tree.PREFIX}{namespace}-{pid}-{int(started) - 1}-reused"
+        name = cgroups.group_name(alive.pid, "reused")
+        namespace, pid, started = name.removeprefix(cgroups.PREFIX).split("-")[:3]
+        earlier = f"{cgroups.PREFIX}{namespace}-{pid}-{int(started) - 1}-reused"
         places = [hierarchy.places[0] for hierarchy in cgroups.here()]
         for place in places:
             os.mkdir(f"{place}/{name}")
             os.mkdir(f"{place}/{earlier}")
-        cgroup_sweep.sweep(cgroups.here())
+        cgroups.sweep(cgroups.here())
         kept = [os.path.isdir(f"{place}/{name}") for place in places]
         gone = [not os.path.exists(f"{place}/{earlier}") for place in places]
         for place in places:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.engine.work import Outcome
-from agent_sandbox.kernel import cgroup_sweep, cgroups
+from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.running import ProcessGuest
 from tests.patience import given_time, stretched, until
@@ -24,7 +24,7 @@ from tests.security.watching import held, tasks_of
 
 CHECKOUT = Path(__file__).parents[2]
 MIB = 1 << 20
-ENFORCED = cgroup_sweep.probe(cgroups.here()).enforces
+ENFORCED = cgroups.probe(cgroups.here()).enforces
 
 BOMBS = {
     "fork": "import os, time\nwhile True:\n  try: os.fork()\n  except OSError: time.sleep(0.02)",
@@ -98,7 +98,7 @@ SUPERVISOR = """
 import json, sys, time
 from dataclasses import replace
 from pathlib import Path
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.runtime.process import ProcessRuntime
 from tests.security.harness import GENEROUS, Box
 here, limit, script = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.kernel.mounts import Bind, ThrowAway
+from agent_sandbox.kernel.mount_plan import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.workspace.draft import Host, Needs
 from agent_sandbox.workspace.view import plan_view

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.kernel import placing
+from agent_sandbox.kernel import mount_tools
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import beneath
 from tests.security.conftest import Tell
@@ -84,7 +84,7 @@ def _attempt(which: int, handle: int, inside: Path, counts: dict[str, int]) -> N
                 counts["violations"] += entry.name == "canary" and entry.status.st_size != 3
             counts["walked"] += 1
         elif which == 2:
-            with placing.directory_for("/directory/sub/made") as place:
+            with mount_tools.directory_for("/directory/sub/made") as place:
                 counts["placed"] += 1
                 counts["violations"] += "outside" in os.readlink(place)
         else:  # the control arm: what an ordinary open is led to

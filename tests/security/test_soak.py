@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox import Sandbox, SandboxResult, SandboxStatus, shared
-from agent_sandbox.kernel import cgroup_tree
+from agent_sandbox.kernel import cgroups
 from tests.leftovers import CGROUPS, adopting, children, left_since, traces
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case
@@ -61,7 +61,7 @@ def _held(state: Path) -> dict[str, float]:
 def _held_now(state: Path) -> dict[str, float]:
     zygotes = children(os.getpid())
     ours = [f"-{zygote}-" for zygote in zygotes]
-    groups = [name for _, names, _ in os.walk(CGROUPS) for name in names if name.startswith(cgroup_tree.PREFIX)]
+    groups = [name for _, names, _ in os.walk(CGROUPS) for name in names if name.startswith(cgroups.PREFIX)]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")) + sum(len(os.listdir(f"/proc/{zygote}/fd")) for zygote in zygotes),
         "threads": threading.active_count(),

@@ -13,7 +13,7 @@ import pytest
 
 from agent_sandbox import places
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.surfaces import log as log_module
 from agent_sandbox.surfaces.cli import main
 

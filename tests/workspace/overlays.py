@@ -55,7 +55,7 @@ def edit(base: Path, layer: Path, body: Callable[[Path], None]) -> None:
 
 
 def make_layer(layers: int, target: str) -> str:
-    """The directories for one overlay as `kernel.placing` makes them, and their key."""
+    """The directories for one overlay as `kernel.mount_tools` makes them, and their key."""
     key = quote_target(target)
     for path in (key, f"{key}/upper", f"{key}/work"):
         with suppress(FileExistsError):

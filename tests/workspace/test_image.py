@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.kernel import ballast, loop
+from agent_sandbox.kernel import loop
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.workspace import image
 from agent_sandbox.workspace.image import Growth, NoImage
@@ -109,7 +109,7 @@ def test_one_that_is_as_large_as_it_was_made_to_be_says_so(place: Path, monkeypa
 
 def test_a_lower_limit_holds_although_more_was_reserved_and_can_be_lifted_again(made: Path) -> None:
     with image.opened(str(made)) as (attached, top):
-        ballast.restrict(top, 8 * MIB)
+        loop.restrict(top, 8 * MIB)
         assert 4 * MIB <= write(top, "file", 64 * MIB) <= 8 * MIB
         before = reserved(made)
         Growth(attached, 128 * MIB)(top)
@@ -122,9 +122,9 @@ def test_a_full_one_has_still_room_for_the_directories_of_a_view(made: Path) -> 
         with pytest.raises(OSError, match="No space"):
             for number in range(10_000):
                 os.mkdir(f"{'x' * 200}{number}", dir_fd=top)
-        ballast.make_room_for_directories(top)
+        loop.make_room_for_directories(top)
         os.mkdir("directory", dir_fd=top)
-        ballast.take_spare(top)
+        loop.take_spare(top)
         assert write(top, "guest", MIB) == 0, "and nobody else gets it"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mounts import Copies, Mask, MountPlan, Overlay, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
+from agent_sandbox.kernel.mount_plan import Copies, Mask, MountPlan, Overlay, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy import paths
 from agent_sandbox.policy.model import EVERYWHERE, FileRules
 from agent_sandbox.policy.secrets import Mask as Secret

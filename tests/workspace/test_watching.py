@@ -11,7 +11,7 @@ import pytest
 from agent_sandbox.engine.languages import tools
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import fanotify
-from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.runtime.base import Argv, Launch

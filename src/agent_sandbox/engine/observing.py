@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from agent_sandbox.kernel.mounts import Bind, Copies, File, Overlay, Symlink
+from agent_sandbox.kernel.mount_plan import Bind, Copies, File, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line

@@ -17,7 +17,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.routing import Choice, Question, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
 from agent_sandbox.errors import Busy, LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError, WorkspaceError
-from agent_sandbox.kernel.mounts import Layers, MountPlan, OnDisk, Overlay, ThrowAway
+from agent_sandbox.kernel.mount_plan import Layers, MountPlan, OnDisk, Overlay, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee

@@ -12,8 +12,8 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from agent_sandbox.kernel.ids import FIRST_ID
-from agent_sandbox.kernel.mounts import InImage, OnDisk
+from agent_sandbox.kernel.mount_plan import InImage, OnDisk
+from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace import chronicle, history
 from agent_sandbox.workspace.bases.runs import begin, end, has_run

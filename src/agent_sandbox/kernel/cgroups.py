@@ -1,10 +1,7 @@
-"""A cgroup for one run: limits that a whole crowd of processes cannot outrun, their total usage, and one stroke that ends them all.
+"""Control groups, version 1 and 2: find the hierarchies, make one group per run, and remove groups that outlived their keeper.
 
-A run's cgroup is one directory in each hierarchy that it needs (see `cgroup_tree`). What cannot be enforced is left out and named in
-`missing`; whether that will do is for the caller to decide. A `Cgroup` with no directories is a valid value that does nothing.
-
-Used between fork and exec by a small single-threaded process, so everything is plain reads and writes. The first `join` after a pause can
-take 15 ms, because the kernel waits for all CPUs before it moves a process: join ahead of time where that matters.
+A group limits a whole crowd of processes, counts their total usage, and kills them at one stroke. Which controllers work
+here is found out by a live try.
 """
 
 from __future__ import annotations
@@ -13,12 +10,152 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from agent_sandbox.kernel import cgroup_tree
-from agent_sandbox.kernel.cgroup_tree import LIMITING, Hierarchy, find, here, read, write
+from agent_sandbox.kernel import mountinfo, usage
+from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.values import dataclass, field
+
+PREFIX = "agent-sandbox-"
+LIMITING = frozenset({"memory", "pids"})  # what a run is limited by
+_USED = LIMITING | {"cpuacct", "freezer"}  # and, on v1, counted and stopped by
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """One tree. `controllers` is what v1 attached to it; on v2 that differs from directory to directory and is asked there."""
+
+    version: int
+    controllers: frozenset[str]
+    top: str
+    own: str  # the caller's cgroup, or `top` where that lies outside of what is mounted
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Directories to create a cgroup in, the best first.
+
+        v1 nests anywhere. On v2 a cgroup that holds processes, as the caller's does, cannot give controllers to its children ("no internal
+        processes", cgroups(7)), unless it is the root; a sibling of the caller can have them.
+        """
+        other = self.top if self.version == 1 or self.own == self.top else os.path.dirname(self.own)
+        return (self.own,) if other == self.own else (self.own, other)
+
+
+def find(proc_self_cgroup: str, mounts: Iterable[Mount]) -> tuple[Hierarchy, ...]:
+    """The hierarchies of use to us, v2 first; empty when none is mounted. Takes the text of /proc/self/cgroup and the mounts."""
+    seen = mountinfo.visible(mounts)
+    found = []
+    for line in proc_self_cgroup.splitlines():
+        number, _, rest = line.partition(":")
+        names, colon, path = rest.partition(":")
+        if not colon:
+            continue
+        if number == "0" and not names:
+            version, controllers = 2, frozenset[str]()
+            mount = next((each for each in seen if each.fstype == "cgroup2"), None)
+        else:
+            version, controllers = 1, frozenset(names.split(","))
+            if not controllers & _USED:
+                continue
+            mount = next((each for each in seen if each.fstype == "cgroup" and controllers <= set(each.super_options)), None)
+        if mount is not None:
+            found.append(Hierarchy(version, controllers, mount.target, _own_directory(mount, path)))
+    return tuple(sorted(found, key=lambda hierarchy: -hierarchy.version))
+
+
+def here() -> tuple[Hierarchy, ...]:
+    """The hierarchies as this process sees them now; empty where /proc cannot be read."""
+    try:
+        return find(read("/proc/self/cgroup"), mountinfo.read())
+    except (OSError, ValueError):
+        return ()
+
+
+def group_name(keeper: int, unique: str) -> str:
+    """A name for a cgroup of this keeper: pid namespace, pid and start time, which together name one process for good.
+
+    `unique` tells several cgroups of one keeper apart. Raises ProcessLookupError when there is no such process.
+    """
+    stat = usage.read_stat(keeper)
+    if stat is None:
+        raise ProcessLookupError(f"no process {keeper}")
+    return f"{PREFIX}{_pid_namespace()}-{keeper}-{stat.started}-{unique}"
+
+
+def is_forgotten(name: str) -> bool:
+    """Whether a name is ours and its keeper is gone. Not when it was made in another pid namespace: from here nobody can tell."""
+    words = name.removeprefix(PREFIX).split("-", 3)
+    if not name.startswith(PREFIX) or len(words) < 4 or not all(word.isdecimal() for word in words[:3]):
+        return False
+    namespace, keeper, started = (int(word) for word in words[:3])
+    if namespace != _pid_namespace():
+        return False
+    stat = usage.read_stat(keeper)
+    return stat is None or stat.started != started
+
+
+def offer(hierarchy: Hierarchy, place: str) -> tuple[frozenset[str] | None, str]:
+    """The controllers that a cgroup made in `place` would have (None when no process could enter it), and why not all that limit."""
+    if hierarchy.version == 1:
+        return hierarchy.controllers, ""
+    # A process may be moved only by who may write cgroup.procs of the common ancestor, which is `place` itself for child and sibling alike.
+    if not os.access(f"{place}/cgroup.procs", os.W_OK, effective_ids=True):
+        return None, f"{place} is not delegated to this user"
+    offered = LIMITING & _words(f"{place}/cgroup.controllers")
+    why = ""
+    for controller in sorted(offered - _words(f"{place}/cgroup.subtree_control")):
+        try:
+            write(f"{place}/cgroup.subtree_control", f"+{controller}")
+        except OSError as error:
+            why = f"{place} cannot pass on its {controller} controller: {error.strerror}"
+    enabled = LIMITING & _words(f"{place}/cgroup.subtree_control")
+    if offered != LIMITING:
+        why = why or f"{place} has no {' and no '.join(sorted(LIMITING - offered))} controller"
+    return enabled, why
+
+
+def write(path: str, value: str) -> None:
+    """Write a value to a cgroup's file, in the one call that the kernel wants. The file is never created."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str) -> str:
+    """The content of a cgroup's file, or nothing where this kernel has no such file or the cgroup is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:  # not a file object: it would ask the kernel six more questions, and this is on the way of every run
+        parts = []
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+        return b"".join(parts).decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _words(path: str) -> frozenset[str]:
+    return frozenset(read(path).split())
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _own_directory(mount: Mount, path: str) -> str:
+    """The directory of cgroup `path`. In a container the mount may show only a part of the tree, or the path lead out of it ("/..")."""
+    root = mount.root.rstrip("/")
+    if "/.." in path or not (path + "/").startswith(root + "/"):
+        return mount.target
+    return (mount.target + path[len(root) :]).rstrip("/")
+
 
 __all__ = ["Cgroup", "Hierarchy", "Part", "Usage", "create", "find", "here"]
 
@@ -166,12 +303,12 @@ def create(
     The memory limit includes swap where the kernel counts it for each cgroup. The cgroup is that of `keeper`, by default the caller: once
     that process is gone, a sweep may remove it. `unique` tells several of one keeper apart.
     """
-    name = cgroup_tree.name(os.getpid() if keeper is None else keeper, unique)
+    group = group_name(os.getpid() if keeper is None else keeper, unique)
     parts: list[Part] = []
     reasons: dict[str, str] = {}  # by controller; v1 comes last and has the last word
     for hierarchy in here() if hierarchies is None else hierarchies:
         if _adds_something(hierarchy, parts):
-            part, reason = _make(hierarchy, name)
+            part, reason = _make(hierarchy, group)
             parts += [part] if part else []
             reasons |= dict.fromkeys(hierarchy.controllers or LIMITING, reason)
     enforces, missing = set(), {}
@@ -205,7 +342,7 @@ def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
 
 def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
     """A directory in the place of this hierarchy that offers most; and what stood in the way of more."""
-    offers = [(place, *cgroup_tree.offer(hierarchy, place)) for place in hierarchy.places]
+    offers = [(place, *offer(hierarchy, place)) for place in hierarchy.places]
     reason = next((why for _, _, why in reversed(offers) if why), "")
     for place, controllers, _ in sorted(offers, key=lambda offer: -len(offer[1] or ())):
         if controllers is None:
@@ -268,3 +405,78 @@ def _value(text: str, key: str) -> int:
         if name == key:
             return int(value)
     return 0
+
+
+_MOST_DIRECTORIES = 5000  # looked at in one sweep
+
+
+def sweep(hierarchies: tuple[Hierarchy, ...]) -> int:
+    """Remove the cgroups of keepers that no longer live, ending first what still runs in them. Returns how many directories went."""
+    removed = 0
+    for hierarchy in hierarchies:
+        for path in list(_ours(hierarchy.top)):
+            if is_forgotten(os.path.basename(path)):
+                forgotten = Cgroup((Part(path, hierarchy.own, hierarchy.version, hierarchy.controllers),))
+                with suppress(OSError):  # another user's, or another sweep was quicker
+                    removed += forgotten.kill() and forgotten.remove()
+    return removed
+
+
+def probe(hierarchies: tuple[Hierarchy, ...], *, unique: str = "probe") -> Cgroup:
+    """Try it: create a cgroup, limit it, put a process in, kill it there, remove it. Never raises.
+
+    Two probes at once in one process need each a `unique`. Of the result, `enforces` and `missing` count; the cgroup itself is gone.
+    """
+    try:
+        cgroup = create(memory_bytes=64 << 20, processes=16, unique=unique, hierarchies=hierarchies)
+    except OSError as error:
+        return Cgroup(missing=dict.fromkeys(("memory", "processes"), str(error)))
+    problem = ""
+    try:
+        if cgroup.enforces:
+            problem = _try_killing_in(cgroup)
+    except OSError as error:
+        problem = f"a process cannot be moved into {cgroup.parts[0].path}: {error.strerror}"
+    if not cgroup.remove():
+        problem = problem or "a cgroup cannot be removed again"
+    if problem:
+        return Cgroup(missing=dict.fromkeys(("memory", "processes"), problem))
+    return Cgroup(enforces=cgroup.enforces, missing=cgroup.missing)
+
+
+def _try_killing_in(cgroup: Cgroup) -> str:
+    """Spawned, not forked: whoever asks may have threads. The shell waits for a line that never comes."""
+    reading, writing = os.pipe()
+    try:
+        child = os.posix_spawn("/bin/sh", ["sh", "-c", "read line"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)])
+    except OSError:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    try:
+        cgroup.join(child)
+        return "" if child in cgroup.members() and cgroup.kill() else "a process in a cgroup could not be killed"
+    finally:
+        os.close(writing)  # which ends the shell, should it still live
+        with suppress(ChildProcessError):  # the application may have set SIGCHLD to be ignored
+            os.waitpid(child, 0)
+
+
+def _ours(top: str) -> Iterator[str]:
+    """Directories with our prefix, wherever their makers stood in the tree. Does not look inside them."""
+    left = _MOST_DIRECTORIES
+    pending = [top]
+    while pending and left > 0:
+        directory = pending.pop()
+        left -= 1
+        try:
+            with os.scandir(directory) as entries:
+                children = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        for child in children:
+            if child.name.startswith(PREFIX):
+                yield child.path
+            else:
+                pending.append(child.path)

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from agent_sandbox.kernel import accounting, channel
-from agent_sandbox.kernel.protocol import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
+from agent_sandbox.kernel import usage, wire
+from agent_sandbox.kernel.wire import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Watch:
         self.sized = request["sized"]  # the layers are a filesystem of their own, of limited size
         self.interval = float(1 << 20)
         self._tmp = request["tmp"]
-        self._meter = accounting.CpuMeter()
+        self._meter = usage.CpuMeter()
         self._private: list[str | int] = [*private, "/dev/shm", *([layers] if request["in_memory"] else [])]
 
     def begin(self) -> None:
@@ -71,7 +71,7 @@ class Watch:
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
             return "cpu-limit", "cpu"
-        if self.memory is not None and accounting.memory_bytes(private=self._private) > self.memory:
+        if self.memory is not None and usage.memory_bytes(private=self._private) > self.memory:
             return "out-of-memory", "memory"
         self.count_processes()
         return "exited", ""
@@ -82,7 +82,7 @@ class Watch:
         `ended` says that the main program has only just ended: it had one of the places.
         """
         if self.processes is not None and not self.crowded:
-            self.crowded = accounting.task_count() + ended >= self.processes
+            self.crowded = usage.task_count() + ended >= self.processes
 
     def report(self, status: int, reason: str, hit: str, wall: float) -> dict[str, Any]:
         """What the supervisor is told at the end."""
@@ -115,7 +115,7 @@ def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: in
     """Watch over the guest's main program until the run is over and nothing of it lives, say how it ended, and exit."""
     verdict = _watch(watch, control, keeper, supervisor)
     with suppress(OSError):  # perhaps nobody is left to be told
-        channel.send(control, verdict)
+        wire.send(control, verdict)
         _step_aside(control)
     os._exit(0)
 
@@ -140,7 +140,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
         poller.register(fd, select.POLLIN)
     # A rehearsal: what has been done once, before anybody waits for it, is done faster the second time, its memory being our own by then.
     poller.poll(0)
-    channel.pack(watch.report(0, *watch.look(), 0.0))
+    wire.pack(watch.report(0, *watch.look(), 0.0))
     began = time.monotonic()
     deadline = began + FORGOTTEN
     reason, hit = "exited", ""
@@ -152,7 +152,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
             reason, hit = "killed", "supervisor"
         elif control.fileno() in ready:
             try:
-                kind, value = ORDER.unpack(channel.exactly(control, ORDER.size))
+                kind, value = ORDER.unpack(wire.exactly(control, ORDER.size))
             except (EOFError, OSError):
                 kind, value = b"", 0.0
             if kind == GO:

@@ -19,14 +19,14 @@ import socket
 import time
 from contextlib import suppress
 
-from agent_sandbox.kernel import accounting, cgroup_sweep, cgroup_tree, cgroups, channel, ids, namespaces, stage
+from agent_sandbox.kernel import cgroups, guest_setup, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.protocol import START, WATCH
-from agent_sandbox.kernel.stage import Identity, Seat
+from agent_sandbox.kernel.guest_setup import Identity, Seat
+from agent_sandbox.kernel.wire import START, WATCH
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
-    from agent_sandbox.kernel.stage import Program
+    from agent_sandbox.kernel.guest_setup import Program
 
 _LARGEST_ORDER = 16384  # bytes: a path and two numbers
 _DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
@@ -68,9 +68,9 @@ def serve(link: socket.socket, supervisor: int, program: Program) -> None:
 def _identify() -> Identity:
     """Prepare once what all guests of this process share: the id mapping, or rootless the outer user namespace, and where cgroups go."""
     hierarchies = cgroups.here()
-    cgroup_sweep.sweep(hierarchies)  # what was killed before it could clear away
+    cgroups.sweep(hierarchies)  # what was killed before it could clear away
     if os.geteuid() == 0:
-        return Identity(True, hierarchies, ids.FIRST_ID, namespaces.make_id_mapping())
+        return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
     uid, gid = os.geteuid(), os.getegid()
     namespaces.enter_own_user_namespace()
     return Identity(False, hierarchies, ids=(uid, gid))
@@ -93,7 +93,7 @@ class Keeper:
         woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        stage.note_signals()
+        guest_setup.note_signals()
         poller = select.poll()
         for fd in (woken, self._link.fileno(), self._supervisor):
             poller.register(fd, select.POLLIN)
@@ -115,7 +115,7 @@ class Keeper:
 
     def _take_order(self) -> None:
         try:
-            message, descriptors = channel.receive_descriptors(self._link, _LARGEST_ORDER)
+            message, descriptors = wire.receive_descriptors(self._link, _LARGEST_ORDER)
         except OSError:  # which order it was is lost, perhaps that to clear away: so everything is ended and cleared away
             message, descriptors = b"", []
         if not message:
@@ -129,7 +129,7 @@ class Keeper:
             layers, limit = rest
             run.watched = _Watched(layers, limit, descriptors[0], time.monotonic() + _DISK_TICK)
         else:
-            channel.close_all(descriptors)
+            wire.close_all(descriptors)
             if run:
                 run.done, run.clear_by = True, time.monotonic() + _CLEARING_PATIENCE
 
@@ -138,12 +138,12 @@ class Keeper:
         try:
             child = sc.clone(_NAMESPACES)
         except OSError as error:
-            stage.report_failure(seat.control, error)
+            guest_setup.report_failure(seat.control, error)
             child = 0
         else:
             if child == 0:
-                stage.become_init(seat, self._identity, self._program)
-        channel.close_all((seat.control.detach(), seat.payload.detach(), *stdio))
+                guest_setup.become_init(seat, self._identity, self._program)
+        wire.close_all((seat.control.detach(), seat.payload.detach(), *stdio))
         # Also when there is no init: the supervisor may have made a cgroup for it.
         self._runs[number] = _Run(child)
 
@@ -191,7 +191,7 @@ class Keeper:
     def _forget_cgroup(self, number: int) -> bool:
         if not self._identity.hierarchies:
             return True
-        name = cgroup_tree.name(os.getpid(), str(number))
+        name = cgroups.group_name(os.getpid(), str(number))
         left = [place for hierarchy in self._identity.hierarchies for place in hierarchy.places if not cgroups.gone(f"{place}/{name}")]
         return not left
 
@@ -208,6 +208,6 @@ def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
 def _disk_bytes(path: str) -> int:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return accounting.disk_bytes(directory)
+        return usage.disk_bytes(directory)
     finally:
         os.close(directory)

@@ -1,11 +1,4 @@
-"""Loop devices: a regular file as a disk, for as long as anybody uses it.
-
-A device is attached with "autoclear": the kernel detaches it when the last descriptor and the last mount of it are gone, however their
-owners ended, so nothing is left by a kill. The device keeps the very description of the file that it was given, and with it the lock
-(flock) that the caller took on it: that lock ends when the device is detached, not before.
-
-Only `mount_detached` needs more of the kernel than Python has; a run, whose init mounts the device itself, does not load it.
-"""
+"""Loop devices, and the ballast file that limits how much of an image a sandbox may fill."""
 
 from __future__ import annotations
 
@@ -13,6 +6,8 @@ import errno
 import fcntl
 import os
 import struct
+from contextlib import suppress
+from io import FileIO
 
 from agent_sandbox.values import dataclass
 
@@ -95,3 +90,115 @@ def mount_detached(device: str) -> int:
         return os.open(f"/proc/self/fd/{mount}/.", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         os.close(mount)
+
+
+FS_IOC_FIEMAP = 0xC020660B
+_LAST = 1  # FIEMAP_EXTENT_LAST
+_HEAD, _EXTENT = struct.Struct("=QQIIII"), struct.Struct("=QQQ16xI12x")  # struct fiemap, struct fiemap_extent
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A piece of a file: where it begins in the file and on the filesystem, in bytes."""
+
+    logical: int
+    physical: int
+    length: int
+
+
+def extents(fd: int) -> list[Extent]:
+    """The pieces of a file in their order. Raises OSError where the filesystem cannot tell."""
+    found: list[Extent] = []
+    start = 0
+    while True:
+        buffer = bytearray(_HEAD.pack(start, (1 << 64) - 1 - start, 0, 0, _AT_ONCE, 0) + bytes(_EXTENT.size * _AT_ONCE))
+        fcntl.ioctl(fd, FS_IOC_FIEMAP, buffer)
+        count, last = _HEAD.unpack_from(buffer)[3], 0
+        for number in range(count):
+            logical, physical, length, last = _EXTENT.unpack_from(buffer, _HEAD.size + number * _EXTENT.size)
+            found.append(Extent(logical, physical, length))
+        if not count or last & _LAST:
+            return found
+        start = found[-1].logical + found[-1].length
+
+
+def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
+    """What of the first `size` bytes of the filesystem is not in these pieces: where it begins, and its length."""
+    gaps, at = [], 0
+    for piece in sorted(pieces, key=lambda piece: piece.physical):
+        if piece.physical > at:
+            gaps.append((at, piece.physical - at))
+        at = max(at, piece.physical + piece.length)
+    return [*gaps, (at, size - at)] if at < size else gaps
+
+
+BALLAST, SPARE = "ballast", "spare"
+SPARE_BYTES = 4 << 20
+
+
+def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
+    """In a new image: make both files, leaving `keep_bytes` free. Returns what the disk has to give: all that the ballast does not hold."""
+    with _opened(top, SPARE) as spare:
+        os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
+    space = os.fstatvfs(top)
+    free = space.f_bavail * space.f_frsize
+    with _opened(top, BALLAST) as ballast:
+        if free > keep_bytes:
+            os.posix_fallocate(ballast.fileno(), 0, _blocks(free - keep_bytes, space.f_frsize))
+        os.fsync(ballast.fileno())  # only now is it settled where its blocks lie
+        return complement(extents(ballast.fileno()), image_bytes)
+
+
+def used_bytes(top: int) -> int:
+    """What is in the image besides the two files."""
+    space = os.fstatvfs(top)
+    ours = sum(os.stat(name, dir_fd=top, follow_symlinks=False).st_blocks * 512 for name in (BALLAST, SPARE))
+    return max(0, (space.f_blocks - space.f_bfree) * space.f_frsize - ours)
+
+
+def restrict(top: int, limit_bytes: int) -> None:
+    """Let no more be free than fits into the limit."""
+    space = os.fstatvfs(top)
+    surplus = space.f_bavail * space.f_frsize - max(0, limit_bytes - used_bytes(top))
+    if surplus < space.f_frsize:
+        return
+    with _opened(top, BALLAST) as ballast, suppress(OSError):  # what is not to be had is not free either
+        os.posix_fallocate(ballast.fileno(), os.fstat(ballast.fileno()).st_size, _blocks(surplus, space.f_frsize))
+
+
+def give(top: int, image: int, wanted_bytes: int) -> int:
+    """Let the sandbox have more, as far as there is ballast. Returns how much. Raises OSError, having given none, when the disk is full."""
+    block = os.fstatvfs(top).f_frsize
+    with _opened(top, BALLAST) as ballast:
+        size = os.fstat(ballast.fileno()).st_size
+        end = max(0, size - _blocks(wanted_bytes, block))
+        for piece in extents(ballast.fileno()):
+            if piece.logical + piece.length > end:
+                kept = max(0, end - piece.logical)
+                os.posix_fallocate(image, piece.physical + kept, piece.length - kept)
+        os.ftruncate(ballast.fileno(), end)
+        return size - end
+
+
+def make_room_for_directories(top: int) -> None:
+    """When nothing is free any more, give up the spare; `take_spare` wants it back."""
+    space = os.fstatvfs(top)
+    if space.f_bavail * space.f_frsize < SPARE_BYTES:
+        with _opened(top, SPARE) as spare:
+            os.ftruncate(spare.fileno(), 0)
+
+
+def take_spare(top: int) -> None:
+    """Take back what was given up and not needed."""
+    with _opened(top, SPARE) as spare, suppress(OSError):
+        if os.fstat(spare.fileno()).st_size < SPARE_BYTES:
+            os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
+
+
+def _blocks(size: int, block: int) -> int:
+    return size // block * block
+
+
+def _opened(top: int, name: str) -> FileIO:
+    return FileIO(os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top), "rb+")

@@ -17,8 +17,8 @@ import functools
 import struct
 
 from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.kernel import syscall_rules, syscalls
 from agent_sandbox.kernel import syscall_rules as rules
-from agent_sandbox.kernel import syscall_table, syscalls
 from agent_sandbox.kernel.syscall_rules import Condition, Rule
 from agent_sandbox.values import dataclass
 
@@ -77,13 +77,13 @@ def compile_filter(
     being executed. Raises `RuntimeUnavailable` on a machine whose system call numbers are
     not known.
     """
-    if machine not in syscall_table.MACHINES:
+    if machine not in syscall_rules.MACHINES:
         raise RuntimeUnavailable(
             f"cannot filter system calls: their numbers on {machine} are not known",
             missing=("system call filter",),
-            hint=f"use a machine of kind {' or '.join(syscall_table.MACHINES)}",
+            hint=f"use a machine of kind {' or '.join(syscall_rules.MACHINES)}",
         )
-    numbers = sorted((number, name) for name, number in syscall_table.numbers(machine).items())
+    numbers = sorted((number, name) for name, number in syscall_rules.numbers(machine).items())
     answers = tuple(
         (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated)) for number, name in numbers
     )
@@ -114,7 +114,7 @@ def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE)
 
     Of the answers of several filters the kernel takes the strictest, so what the other one refuses is refused, and not told.
     """
-    known = syscall_table.numbers(machine)
+    known = syscall_rules.numbers(machine)
     code = [_return(_RET_ALLOW)]
     for name in names:
         if name not in known:

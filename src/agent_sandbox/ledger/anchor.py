@@ -13,7 +13,12 @@ from __future__ import annotations
 import errno
 import os
 
+from agent_sandbox.errors import LedgerBroken
+from agent_sandbox.ledger.chain import HINT, START, Head, holds, torn_at
+from agent_sandbox.ledger.encoding import sealed
+from agent_sandbox.ledger.event import Gap
 from agent_sandbox.ledger.keys import make_private, read_private
+from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass
 
 ANCHOR = "anchor"
@@ -105,3 +110,43 @@ def _slot(content: bytes) -> Anchored | None:
         raise ValueError("a slot of the anchor is damaged")
     sequence, digest, seal, size, boot = words
     return Anchored(int(sequence), digest, seal, int(size), boot)
+
+
+def missing(path: str, directory: str, descriptor: int, size: int, head: Head, boot: str, seal: Seal) -> Gap | None:
+    """The entry that has to come first; None when nothing is missing. Makes an anchor for a new ledger.
+
+    Raises `LedgerBroken` when the ledger must not be continued, OSError when the anchor cannot be read or made.
+    """
+    try:
+        found = read(directory)
+    except ValueError as error:
+        raise LedgerBroken(f"the anchor of the ledger {path} cannot be read: {error}", hint=_HINT) from None
+    if found is None:
+        if head.sequence:
+            raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} is gone", hint=_HINT)
+        begin(directory, START, sealed(bytes.fromhex(START), seal), boot)
+        return None
+    furthest = found.furthest
+    if furthest is None:
+        if head.sequence:
+            raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} was emptied", hint=_HINT)
+        return None  # whoever made it did not live to write it
+    if furthest.seal != sealed(bytes.fromhex(furthest.hash), seal):
+        raise LedgerBroken(f"the anchor of the ledger {path} was not written with its key", hint=_HINT)
+    if head.sequence >= furthest.sequence:
+        if furthest.sequence and not holds(descriptor, size, furthest.sequence, furthest.hash):
+            raise LedgerBroken(f"the ledger {path} is another one than before: entry {furthest.sequence} is not the one it had", hint=HINT)
+        return None
+    return _gap(path, found, furthest, size, head, boot)
+
+
+def _gap(path: str, found: Anchor, furthest: Anchored, size: int, head: Head, boot: str) -> Gap:
+    torn = vars(torn_at(head.end, head.remains)) if head.remains else {}
+    if size == 0:
+        return Gap(furthest.sequence, furthest.hash, "the file was not there", torn)
+    if boot not in (furthest.boot, "unknown") and (found.lasting is None or head.sequence >= found.lasting.sequence):
+        return Gap(furthest.sequence, furthest.hash, "the machine has started again since", torn)
+    raise LedgerBroken(f"the ledger {path} has lost its end: {furthest.sequence - head.sequence} entries are missing", hint=HINT)
+
+
+_HINT = "find out what happened to that directory; then move it aside, and with it the ledger and its closed files"

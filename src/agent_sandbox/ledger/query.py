@@ -1,14 +1,20 @@
-"""Find entries: by time, kind, category, level, sandbox, words; and wait for new ones."""
+"""Find entries by time, kind, category, level, sandbox or words, follow new ones, and index them in SQLite.
+
+The index can be deleted at any time; it is made again from the ledger.
+"""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 
 from agent_sandbox.ledger.chain import walk
+from agent_sandbox.ledger.encoding import decode
 from agent_sandbox.ledger.event import Entry
-from agent_sandbox.ledger.segments import closed_name, files
-from agent_sandbox.ledger.telling import LEVELS, Told, tell
+from agent_sandbox.ledger.segments import closed_name, files, first_sequence
+from agent_sandbox.ledger.summary import LEVELS, Told, tell
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -120,3 +126,116 @@ def _is_still(file: BinaryIO, path: str) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+_VERSION = 1  # of the tables; another one is begun anew
+_TABLES = """
+CREATE TABLE entries (
+    sequence INTEGER PRIMARY KEY, time REAL, kind TEXT, category TEXT, level INTEGER, sandbox TEXT, allowed INTEGER, words TEXT,
+    hash TEXT, file INTEGER, start INTEGER, stop INTEGER
+);
+CREATE INDEX by_time ON entries (time);
+CREATE INDEX by_sandbox ON entries (sandbox, sequence);
+CREATE INDEX by_refusal ON entries (sequence) WHERE NOT allowed;
+"""
+
+
+class Index:
+    """The index at `place` of the ledger at `ledger`."""
+
+    def __init__(self, ledger: str, place: str) -> None:
+        self._ledger = ledger
+        self._place = place
+
+    def find(self, wanted: Filter, *, newest: int) -> list[Entry]:
+        """The newest entries that are wanted, oldest first. Raises `LedgerBroken` when the ledger is, OSError when it cannot be read."""
+        try:
+            return self._found(wanted, newest)
+        except (sqlite3.DatabaseError, _Stale):
+            for name in (self._place, f"{self._place}-journal"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
+            return self._found(wanted, newest)
+
+    def _found(self, wanted: Filter, newest: int) -> list[Entry]:
+        descriptor = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.close(descriptor)  # it is made here, for this user only; SQLite would ask the mask
+        with closing(sqlite3.connect(self._place, timeout=30, isolation_level=None)) as tables:
+            self._catch_up(tables)
+            query, values = _as_sql(wanted)
+            columns = "SELECT hash, file, start, stop FROM entries"
+            rows = tables.execute(f"{columns} WHERE {query} ORDER BY sequence DESC LIMIT ?", (*values, newest))
+            return [self._read(*row) for row in rows][::-1]
+
+    def _catch_up(self, tables: sqlite3.Connection) -> None:
+        tables.execute("PRAGMA synchronous = OFF")  # what a power cut destroys is made again
+        tables.execute("BEGIN IMMEDIATE")  # one at a time goes on with it
+        if tables.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            if tables.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise _Stale
+            for statement in _TABLES.split(";"):
+                tables.execute(statement)
+            tables.execute(f"PRAGMA user_version = {_VERSION}")
+        last = tables.execute("SELECT hash, file, start, stop FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
+        tables.execute("DELETE FROM entries WHERE file < ?", (self._oldest(),))
+        rows = self._rows_behind(self._read(*last), last[1], last[3]) if last else self._rows_behind(None, 0, 0)
+        tables.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        tables.execute("COMMIT")
+
+    def _oldest(self) -> int:
+        kept = files(self._ledger)
+        return first_sequence(kept[0]) if kept else 0
+
+    def _rows_behind(self, before: Entry | None, file: int, stop: int) -> Iterator[tuple[object, ...]]:
+        for path in files(self._ledger):
+            first = first_sequence(path)
+            if first < file:
+                continue
+            with open(path, "rb") as content:
+                content.seek(stop if first == file else 0)
+                lines = WholeLines(content, content.tell())
+                start = lines.end
+                for item in walk(lines, before, offset=start):
+                    if isinstance(item, Entry):
+                        yield _row(item, first, start, lines.end)
+                        before, start = item, lines.end
+
+    def _read(self, digest: str, file: int, start: int, stop: int) -> Entry:
+        """The entry that the index names; raises `_Stale` when another one, or none, stands there."""
+        for path in (closed_name(self._ledger, file), self._ledger):
+            with suppress(FileNotFoundError, ValueError), open(path, "rb") as content:
+                content.seek(start)
+                entry = decode(content.read(stop - start).removesuffix(b"\n").rpartition(b"\n")[2])
+                if entry.hash == digest:
+                    return entry
+        raise _Stale
+
+
+class _Stale(Exception):
+    """The index does not fit the ledger."""
+
+
+def _row(entry: Entry, file: int, start: int, stop: int) -> tuple[object, ...]:
+    told = tell(entry)
+    words = f"{told.action} {told.target} {told.why}".lower().encode("utf-8", "replace").decode()
+    return (
+        *(entry.sequence, entry.time, entry.event.kind, told.category, LEVELS.index(told.level), told.sandbox, told.allowed, words),
+        *(entry.hash, file, start, stop),
+    )
+
+
+def _as_sql(wanted: Filter) -> tuple[str, list[object]]:
+    """The filter as a condition with its values. Everything that was typed is a value."""
+    conditions: list[tuple[str, object]] = [("sequence > ?", wanted.after)]
+    if wanted.since is not None:
+        conditions.append(("time >= ?", wanted.since))
+    if wanted.until is not None:
+        conditions.append(("time < ?", wanted.until))
+    conditions += [(f"{name} = ?", value) for name in ("kind", "category", "sandbox") if (value := getattr(wanted, name))]
+    if wanted.level:
+        conditions.append(("level >= ?", LEVELS.index(wanted.level)))
+    if wanted.allowed is not None:
+        conditions.append(("allowed = ?", wanted.allowed))
+    if wanted.words:
+        conditions.append(("instr(words, ?) > 0", wanted.words.lower().encode("utf-8", "replace").decode()))
+    return " AND ".join(condition for condition, _ in conditions), [value for _, value in conditions]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 
-from agent_sandbox.kernel.protocol import INPUTS, READY, REFUSAL_BYTES, REPORT_BYTES
+from agent_sandbox.kernel.wire import INPUTS, READY, REFUSAL_BYTES, REPORT_BYTES
 from agent_sandbox.values import dataclass
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 
-from agent_sandbox.kernel.mounts import MountPlan
+from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field

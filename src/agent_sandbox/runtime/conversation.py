@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.kernel.protocol import HELLO, TALK
+from agent_sandbox.kernel.wire import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
 from agent_sandbox.runtime.pump import CHUNK, Poller
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import SCRIPT, SCRIPTS
+from agent_sandbox.kernel import wire
+from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.runtime import crossing, script, talking
 from agent_sandbox.runtime.speaking import Speaker
 from agent_sandbox.values import TYPE_CHECKING
@@ -32,7 +32,7 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
         if python:
             _prepare_interpreter()
         ready()
-        message, _ = channel.receive(payload)
+        message, _ = wire.receive(payload)
         enter(message["cwd"])
         if "file" in message:
             write_script(f"{SCRIPTS}/{message['file']}", message["source"])

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.observing import EXECUTES, OPENS, RESOLVER_PORT, Call
+from agent_sandbox.kernel.notify import EXECUTES, OPENS, RESOLVER_PORT, Call
 from agent_sandbox.runtime.naming import Names
 from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, WRITE
 

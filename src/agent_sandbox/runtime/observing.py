@@ -24,9 +24,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.observing import Listener, take_listener
-from agent_sandbox.kernel.protocol import HEARD, LISTENING, SCRIPTS
+from agent_sandbox.kernel import wire
+from agent_sandbox.kernel.notify import Listener, take_listener
+from agent_sandbox.kernel.wire import HEARD, LISTENING, SCRIPTS
 from agent_sandbox.runtime.interpreting import Found, Interpreter
 from agent_sandbox.runtime.naming import LARGEST_QUESTION, Names
 from agent_sandbox.runtime.observed import FAILED, RESOLVE, TOO_MANY, Seen
@@ -41,14 +41,14 @@ def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str
     try:
         if payload.recv(1, socket.MSG_PEEK) != LISTENING:
             return None
-        guest = channel.credentials(payload)
-        listener = take_listener(guest, int.from_bytes(channel.exactly(payload, 4), "big"))
+        guest = wire.credentials(payload)
+        listener = take_listener(guest, int.from_bytes(wire.exactly(payload, 4), "big"))
         taken, sockets = sockets, ()
         observer = Observer(listener, taken, search, python=os.path.realpath(sys.executable))
         payload.send(HEARD)
         return observer
     finally:
-        channel.close_all(sockets)
+        wire.close_all(sockets)
 
 
 class Observer:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.kernel.mounts import Copies, ThrowAway
+from agent_sandbox.kernel.mount_plan import Copies, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
 from agent_sandbox.runtime.request import request_for

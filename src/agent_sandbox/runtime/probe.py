@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel import landlock, probes
-from agent_sandbox.kernel.mounts import Code, Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
+from agent_sandbox.kernel.mount_plan import Code, Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support

@@ -1,7 +1,7 @@
 """The `process` runtime: a native program or Python code on a copy-on-write view of this machine, as root and rootless.
 
 Here guests are asked for: from a zygote, from the pool of those already waiting, or by forking the caller when it says that it has but one
-thread. `running` is the supervisor's side of one run, and what confines the guest is in `kernel.stage`.
+thread. `running` is the supervisor's side of one run, and what confines the guest is in `kernel.guest_setup`.
 """
 
 from __future__ import annotations

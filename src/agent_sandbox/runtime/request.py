@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.kernel import mounts
+from agent_sandbox.kernel import mount_plan
 from agent_sandbox.runtime.base import Hosted, Launch
 from agent_sandbox.values import TYPE_CHECKING
 
@@ -18,13 +18,13 @@ def request_for(launch: Launch) -> dict[str, Any]:
     limits = launch.limits
     native = not isinstance(launch.program, Hosted)
     return {
-        "plan": mounts.encode(launch.root),
+        "plan": mount_plan.encode(launch.root),
         "cpu_seconds": limits.cpu_seconds,
         "memory_bytes": limits.memory_bytes,
         "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
         "open_files": limits.open_files,
-        "sized": not isinstance(launch.root.layers, mounts.OnDisk),
-        "in_memory": isinstance(launch.root.layers, mounts.ThrowAway),
+        "sized": not isinstance(launch.root.layers, mount_plan.OnDisk),
+        "in_memory": isinstance(launch.root.layers, mount_plan.ThrowAway),
         "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
         "may_fork": launch.processes,
         "may_exec": launch.processes or native,
@@ -52,6 +52,6 @@ def counted(launch: Launch) -> dict[str, Any]:
 
 def watched(launch: Launch) -> tuple[str, int] | None:
     """Layers that the keeper has to measure, and what they may hold: those on disk have no size of their own."""
-    if isinstance(launch.root.layers, mounts.OnDisk) and launch.limits.disk_bytes is not None:
+    if isinstance(launch.root.layers, mount_plan.OnDisk) and launch.limits.disk_bytes is not None:
         return launch.root.layers.path, launch.limits.disk_bytes
     return None

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed, Overtaken
-from agent_sandbox.kernel import cgroups, channel, ids
-from agent_sandbox.kernel.protocol import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
+from agent_sandbox.kernel import cgroups, namespaces, wire
+from agent_sandbox.kernel.wire import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
@@ -81,13 +81,13 @@ class ProcessGuest:
                 self._stdin = self._outputs.pop("stdin", None)
             return keeper.start(theirs)
         except BaseException as error:
-            channel.close_all([*self._outputs.values(), *([] if self._stdin is None else [self._stdin])])
+            wire.close_all([*self._outputs.values(), *([] if self._stdin is None else [self._stdin])])
             if isinstance(error, OSError):
                 why = error.strerror if keeper.alive else "the zygote has gone"
                 raise LaunchFailed(f"the sandbox could not be built: {why}", hint="run: agent-sandbox doctor") from error
             raise
         finally:
-            channel.close_all(theirs)
+            wire.close_all(theirs)
 
     def prepare(self) -> None:
         """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
@@ -99,7 +99,7 @@ class ProcessGuest:
             self._payload.settimeout(READY_SECONDS)
             if self.launch.observe:
                 self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # it will say who it is
-            channel.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
+            wire.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
             why = str(error) or "it took too long"
@@ -182,15 +182,15 @@ class ProcessGuest:
 
     def _await_readiness(self) -> None:
         if self._init_is_there():
-            self._init = channel.credentials(self._control)
+            self._init = wire.credentials(self._control)
             self._cgroup.join(self._init)  # while it builds the view
         if self._init_is_there():
             self._control.recv(1)
             if os.geteuid() == 0:  # only we may write the map; rootless init writes its own
-                whole = f"0 {ids.FIRST_ID} {ids.IDS}"
-                ids.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
+                whole = f"0 {namespaces.FIRST_ID} {namespaces.IDS}"
+                namespaces.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
             self._control.send(MAPPED)
-        message, descriptors = channel.receive(self._control)
+        message, descriptors = wire.receive(self._control)
         if message["kind"] == "failed":
             failure = Overtaken if message["overtaken"] else LaunchFailed
             raise failure(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
@@ -228,7 +228,7 @@ class ProcessGuest:
                 assert_never(program)
         if (talk := self.launch.talk) is not None:
             message["talk"] = dict(talk.offer)
-        channel.send(self._payload, message)
+        wire.send(self._payload, message)
         if talk is not None:
             talk.clock.stop, talk.clock.resume = self._stop_clock, self._resume_clock
             self._talk = Conversation(self._payload, talk, self._start_clock)
@@ -311,7 +311,7 @@ class ProcessGuest:
         assert self._talk is not None
         self.launch, self._began = launch, time.monotonic()
         self._waited = self._granted = 0.0
-        channel.close_all([] if self._stdin is None else [self._stdin])
+        wire.close_all([] if self._stdin is None else [self._stdin])
         self._stdin = None
         sinks = {name: Sink(name, fd, launch.limits.output_bytes, launch) for name, fd in self._outputs.items()}
         self._talk.give(work)
@@ -387,10 +387,10 @@ class ProcessGuest:
 
     def _take_message(self) -> bool:
         try:
-            message, descriptors = channel.receive(self._control)
+            message, descriptors = wire.receive(self._control)
         except (EOFError, OSError):
             return False
-        channel.close_all(descriptors)
+        wire.close_all(descriptors)
         self._messages[message["kind"]] = message
         return True
 
@@ -449,7 +449,7 @@ class ProcessGuest:
         self._line.close()
         left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
         self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}
-        channel.close_all(left)
+        wire.close_all(left)
         if not self._keeper.done(self._line.number):
             self._cgroup.remove()
         self.when_closed()

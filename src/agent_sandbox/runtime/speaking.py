@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent_sandbox.kernel.protocol import HELLO, TALK
+from agent_sandbox.kernel.wire import HELLO, TALK
 
 _CHUNK = 1 << 18
 _LARGEST_ANSWER = 1 << 25  # a longer one is none of ours: somebody else has read a part of it

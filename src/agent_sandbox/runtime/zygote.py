@@ -20,8 +20,8 @@ from contextlib import suppress
 from functools import cached_property
 
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
-from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import DONE, START, WATCH
+from agent_sandbox.kernel import wire
+from agent_sandbox.kernel.wire import DONE, START, WATCH
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> 
     except OSError as error:
         raise LaunchFailed(f"the zygote cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
     finally:
-        channel.close_all([] if image is None else [image])
+        wire.close_all([] if image is None else [image])
 
 
 def _fork(link: socket.socket, supervisor: int) -> int:
@@ -252,7 +252,7 @@ def _fork(link: socket.socket, supervisor: int) -> int:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        channel.close_others((link.fileno(), supervisor))
+        wire.close_others((link.fileno(), supervisor))
         from agent_sandbox.kernel import keeper, seccomp  # here, where the supervisor does not wait for it
         from agent_sandbox.runtime import guest
 
@@ -279,6 +279,6 @@ def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
     with open(interpreter, "rb") as file:
         while os.sendfile(image, file.fileno(), None, 1 << 30):
             continue
-    channel.seal(image)
+    wire.seal(image)
     # Some interpreters find their shared library relative to where they are.
     return image, {"LD_LIBRARY_PATH": os.path.join(os.path.dirname(os.path.dirname(interpreter)), "lib")}

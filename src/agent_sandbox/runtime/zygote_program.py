@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 
-from agent_sandbox.kernel import channel, keeper, seccomp
+from agent_sandbox.kernel import keeper, seccomp, wire
 from agent_sandbox.runtime import guest
 
 
@@ -24,7 +24,7 @@ def begin() -> tuple[socket.socket, int, list[str]]:
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     link, supervisor = socket.socket(fileno=int(link_fd)), int(supervisor_fd)
-    channel.close_others((link.fileno(), supervisor))  # an application may hold descriptors that pass on to what it starts
+    wire.close_others((link.fileno(), supervisor))  # an application may hold descriptors that pass on to what it starts
     for fd in (link.fileno(), supervisor):
         os.set_inheritable(fd, False)
     os.chdir("/")

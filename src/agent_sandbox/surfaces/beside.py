@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from agent_sandbox.kernel import channel
+from agent_sandbox.kernel import wire
 
 _NICE = 10
 
@@ -19,7 +19,7 @@ def in_a_child(do: Callable[[], None]) -> None:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        channel.close_others(())
+        wire.close_others(())
         os.nice(_NICE)
         do()
     finally:

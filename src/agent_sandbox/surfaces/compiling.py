@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from agent_sandbox import shared
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.kernel import accounting
+from agent_sandbox.kernel import usage
 from agent_sandbox.surfaces.messages import shown
 
 # What it takes in all. The compiler says nothing on its way, but the processor's time that it needs is much the same on most machines.
@@ -70,7 +70,7 @@ def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[in
 def _show(pid: int, seconds: float) -> None:
     if not sys.stderr.isatty():
         return
-    found = accounting.read_stat(pid)
+    found = usage.read_stat(pid)
     used = found.own_ticks / os.sysconf("SC_CLK_TCK") if found is not None else 0.0
     done = int(_WIDTH * min(used / _EXPECTED_CPU_SECONDS, 0.99))
     sys.stderr.write(f"\r[{'=' * done}{' ' * (_WIDTH - done)}] {seconds:.0f} s")

@@ -12,7 +12,7 @@ import sys
 from agent_sandbox import places, shared
 from agent_sandbox.engine.routing import NOT_LINUX
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
-from agent_sandbox.kernel.mounts import MountPlan, ThrowAway
+from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.surfaces.arguments import Request

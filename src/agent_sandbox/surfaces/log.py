@@ -12,10 +12,9 @@ from agent_sandbox import places
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.event import Entry
 from agent_sandbox.ledger.export import FORMS, FURTHEST, document, exporter
-from agent_sandbox.ledger.index import Index
-from agent_sandbox.ledger.query import Filter, follow, select
+from agent_sandbox.ledger.query import Filter, Index, follow, select
 from agent_sandbox.ledger.segments import entries, files
-from agent_sandbox.ledger.telling import LEVELS, Told
+from agent_sandbox.ledger.summary import LEVELS, Told
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.help import version

@@ -12,7 +12,7 @@ from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import checkpoint as checkpoints
 from agent_sandbox.ledger.event import Checkpoint
 from agent_sandbox.ledger.segments import files
-from agent_sandbox.ledger.verifying import Evidence, Report, evidence, examine
+from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.log import INDEX
 from agent_sandbox.surfaces.messages import remark, shown

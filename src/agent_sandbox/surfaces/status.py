@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import Busy, SandboxError
-from agent_sandbox.kernel import accounting
+from agent_sandbox.kernel import usage
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current, policy_of
 from agent_sandbox.surfaces.messages import at_a_terminal, remark, says_yes, shown
@@ -56,7 +56,7 @@ def status(request: Request) -> int:
         print(f"drift     {drift.sentence()}")
         for line in _moved(drift, found.project.path, everything=request.has("--all")):
             print(f"          {line}")
-    amount = human_size(size) if size < accounting.UNCOUNTABLE else "more than can be counted"
+    amount = human_size(size) if size < usage.UNCOUNTABLE else "more than can be counted"
     print(f"size      {amount} in {shown(found.state.store.path)}")
     print(f"in use    {shown(holder) if holder else 'no'}")
     return 0
@@ -110,7 +110,7 @@ def _size(found: Current) -> int:
         return 0
     directory = os.open(found.state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return accounting.disk_bytes(directory)
+        return usage.disk_bytes(directory)
     finally:
         os.close(directory)
 

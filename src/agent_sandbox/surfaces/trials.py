@@ -14,7 +14,7 @@ from agent_sandbox import places, shared
 from agent_sandbox.engine.attempts import on_a_plan_that_holds
 from agent_sandbox.engine.languages import NATIVE, tools
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.kernel.mounts import InImage, Layers, OnDisk, ThrowAway
+from agent_sandbox.kernel.mount_plan import InImage, Layers, OnDisk, ThrowAway
 from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned

@@ -6,8 +6,8 @@ import os
 from functools import lru_cache
 
 from agent_sandbox.kernel import mountinfo
+from agent_sandbox.kernel.mount_plan import Overlay, Step
 from agent_sandbox.kernel.mountinfo import Mount
-from agent_sandbox.kernel.mounts import Overlay, Step
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.values import dataclass, field
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from agent_sandbox.kernel.mounts import Bind, Code, Mask, Overlay
+from agent_sandbox.kernel.mount_plan import Bind, Code, Mask, Overlay
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.draft import Draft, covers
 from agent_sandbox.workspace.executables import Executables

@@ -1,6 +1,6 @@
 """Hide what is denied or secret in a plan, by name, wherever it can be reached, and keep what an interpreter needs.
 
-Names, not contents: a whiteout below the guest's view holds when the real file is replaced or appears later (`kernel.placing`). Here it
+Names, not contents: a whiteout below the guest's view holds when the real file is replaced or appears later (`kernel.mount_tools`). Here it
 is decided which names, in which overlay. The same object may have several: behind links, and where its filesystem is mounted again.
 """
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mounts import Bind, Copies, Directory, Mask, Overlay, Step
+from agent_sandbox.kernel.mount_plan import Bind, Copies, Directory, Mask, Overlay, Step
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, ancestors
 from agent_sandbox.values import replace

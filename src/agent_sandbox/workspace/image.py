@@ -2,7 +2,7 @@
 
     <generation>/<key>/{upper,work,target}     see `layers`
     trash/                                     generations on their way out
-    ballast, spare                             see `kernel.ballast`
+    ballast, spare                             see `kernel.loop`
 
 What is in an image was written by the kernel through the filesystem, never raw, whatever the guest did. It is attached once: whoever does
 it locks the file, the device keeps that lock until it is detached, and whoever comes meanwhile uses the same device. Two devices on one
@@ -114,7 +114,7 @@ def _formatting(capacity: int) -> tuple[str, ...]:
 
 def _reserve(file: int, capacity: int, room: int) -> None:
     """Have the disk give what the sandbox may fill at first, and let ballast hold the rest."""
-    from agent_sandbox.kernel import ballast
+    from agent_sandbox.kernel import loop
     from agent_sandbox.kernel import syscalls as sc
 
     attached = _attach(file)
@@ -126,7 +126,7 @@ def _reserve(file: int, capacity: int, room: int) -> None:
         os.close(attached.fd)
     try:
         os.mkdir(TRASH, 0o700, dir_fd=top)
-        for start, length in ballast.fill(top, capacity, room):
+        for start, length in loop.fill(top, capacity, room):
             try:
                 sc.fallocate(file, start, length)
             except OSError as error:
@@ -268,18 +268,18 @@ class Growth:
         self._free_before = free
         if free >= max(ROOM // 2, 4 * taken) or self.refused:
             return
-        from agent_sandbox.kernel import ballast
+        from agent_sandbox.kernel import loop
 
         try:
             room = max(ROOM, 8 * taken)
             if self._limit is not None:
-                room = min(room, self._limit - ballast.used_bytes(top) - free)
+                room = min(room, self._limit - loop.used_bytes(top) - free)
             if room < _LITTLE:
                 return
             disk = os.fstatvfs(self._image.file)
             if disk.f_bavail * disk.f_frsize - room < LEAVE_THE_DISK:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            given = ballast.give(top, self._image.file, room)
+            given = loop.give(top, self._image.file, room)
             self._free_before += given
             if not given:
                 self.refused = "this sandbox was made to hold no more; one with a larger limit is made after: agent-sandbox reset"

@@ -1,7 +1,7 @@
 """How the layers of a sandbox are named on disk: `<layers>/<key>/{upper,work}`, one for each overlay.
 
 The key is the overlay's target path written as one file name. A path too long for that is named by its digest, and a file `target` beside
-`upper`, which `kernel.placing` writes, says which it is. The guest reaches neither: it sees only what is merged from `upper`.
+`upper`, which `kernel.mount_tools` writes, says which it is. The guest reaches neither: it sees only what is merged from `upper`.
 """
 
 from __future__ import annotations

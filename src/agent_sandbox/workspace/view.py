@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mountinfo import Mount
-from agent_sandbox.kernel.mounts import (
+from agent_sandbox.kernel.mount_plan import (
     Bind,
     Code,
     Copies,
@@ -33,6 +32,7 @@ from agent_sandbox.kernel.mounts import (
     Symlink,
     Tmpfs,
 )
+from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
 from agent_sandbox.values import TYPE_CHECKING, replace

@@ -15,7 +15,7 @@ from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
 from agent_sandbox.engine.capabilities import Capabilities
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError
-from agent_sandbox.ledger.store import Ledger
+from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.asking import AskRules
 from agent_sandbox.policy.capabilities import Token

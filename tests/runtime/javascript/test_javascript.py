@@ -12,7 +12,7 @@ from shutil import which
 import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.kernel.mounts import ThrowAway
+from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Completed, JavaScriptCode, Launch, PythonCode, Reason

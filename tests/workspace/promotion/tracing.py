@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from functools import cache
 
-from agent_sandbox.kernel import seccomp, syscall_table, syscalls
+from agent_sandbox.kernel import seccomp, syscall_rules, syscalls
 
 _TRACEME, _CONTINUE, _SYSCALL, _SETOPTIONS = 0, 7, 24, 0x4200
 _KILL_WITH_TRACER, _MARK_CALLS, _TELL_OF_FILTER = 1 << 20, 1, 0x80
@@ -107,7 +107,7 @@ def killed_at_call(body: Callable[[], object], nth: int, *, silent: bool = False
 @cache
 def _telling() -> seccomp.Program:
     """A filter that tells the tracer of every call but the silent ones, and those that open a file without making or emptying it."""
-    numbers = syscall_table.numbers(syscalls.MACHINE)
+    numbers = syscall_rules.numbers(syscalls.MACHINE)
     silent = [numbers[name] for name in SILENT if name in numbers]
     code = [(0x20, 0, 0, 0)]  # load the number of the call
     code += [(0x15, len(silent) - at + 3, 0, number) for at, number in enumerate(silent)]  # silent: to the last line

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from agent_sandbox.kernel.available import available_memory
+from agent_sandbox.kernel.memory import available_memory
 from agent_sandbox.runtime.wasm import building
 from agent_sandbox.runtime.wasm.cache import Cache
 from agent_sandbox.runtime.zygote import argv_for

@@ -10,7 +10,7 @@ import resource
 import socket
 from contextlib import suppress
 
-from agent_sandbox.kernel.protocol import FAREWELL, FAREWELL_FD, INPUTS, NOT_COUNTED
+from agent_sandbox.kernel.wire import FAREWELL, FAREWELL_FD, INPUTS, NOT_COUNTED
 from agent_sandbox.runtime.wasm.inputs import Inputs
 from agent_sandbox.runtime.wasm.machine import Inside
 from agent_sandbox.values import TYPE_CHECKING

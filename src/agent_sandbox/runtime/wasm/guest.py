@@ -17,8 +17,8 @@ from functools import partial
 
 import wasmtime
 
-from agent_sandbox.kernel import channel
-from agent_sandbox.kernel.protocol import JAVASCRIPT, SCRIPT, SCRIPTS
+from agent_sandbox.kernel import wire
+from agent_sandbox.kernel.wire import JAVASCRIPT, SCRIPT, SCRIPTS
 from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.guest import enter, refuse, write_script
 from agent_sandbox.runtime.speaking import Speaker
@@ -80,7 +80,7 @@ class Guest:
                 rehearsed = self._rehearse(waiting)
                 instance = waiting if rehearsed else None
                 interpreter = self._interpreter() if rehearsed else None
-            message, _ = channel.receive(payload)
+            message, _ = wire.receive(payload)
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             inputs = Inputs() if message["watch"] else None

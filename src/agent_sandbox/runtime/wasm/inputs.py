@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 
-from agent_sandbox.kernel.protocol import SCRIPTS
+from agent_sandbox.kernel.wire import SCRIPTS
 from agent_sandbox.runtime.wasm.view import VIEW
 
 MOST = 4096  # that are noted: many more than people would look through

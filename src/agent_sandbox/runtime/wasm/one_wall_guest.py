@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 
-from agent_sandbox.kernel.protocol import SCRIPT, SCRIPTS
+from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.runtime.base import DEVNULL, Completed, Exit, Launch, PythonCode, Reason, Usage
 from agent_sandbox.runtime.wasm.cache import Entry
 from agent_sandbox.runtime.wasm.package import Package

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import wasmtime
 
-from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.kernel.wire import SCRIPT
 from agent_sandbox.runtime.wasm.cache import Entry, checked
 from agent_sandbox.runtime.wasm.machine import configuration
 from agent_sandbox.runtime.wasm.recipe import OURS, preparation

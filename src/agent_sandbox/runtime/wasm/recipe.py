@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from agent_sandbox.kernel.protocol import SCRIPT
+from agent_sandbox.kernel.wire import SCRIPT
 from agent_sandbox.runtime import crossing, script, talking
 from agent_sandbox.runtime.wasm.javascript import adapting
 from agent_sandbox.values import TYPE_CHECKING

@@ -12,8 +12,8 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent_sandbox.kernel import channel, keeper, memory, seccomp
-from agent_sandbox.kernel.protocol import FAREWELL_FD
+from agent_sandbox.kernel import keeper, memory, seccomp, wire
+from agent_sandbox.kernel.wire import FAREWELL_FD
 from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 from agent_sandbox.runtime.zygote_program import begin
@@ -65,7 +65,7 @@ def _low_numbers_taken() -> Iterator[None]:
             taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         yield
     finally:
-        channel.close_all(taken)
+        wire.close_all(taken)
 
 
 def _held(fd: int) -> int:
@@ -90,7 +90,7 @@ def _mapped(entry: Entry) -> list[tuple[int, int]]:
     try:
         with open(copy, "wb", closefd=False) as file, checked(entry, file.write):
             pass
-        channel.seal(copy)
+        wire.seal(copy)
         size = os.fstat(copy).st_size
         return [(memory.map_privately(copy, size), size) for _ in range(2)]
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent_sandbox.kernel.syscall_table import numbers
+from agent_sandbox.kernel.syscall_rules import numbers
 
 
 def system_calls(*names: str) -> dict[str, int]:

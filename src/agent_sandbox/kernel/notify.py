@@ -17,9 +17,9 @@ import socket
 import struct
 from contextlib import suppress
 
-from agent_sandbox.kernel import seccomp, syscall_table
+from agent_sandbox.kernel import seccomp, syscall_rules
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.protocol import HEARD, LISTENING
+from agent_sandbox.kernel.wire import HEARD, LISTENING
 from agent_sandbox.values import dataclass
 
 # What opens, executes, connects, binds, sends to an address, or changes a file by its name. `stat`, `access` and `readlink` are not among
@@ -90,7 +90,7 @@ class Listener:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._names = {number: name for name, number in syscall_table.numbers(sc.MACHINE).items() if name in CALLS}
+        self._names = {number: name for name, number in syscall_rules.numbers(sc.MACHINE).items() if name in CALLS}
         self._buffer = bytearray(_NOTIFICATION.size)
         self._nothing = bytes(_NOTIFICATION.size)
 

@@ -19,7 +19,7 @@ from agent_sandbox.ledger.chain import broken, walk
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Checkpoint, Entry, Gap, Rotated, Torn
 from agent_sandbox.ledger.segments import opened
-from agent_sandbox.ledger.store import PURPOSE
+from agent_sandbox.ledger.writer import PURPOSE
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.mounts import Mask
+from agent_sandbox.kernel.mount_plan import Mask
 from agent_sandbox.values import dataclass, field
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV

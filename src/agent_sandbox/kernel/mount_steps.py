@@ -11,9 +11,9 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from agent_sandbox.kernel import ballast, loop
+from agent_sandbox.kernel import loop
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.mounts import (
+from agent_sandbox.kernel.mount_plan import (
     DEVICES,
     Bind,
     Code,
@@ -34,7 +34,7 @@ from agent_sandbox.kernel.mounts import (
     ThrowAway,
     Tmpfs,
 )
-from agent_sandbox.kernel.placing import (
+from agent_sandbox.kernel.mount_tools import (
     QUIET,
     MountedBelow,
     Site,
@@ -86,7 +86,7 @@ def perform(plan: MountPlan, site: Site) -> None:
         perform_step(step, site)
     if isinstance(plan.layers, InImage):
         with _top() as top:
-            ballast.take_spare(top)
+            loop.take_spare(top)
 
 
 def perform_step(step: Step | Layers, site: Site) -> None:
@@ -121,8 +121,8 @@ def _in_image(layers: InImage, site: Site) -> None:
         os.close(held)
     with _top() as top:
         if layers.limit_bytes is not None:
-            ballast.restrict(top, layers.limit_bytes)
-        ballast.make_room_for_directories(top)
+            loop.restrict(top, layers.limit_bytes)
+        loop.make_room_for_directories(top)
     _use_generation(layers.generation, layers.frozen, site)
 
 

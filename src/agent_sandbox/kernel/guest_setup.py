@@ -23,11 +23,11 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.kernel import capabilities, cgroups, channel, ids, landlock, mounting, mounts, namespaces, observing, rlimits, seccomp
+from agent_sandbox.kernel import capabilities, cgroups, landlock, mount_plan, mount_steps, namespaces, notify, rlimits, seccomp, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
-from agent_sandbox.kernel.placing import MountedBelow, Site
-from agent_sandbox.kernel.protocol import HERE, MAPPED, READY, REFUSAL_BYTES
+from agent_sandbox.kernel.mount_tools import MountedBelow, Site
+from agent_sandbox.kernel.wire import HERE, MAPPED, READY, REFUSAL_BYTES
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         userns = () if identity.userns is None else (identity.userns,)
-        channel.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
+        wire.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
-        request, _ = channel.receive(seat.control)
+        request, _ = wire.receive(seat.control)
         request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root still may
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
-        plan = mounts.decode(request["plan"])
+        plan = mount_plan.decode(request["plan"])
         site, layers = _build_view(identity, plan)
         notes = site.notes
-        asked = observing.open_nameservers(notes) if request["observe"] else observing.Nameservers()
+        asked = notify.open_nameservers(notes) if request["observe"] else notify.Nameservers()
         rules = _rules(request, plan, site)
         if rules.left_out:  # the second wall behind the view: what this kernel's lacks is said, never left out in silence
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
@@ -95,11 +95,11 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         guest = os.fork()
         if guest == 0:
             _become_guest(seat, program, request, stdio, said, rules, gated=plan.code is not None)
-        channel.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
-        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mounts.Tmpfs)], heard)
+        wire.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
+        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)], heard)
         handed = [*([layers] if request["readable"] else []), *asked.sockets, *([master] if master is not None else [])]
-        channel.send(seat.control, {"kind": "ready", "notes": notes, "asked": len(asked.sockets), "search": asked.search}, handed)
-        channel.close_all((*asked.sockets, *([] if master is None else [master])))
+        wire.send(seat.control, {"kind": "ready", "notes": notes, "asked": len(asked.sockets), "search": asked.search}, handed)
+        wire.close_all((*asked.sockets, *([] if master is None else [master])))
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         watch_over(watch, seat.control, seat.keeper, seat.supervisor)
     except EOFError:
@@ -110,7 +110,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         os._exit(1)
 
 
-def _rules(request: dict[str, Any], plan: mounts.MountPlan, site: Site) -> landlock.Ruleset:
+def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> landlock.Ruleset:
     """The second wall behind the view that has just been entered."""
     if plan.code is None:
         return landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
@@ -126,11 +126,11 @@ def _rules(request: dict[str, Any], plan: mounts.MountPlan, site: Site) -> landl
     return rules
 
 
-def _build_view(identity: Identity, plan: mounts.MountPlan) -> tuple[Site, int]:
+def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, int]:
     """Build what the guest will see, and enter it. Returns what came of it, and a descriptor of the layers."""
     namespaces.enter_private_mounts()
     site = Site(identity.userns, identity.shift, userxattr=not identity.root)
-    mounting.perform(plan, site)
+    mount_steps.perform(plan, site)
     # Kept open across the pivot: the supervisor reads from here what the run has changed, after the namespace has gone.
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.enter_root()
@@ -150,7 +150,7 @@ def _give_up_identity(identity: Identity, control: socket.socket) -> None:
     if identity.root:
         os.setgroups([])
     else:
-        ids.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+        namespaces.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 
@@ -206,7 +206,7 @@ def _become_guest(
         rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
         capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
         if request["observe"]:
-            observing.begin(payload)
+            notify.begin(payload)
         seccomp.install(
             seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"], gated=gated)
         )
@@ -241,4 +241,4 @@ def _explain(error: BaseException) -> str:
 def report_failure(control: socket.socket, error: BaseException) -> None:
     """Tell the supervisor why there will be no guest."""
     with suppress(OSError):  # it may have gone: then there is nobody to tell
-        channel.send(control, {"kind": "failed", "why": _explain(error), "overtaken": isinstance(error, MountedBelow)})
+        wire.send(control, {"kind": "failed", "why": _explain(error), "overtaken": isinstance(error, MountedBelow)})

@@ -10,26 +10,29 @@ descriptor that a guest could inherit, and writing on into a file that has been 
 
 from __future__ import annotations
 
+import _thread  # `threading` is slow to load
 import errno
 import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger.anchor import ANCHOR, missing
 from agent_sandbox.ledger.chain import Head, find_head, torn_at
-from agent_sandbox.ledger.continuing import missing
 from agent_sandbox.ledger.encoding import encode
-from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome
+from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome, Rotated
+from agent_sandbox.ledger.keys import make_private, sync_directory
+from agent_sandbox.ledger.segments import closed_directory, closed_name, first_sequence, kept
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Final
 
-    from agent_sandbox.ledger.held import Held
+    pass
 
 PURPOSE: Final = b"ledger"  # what its key is derived for
 SEGMENT_BYTES: Final = 64 << 20  # a file that has grown beyond this is closed
@@ -94,7 +97,7 @@ class Ledger:
 
         A ledger that has no entry yet has no files, and is not held. Not to be nested.
         """
-        from agent_sandbox.ledger.held import Held  # a run records two entries, and does without
+        pass  # a run records two entries, and does without
 
         try:
             held = Held(self.path, self.keys)
@@ -178,7 +181,7 @@ class Ledger:
 
     def _rotated(self, descriptor: int, seal: Seal) -> int | None:
         """The file that takes the place of this one, open and locked; this one where it goes on; None when it is the ledger no more."""
-        from agent_sandbox.ledger.rotating import rotate  # once in a hundred thousand entries
+        pass  # once in a hundred thousand entries
 
         if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
             return None
@@ -308,3 +311,124 @@ def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     return (status.st_dev, status.st_ino), status.st_size
+
+
+_LOOK_SECONDS = 0.01
+_CONTINUE = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Held:
+    """Both files, open. `lock` is what threads take turns with; `ours` is whether this process has opened them, and not one that it was
+    forked from; `opening` is another one whenever the ledger was opened again."""
+
+    __slots__ = ("_looked", "anchor", "file", "identity", "lock", "opening", "ours")
+
+    def __init__(self, path: str, keys: str) -> None:
+        """Raises OSError when one of them is not there yet."""
+        self.lock = _thread.allocate_lock()
+        self.ours = True
+        self._looked = 0.0
+        self.opening = object()
+        self.file, self.identity = _opened(path)
+        try:
+            self.anchor = os.open(f"{keys}/{ANCHOR}", os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except BaseException:
+            os.close(self.file)
+            raise
+        if not _watched:
+            _watched.append(True)
+            os.register_at_fork(after_in_child=_let_go)
+        _all.add(self)
+
+    def locked(self, path: str, now: float, segment_bytes: int) -> int:
+        """Lock the ledger, and how long it is. Raises OSError, with nothing locked, when it has no file of that name."""
+        while True:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            try:
+                size = os.lseek(self.file, 0, os.SEEK_END)
+                # Asking for the name costs more than the rest together: the kernel then keeps finer times of the file.
+                if size < segment_bytes and 0 <= now - self._looked < _LOOK_SECONDS:
+                    return size
+                status = os.stat(path)
+                if (status.st_dev, status.st_ino) == self.identity:
+                    self._looked = now
+                    return status.st_size
+            except BaseException:
+                self.unlock()
+                raise
+            self.unlock()
+            old = self.file
+            self.file, self.identity = _opened(path)
+            self.opening = object()
+            os.close(old)
+
+    def unlock(self) -> None:
+        """Let others write."""
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close both. Idempotent."""
+        if self in _all:
+            _all.discard(self)
+            os.close(self.file)
+            os.close(self.anchor)
+
+
+_all: set[Held] = set()
+_watched: list[bool] = []  # whether forks are; it cannot be taken back
+
+
+def _opened(path: str) -> tuple[int, tuple[int, int]]:
+    descriptor = os.open(path, _CONTINUE)
+    status = os.fstat(descriptor)
+    return descriptor, (status.st_dev, status.st_ino)
+
+
+def _let_go() -> None:
+    for held in list(_all):
+        held.ours = False
+        held.close()
+
+
+_REPLACE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, kept_bytes: int) -> tuple[int, Head] | None:
+    """Put a new file in the place of the one that is open and locked as `descriptor`. Returns the new one's descriptor, locked, and its
+    head; None on a filesystem where a file has one name only, where the old one grows on. Raises OSError."""
+    os.fsync(descriptor)
+    first = first_sequence(path)
+    make_private(closed_directory(path))
+    if not _name_again(path, closed_name(path, first)):
+        return None
+    oldest, gone = kept(path, kept_bytes)
+    line, digest, mark = encode(head.sequence + 1, now, head.hash, Rotated(first, head.end, oldest), seal)
+    new = os.open(f"{path}.new", _REPLACE, 0o600)
+    try:
+        fcntl.flock(new, fcntl.LOCK_EX)  # before anybody can find it
+        os.write(new, line)
+        os.fsync(new)
+        os.rename(f"{path}.new", path)
+        sync_directory(closed_directory(path))
+        sync_directory(os.path.dirname(path))
+        for each in gone:
+            with suppress(FileNotFoundError):
+                os.unlink(each)
+    except BaseException:
+        os.close(new)
+        raise
+    return new, Head(head.sequence + 1, digest, mark, len(line))
+
+
+def _name_again(path: str, name: str) -> bool:
+    """Whether the file has its second name."""
+    try:
+        os.link(path, name)
+    except FileExistsError:
+        if not os.path.samefile(path, name):  # of another ledger that was here
+            raise
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            return False
+        raise
+    return True
