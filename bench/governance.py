@@ -10,10 +10,10 @@ from agent_sandbox import places
 from agent_sandbox.ledger.event import Intent, Outcome
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.capabilities import ForSandbox, Only, Until, attenuate, check, mint
 from agent_sandbox.policy.code.validate import validate
 from agent_sandbox.policy.decide import decide
 from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.tokens import ForSandbox, Only, Until, attenuate, check, mint
 from agent_sandbox.spelling import Seal
 from bench.peers import Call, Missing
 

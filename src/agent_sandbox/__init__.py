@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
     from agent_sandbox.persistent import Workspace
-    from agent_sandbox.policy.asking import AskRules
+    from agent_sandbox.policy.approval_rules import AskRules
     from agent_sandbox.replaying import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox

@@ -9,9 +9,9 @@ from agent_sandbox.engine.approvals.by_capability import CapabilityApprover
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action
-from agent_sandbox.policy.capabilities import Token, parse
 from agent_sandbox.policy.decide import Ask
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.tokens import Token, parse
 
 Answering = Callable[[Action, Ask], bool]
 

@@ -18,7 +18,7 @@ from agent_sandbox.engine.routing import ONE_WALL, WISHES
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.validating import EarlyLook
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.code.model import Rule
+from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import EVERYWHERE, Policy, locked, repeatable

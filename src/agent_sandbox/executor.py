@@ -21,7 +21,7 @@ from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
 from agent_sandbox.permissions import PermissionSet
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
-from agent_sandbox.policy.code.model import Rule, Validation
+from agent_sandbox.policy.code.patterns import Rule, Validation
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
 from agent_sandbox.sandbox import Sandbox

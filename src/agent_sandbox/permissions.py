@@ -14,8 +14,7 @@ from typing import Any
 
 from agent_sandbox.config import PathLike, SandboxConfig
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.code.grants import granted
-from agent_sandbox.policy.code.model import Grant
+from agent_sandbox.policy.code.patterns import Grant, granted
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import ProgramRules

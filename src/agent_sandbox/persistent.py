@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.policy.action import Action
-    from agent_sandbox.policy.capabilities import Token
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.tokens import Token
 
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
 

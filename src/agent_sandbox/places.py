@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.capabilities import Capabilities
     from agent_sandbox.engine.elevations import Elevations
     from agent_sandbox.ledger.writer import Ledger
-    from agent_sandbox.policy.asking import Word
-    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.approval_rules import Word
     from agent_sandbox.policy.model import Policy
+    from agent_sandbox.policy.tokens import Token
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are some besides /home

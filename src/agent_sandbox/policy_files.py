@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent_sandbox.engine.validating import EarlyLook
-    from agent_sandbox.policy.document import Document
-    from agent_sandbox.policy.narrowing import Effective
+    from agent_sandbox.policy.files.document import Document
+    from agent_sandbox.policy.files.layers import Effective
 
 SYSTEM = "/etc/agent-sandbox/policy.toml"
 PROJECT_FILES = ("agent-sandbox.toml", "pyproject.toml")
@@ -63,7 +63,7 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
 
 def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
     """What the layers leave of a policy, with limits that a person typed: within the system's, and in place of what the other files say."""
-    from agent_sandbox.policy.narrowing import effective
+    from agent_sandbox.policy.files.layers import effective
 
     top = effective(ceiling, layers.system, home=places.home())
     found = effective(top, layers.below, home=places.home())
@@ -92,7 +92,7 @@ def _within(value: float | None, most: float | None) -> float | None:
 
 def chosen(names: Sequence[str]) -> tuple[Document, ...]:
     """What a person names to be held to: presets, and files of their own. Raises `PolicyError` for what is neither."""
-    from agent_sandbox.policy.presets import PRESETS, preset
+    from agent_sandbox.policy.files.presets import PRESETS, preset
 
     found: list[Document] = []
     for name in names:
@@ -164,7 +164,7 @@ def _content(fd: int, path: str) -> bytes:
 
 
 def _parsed(path: str, data: bytes) -> Document:
-    from agent_sandbox.policy.document import parse_toml
+    from agent_sandbox.policy.files.document import parse_toml
 
     try:
         return parse_toml(data.decode("utf-8"), origin=path)

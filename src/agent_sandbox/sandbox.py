@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
-    from agent_sandbox.policy.asking import AskRules
-    from agent_sandbox.policy.capabilities import Token
+    from agent_sandbox.policy.approval_rules import AskRules
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replaying import Replay
     from agent_sandbox.sessions import SandboxSession
 

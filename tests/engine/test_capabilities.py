@@ -15,7 +15,7 @@ from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.capabilities import Genuine, Only, Refused, Times, Token, attenuate
+from agent_sandbox.policy.tokens import Genuine, Only, Refused, Times, Token, attenuate
 from agent_sandbox.spelling import Seal
 from tests.ledger.samples import exit_code, in_child
 

@@ -14,7 +14,7 @@ from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.asking import Word
+from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.elevation import Elevation
 from agent_sandbox.spelling import Seal
 

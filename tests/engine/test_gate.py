@@ -13,7 +13,7 @@ from agent_sandbox.ledger.chain import read, verify
 from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.asking import AskRules
+from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
 from agent_sandbox.policy.model import cloned, locked
 

@@ -20,10 +20,10 @@ from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Denied
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.document import Document, parse_toml
-from agent_sandbox.policy.explaining import lint
+from agent_sandbox.policy.explanation import lint
+from agent_sandbox.policy.files.document import Document, parse_toml
+from agent_sandbox.policy.files.layers import effective
 from agent_sandbox.policy.model import Policy, cloned
-from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.observed import Observed

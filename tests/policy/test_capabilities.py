@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.capabilities import (
+from agent_sandbox.policy.tokens import (
     MOST_CAVEATS,
     Caveat,
     ForSandbox,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.asking import AskRules
+from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide, granting, lifting
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, repeatable, required

@@ -11,19 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.policy.document import from_mapping, parse_toml
-from agent_sandbox.policy.explaining import lint
-from agent_sandbox.policy.learning import NAMED, Nature, Place, Programs, learn
-from agent_sandbox.policy.learning_amounts import Spent
+from agent_sandbox.policy.explanation import lint
+from agent_sandbox.policy.files.document import from_mapping, parse_toml
+from agent_sandbox.policy.files.layers import effective, widened
+from agent_sandbox.policy.files.settings import json_schema
+from agent_sandbox.policy.learn import NAMED, Nature, Place, Programs, Spent, learn
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
-from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import covers, is_pattern
 from agent_sandbox.policy.proposal import Asked, Line, Proposal, as_toml, name_pattern, pattern_of
-from agent_sandbox.policy.schema import json_schema
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.policy.widening import widened
 
 HOME, PROJECT = "/home/ada", "/home/ada/app"
 NONE: Mapping[str, Nature] = {}

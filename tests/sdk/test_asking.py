@@ -19,8 +19,8 @@ from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import Action, CallTool, RunCode
-from agent_sandbox.policy.capabilities import Only, Times, spell
 from agent_sandbox.policy.decide import Ask, Deny
+from agent_sandbox.policy.tokens import Only, Times, spell
 from tests.patience import given_time
 
 TOOL = AskRules(tools=("send",))

@@ -8,7 +8,7 @@ import pytest
 
 from agent_sandbox import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.code.model import Grant
+from agent_sandbox.policy.code.patterns import Grant
 from agent_sandbox.policy.guarantees import Guarantee
 
 ANY: Any = lambda value: value  # noqa: E731  what a caller without a type checker may pass

@@ -21,8 +21,8 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger import keys
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.capabilities import Genuine, spell
 from agent_sandbox.policy.decide import Ask, Reason
+from agent_sandbox.policy.tokens import Genuine, spell
 from tests.e2e.program import PROGRAM, Shell
 from tests.engine.approvals.test_inbox import KEY, Desk
 from tests.engine.approvals.test_question import question

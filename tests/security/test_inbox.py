@@ -17,7 +17,7 @@ from agent_sandbox.engine.approvals.question import Question, decoded
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger import keys
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.asking import ANOTHER_USER
+from agent_sandbox.policy.approval_rules import ANOTHER_USER
 from tests.e2e.program import PROGRAM
 from tests.engine.approvals.test_inbox import KEY, Desk
 from tests.engine.approvals.test_question import question

@@ -13,7 +13,7 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.decide import Allow, decide
-from agent_sandbox.policy.document import parse_toml
+from agent_sandbox.policy.files.document import parse_toml
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy_files import layers_of, under
 from tests.e2e.program import Shell, words

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.asking import AskRules, question_about
-from agent_sandbox.policy.commands.effects import Kind
-from agent_sandbox.policy.commands.reading import understand
+from agent_sandbox.policy.approval_rules import AskRules, question_about
+from agent_sandbox.readers.shell.analyze import understand
+from agent_sandbox.readers.shell.effects import Kind
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case
 from tests.security.test_programs import gated

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus, SandboxWarning
-from agent_sandbox.policy.code.rules import DEFAULT
+from agent_sandbox.policy.code.patterns import DEFAULT
 from tests.seeds.conftest import Example
 from tests.seeds.examples_001 import EXECUTION, PATTERNS, PERMISSIONS, VALIDATION
 

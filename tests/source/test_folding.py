@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_sandbox.source.folding import fold
-from agent_sandbox.source.names import Names, nodes_of
-from agent_sandbox.source.parsing import parse
+from agent_sandbox.readers.constants import fold
+from agent_sandbox.readers.python import Names, nodes_of, parse
 
 HEAD = "import base64, binascii, codecs, zlib\nif n:\n    t = 'a'\nelse:\n    t = 'b'\nw = 'os'\nk = 3\n"
 

@@ -17,10 +17,10 @@ from agent_sandbox.engine.gate import Recorder
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
-from agent_sandbox.policy import capabilities as core
+from agent_sandbox.policy import tokens as core
 from agent_sandbox.policy.action import Action
-from agent_sandbox.policy.asking import Word
-from agent_sandbox.policy.capabilities import Caveat, ForSandbox, Genuine, Only, Pattern, Refused, Times, Token, Until
+from agent_sandbox.policy.approval_rules import Word
+from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Pattern, Refused, Times, Token, Until
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass
 

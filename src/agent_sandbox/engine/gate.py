@@ -12,7 +12,7 @@ from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, Sandbo
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
-from agent_sandbox.policy.asking import Word
+from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace

@@ -1,6 +1,6 @@
 """Learning: look at what runs did and what of it is on this machine, and have the smallest policy proposed that would have allowed it.
 
-The proposal itself is pure (`policy.learning`). Here it gets its facts, after the runs and from outside them: what a name is on the
+The proposal itself is pure (`policy.learn`). Here it gets its facts, after the runs and from outside them: what a name is on the
 machine, which programs a list of names leads to. Nothing that a guest made is opened.
 """
 
@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterable, Sequence
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.commands.reading import understand, understand_argv
-from agent_sandbox.policy.learning import FILE_KINDS, NAMED, Nature, Place, Programs, learn
-from agent_sandbox.policy.learning_amounts import Spent
+from agent_sandbox.policy.learn import FILE_KINDS, NAMED, Nature, Place, Programs, Spent, learn
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
+from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.observed import EXECUTE, WRITE, Observed
 from agent_sandbox.values import dataclass, replace

@@ -148,8 +148,8 @@ class Session:
             return action
         if not (programs.restricts or asks.asks):
             return action
-        from agent_sandbox.policy.asking import touched
-        from agent_sandbox.policy.commands.reading import understand  # few policies name programs
+        from agent_sandbox.policy.approval_rules import touched
+        from agent_sandbox.readers.shell.analyze import understand  # few policies name programs
 
         found = understand(work.what.source, effects=asks.asks)
         return replace(action, programs=found.tools if programs.restricts else (), touches=touched(asks, found) if asks.asks else None)

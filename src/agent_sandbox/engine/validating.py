@@ -16,7 +16,7 @@ from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
-    from agent_sandbox.policy.code.model import Rule, Validation
+    from agent_sandbox.policy.code.patterns import Rule, Validation
     from agent_sandbox.policy.model import Policy
 
 MOST_TOLD = 3  # issues in a message; the first ones are enough to see what is meant
@@ -79,7 +79,7 @@ class EarlyLook:
             what = Code("bash", what.argv[2])
         if what.language not in LANGUAGES or not 0 < len(what.source) <= LARGEST_SOURCE:
             return None
-        from agent_sandbox.policy.code.grants import granted
+        from agent_sandbox.policy.code.patterns import granted
         from agent_sandbox.policy.code.validate import validate  # slow to load, and most of the command line's runs are not looked at
 
         return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)

@@ -31,7 +31,7 @@ class RunCode:
     """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
 
     `programs` are those that a command line is understood to start, where somebody has looked: for an early and clear refusal. `touches`
-    are the rules of `policy.asking` that it falls under, None where nobody has looked.
+    are the rules of `policy.approval_rules` that it falls under, None where nobody has looked.
     """
 
     language: str

@@ -68,8 +68,8 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
 def _asked(policy: Policy, action: Action) -> Ask | None:
     from shlex import join  # few policies ask
 
-    from agent_sandbox.policy.asking import question_about
-    from agent_sandbox.policy.capabilities import spellings_of
+    from agent_sandbox.policy.approval_rules import question_about
+    from agent_sandbox.policy.tokens import spellings_of
 
     if (found := question_about(policy.asks, action)) is None:
         return None
@@ -161,7 +161,7 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
 
 def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
     """The programs that a command is understood to start. The shell that reads a command line is none of them, where there may be one."""
-    from agent_sandbox.policy.commands.reading import understand, understand_argv  # only where programs are restricted
+    from agent_sandbox.readers.shell.analyze import understand, understand_argv  # only where programs are restricted
 
     if shell and reads_a_line(argv):
         return understand(argv[2], effects=False).tools

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_sandbox.policy.asking import LIFTABLE
+from agent_sandbox.policy.approval_rules import LIFTABLE
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import FileRules, Policy, implied
 from agent_sandbox.policy.paths import Tree

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import canonical
-from agent_sandbox.policy.asking import NOBODY_IS_ASKED, AskRules
+from agent_sandbox.policy.approval_rules import NOBODY_IS_ASKED, AskRules
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches

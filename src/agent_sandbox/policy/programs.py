@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.wildcards import Token, literal, scan, spans
+from agent_sandbox.policy.paths import Token, literal, scan, spans
+from agent_sandbox.readers.shell import POSIX_SHELLS
 from agent_sandbox.values import dataclass
 
 LINE_SHELLS = ("bash", "sh")  # what runs a line, and what programs that run lines look for
-POSIX_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "rbash", "mksh")  # those whose command lines `policy.commands` understands
 SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")
 # With one of these a program can do whatever the sandbox permits: the list of programs says nothing about what it runs by itself.
 INTERPRETERS = (

@@ -8,10 +8,10 @@ very same name is not written.
 from __future__ import annotations
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.document import Document
+from agent_sandbox.policy.files.document import Document
+from agent_sandbox.policy.files.settings import BY_KEY
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import check_name, covers, is_pattern
-from agent_sandbox.policy.settings import BY_KEY
 from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:

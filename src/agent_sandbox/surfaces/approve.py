@@ -13,7 +13,7 @@ from agent_sandbox import places
 from agent_sandbox.engine.approvals.answer import Decision
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.asking import SECOND_FACTOR
+from agent_sandbox.policy.approval_rules import SECOND_FACTOR
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.messages import at_a_terminal, remark

@@ -12,8 +12,8 @@ from agent_sandbox.engine.approvals.answer import Decision
 from agent_sandbox.engine.approvals.desk import Desk
 from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.capabilities import Token, parse
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.tokens import Token, parse
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.environment import CAPABILITY
 from agent_sandbox.surfaces.messages import at_a_terminal, remark, say

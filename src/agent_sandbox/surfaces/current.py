@@ -27,7 +27,7 @@ from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.validating import EarlyLook
-    from agent_sandbox.policy.narrowing import Effective
+    from agent_sandbox.policy.files.layers import Effective
     from agent_sandbox.surfaces.elevating import Lifted
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on

@@ -10,12 +10,12 @@ from agent_sandbox import places, policy_files
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.asking import Word
+from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.policy.elevation import Elevation, elevated
+from agent_sandbox.policy.files.layers import effective
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
-from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.programs import is_pattern
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.arguments import Request

@@ -10,8 +10,8 @@ from agent_sandbox import places
 from agent_sandbox.engine.capabilities import Standing
 from agent_sandbox.engine.elevations import Raised
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.asking import Word
-from agent_sandbox.policy.capabilities import Pattern, spell
+from agent_sandbox.policy.approval_rules import Word
+from agent_sandbox.policy.tokens import Pattern, spell
 from agent_sandbox.surfaces import quantities
 from agent_sandbox.surfaces.approve import somebody
 from agent_sandbox.surfaces.arguments import Request, UsageError

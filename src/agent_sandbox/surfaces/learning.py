@@ -21,10 +21,9 @@ from agent_sandbox.engine.simulation.simulating import simulated
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
+from agent_sandbox.policy.files.layers import effective, widened
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.narrowing import effective
 from agent_sandbox.policy.proposal import Proposal, as_toml
-from agent_sandbox.policy.widening import widened
 from agent_sandbox.policy_files import chosen, layers_of
 from agent_sandbox.runtime.base import DEVNULL
 from agent_sandbox.runtime.process import ProcessRuntime

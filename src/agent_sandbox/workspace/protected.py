@@ -12,7 +12,7 @@ import posixpath
 import stat
 from collections.abc import Callable, Iterable, Mapping
 
-from agent_sandbox.policy import toml
+from agent_sandbox.policy.files import document
 from agent_sandbox.values import TYPE_CHECKING
 from agent_sandbox.workspace.changes import Change, ChangeSet, covers
 from agent_sandbox.workspace.confusable import components, folded
@@ -236,4 +236,4 @@ def _scripts(text: bytes) -> Mapping[str, object] | None:
 
 
 def _our_policy(text: bytes) -> object:
-    return toml.loads(text.decode()).get("tool", {}).get("agent-sandbox")
+    return document.loads(text.decode()).get("tool", {}).get("agent-sandbox")

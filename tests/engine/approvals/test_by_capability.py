@@ -13,9 +13,9 @@ from agent_sandbox.errors import Denied
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.policy.action import Action, RunCommand
-from agent_sandbox.policy.capabilities import Times, Token, attenuate
 from agent_sandbox.policy.decide import Ask, Reason
 from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.tokens import Times, Token, attenuate
 from tests.engine.test_capabilities import LOG, Office
 
 ASK = Ask(Reason("risky", "it is risky"), "x")

@@ -17,9 +17,9 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.asking import AskRules
-from agent_sandbox.policy.capabilities import Token
+from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.tokens import Token
 from agent_sandbox.spelling import Seal
 
 KEY = Seal(b"k" * 32)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.policy.code.grants import granted
-from agent_sandbox.policy.code.model import Grant
+from agent_sandbox.policy.code.patterns import Grant, granted
 from agent_sandbox.policy.model import cloned, locked
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.programs import ProgramRules

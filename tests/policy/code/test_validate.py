@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES
-from agent_sandbox.policy.code.model import Grant, Rule
-from agent_sandbox.policy.code.rules import DEFAULT
+from agent_sandbox.policy.code.patterns import DEFAULT, Grant, Rule
 from agent_sandbox.policy.code.validate import validate
 from tests.policy.code.samples import ORDINARY, REACHES
 

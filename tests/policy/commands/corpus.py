@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_sandbox.policy.commands.effects import Kind
+from agent_sandbox.readers.shell.effects import Kind
 
 LETTERS = {
     "R": Kind.READS,

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent_sandbox import Sandbox, shared
-from agent_sandbox.policy.commands.reading import understand
-from agent_sandbox.policy.commands.registry.tables import TOOLS
-from agent_sandbox.policy.commands.wrappers import BUILTINS, WRAPPERS
+from agent_sandbox.readers.shell.analyze import understand
+from agent_sandbox.readers.shell.tools.tables import TOOLS
+from agent_sandbox.readers.shell.wrappers import BUILTINS, WRAPPERS
 from tests.policy.commands.corpus import corpus
 
 SAMPLE = 60

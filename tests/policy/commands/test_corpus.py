@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.policy.commands.effects import Kind
-from agent_sandbox.policy.commands.reading import understand, understand_argv
+from agent_sandbox.readers.shell.analyze import understand, understand_argv
+from agent_sandbox.readers.shell.effects import Kind
 from tests.policy.commands.corpus import LETTERS, corpus
 
 CORPUS = corpus()

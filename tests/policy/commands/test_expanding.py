@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from agent_sandbox.policy.commands.reading import understand
+from agent_sandbox.readers.shell.analyze import understand
 
 # Each is an argument of `rm`, so that the reader says what it makes of it. All of them are known from the text alone.
 WORDS = [

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from agent_sandbox.policy.commands.effects import Effect, Kind
-from agent_sandbox.policy.commands.reading import understand, understand_argv
+from agent_sandbox.readers.shell.analyze import understand, understand_argv
+from agent_sandbox.readers.shell.effects import Effect, Kind
 
 
 @pytest.mark.parametrize(

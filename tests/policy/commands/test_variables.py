@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.policy.commands.effects import Kind
-from agent_sandbox.policy.commands.reading import understand
+from agent_sandbox.readers.shell.analyze import understand
+from agent_sandbox.readers.shell.effects import Kind
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from agent_sandbox.engine.capabilities import Capabilities, Mark
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.policy.action import Action
-from agent_sandbox.policy.asking import Word
-from agent_sandbox.policy.capabilities import Genuine, Token
+from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Ask
+from agent_sandbox.policy.tokens import Genuine, Token
 
 
 class CapabilityApprover:

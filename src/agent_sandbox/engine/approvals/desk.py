@@ -10,10 +10,10 @@ from agent_sandbox.engine.approvals.inbox import Inbox
 from agent_sandbox.engine.capabilities import Capabilities
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.policy.action import Action
-from agent_sandbox.policy.asking import Word
-from agent_sandbox.policy.capabilities import Token
+from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Ask
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.tokens import Token
 
 
 class Desk:

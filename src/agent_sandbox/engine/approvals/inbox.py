@@ -25,7 +25,7 @@ from agent_sandbox.engine.gate import Granted, Recorder, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
-from agent_sandbox.policy.asking import ANOTHER_USER, SECOND_FACTOR, Word
+from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
 from agent_sandbox.spelling import Seal
 from agent_sandbox.values import dataclass, replace
 

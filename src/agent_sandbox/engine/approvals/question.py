@@ -32,7 +32,7 @@ class Question:
     until: float
     details: str = ""
     nonce: str = ""
-    needs: str = ""  # what a yes takes besides, in the words of `policy.asking`
+    needs: str = ""  # what a yes takes besides, in the words of `policy.approval_rules`
     asker: int = -1  # the user who asks, by number
 
     def encoded(self) -> bytes:

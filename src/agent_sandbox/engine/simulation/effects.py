@@ -10,11 +10,11 @@ from agent_sandbox.engine.simulation.plan import FileEffect, NetworkRequest, Pre
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.ledger.redaction import without_secrets
-from agent_sandbox.policy.commands.effects import Kind, Understanding
-from agent_sandbox.policy.commands.reading import understand, understand_argv
 from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.policy.secrets import Mask, names_a_secret
+from agent_sandbox.readers.shell.analyze import understand, understand_argv
+from agent_sandbox.readers.shell.effects import Kind, Understanding
 from agent_sandbox.spelling import sha256
 from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents

@@ -72,7 +72,7 @@ class SecretUse:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the text of the command says that it does: see `policy.commands`."""
+    """What the text of the command says that it does: see `readers.shell`."""
 
     effect: str
     what: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from enum import Enum
 
-from agent_sandbox.policy.commands.effects import Kind as Does
+from agent_sandbox.readers.shell.effects import Kind as Does
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from agent_sandbox.policy.code.model import Findings, Matcher, Rule
-from agent_sandbox.policy.code.rules import INTRICATE
-from agent_sandbox.source.javascript import Token, tokens_of
-from agent_sandbox.source.measure import too_much
+from agent_sandbox.policy.code.patterns import INTRICATE, Findings, Matcher, Rule
+from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers.javascript import Token, tokens_of
 
 _GLOBAL = frozenset({"globalThis", "global", "window", "self", "this", "process", "module"})
 _DECLARES = frozenset({"function", "class", "const", "let", "var"})

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import _ast as ast  # the classes alone; `ast` itself is slow to load
 
-from agent_sandbox.policy.code.model import Findings, Matcher, Rule
-from agent_sandbox.policy.code.rules import COMPUTED, INTRICATE, REFLECTION
-from agent_sandbox.policy.code.words import python_words
-from agent_sandbox.source.measure import too_much
-from agent_sandbox.source.names import BINDING, BUILTINS, Names, by_kind, own_name
-from agent_sandbox.source.parsing import parse
+from agent_sandbox.policy.code.patterns import COMPUTED, INTRICATE, REFLECTION, Findings, Matcher, Rule
+from agent_sandbox.policy.code.validate import python_words
+from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers.python import BINDING, BUILTINS, Names, by_kind, own_name, parse
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from agent_sandbox.policy.code.model import Findings, Matcher, Rule
-from agent_sandbox.policy.code.rules import INTRICATE
-from agent_sandbox.source.measure import too_much
-from agent_sandbox.source.ruby import Token, tokens_of
+from agent_sandbox.policy.code.patterns import INTRICATE, Findings, Matcher, Rule
+from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers.ruby import Token, tokens_of
 
 _OPEN_RECEIVERS = frozenset({"Kernel", "Process", "Object", "self", "binding"})  # through them a bare function is called all the same
 _BY_NAME = frozenset({"send", "__send__", "public_send", "method", "const_get", "instance_method", "define_method"})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import _ast as ast
 
+from agent_sandbox.readers.python import children
 from agent_sandbox.runtime.routing.features import IMPLIES_OF_METHOD
 from agent_sandbox.runtime.routing.model import Feature
 from agent_sandbox.runtime.routing.numpy_integers import by_its_width, default_integer
-from agent_sandbox.source.names import children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ The program wrote this text and may write what it likes: it can bring about one 
 
 from __future__ import annotations
 
-from agent_sandbox.source.measure import shown
+from agent_sandbox.readers.bounds import shown
 
 _REJECTED = "Possibly unhandled promise rejection: "  # QuickJS, before the error that a promise was rejected with
 _TAIL = 4096  # bytes of stderr that are looked at: a traceback ends with what matters

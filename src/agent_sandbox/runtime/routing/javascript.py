@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
+from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers.javascript import Token, tokens_of
 from agent_sandbox.runtime.routing.model import Feature, Reading
-from agent_sandbox.source.javascript import Token, tokens_of
-from agent_sandbox.source.measure import too_much
 
 _WORD = re.compile(r"[^\W\d][\w$]*")
 

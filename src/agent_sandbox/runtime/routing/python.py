@@ -5,11 +5,10 @@ Text that is too large, not Python for this interpreter, or too intricate is not
 
 from __future__ import annotations
 
+from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers.python import Names, names_an_encoding, nodes_of, parse
 from agent_sandbox.runtime.routing.model import Reading
 from agent_sandbox.runtime.routing.walk import Walk
-from agent_sandbox.source.measure import too_much
-from agent_sandbox.source.names import Names, nodes_of
-from agent_sandbox.source.parsing import names_an_encoding, parse
 
 _ROUNDS = 3  # of code in strings in code in strings
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.readers.bounds import shown
 from agent_sandbox.runtime.routing.fit import Fit, fit
 from agent_sandbox.runtime.routing.model import COMMAND, Feature, Host, Permits, Reading, Route, Work
-from agent_sandbox.source.measure import shown
 
 _BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import _ast as ast
 from collections.abc import Sequence
 
+from agent_sandbox.readers.python import Names, children, own_name
 from agent_sandbox.runtime.routing import calls
 from agent_sandbox.runtime.routing.features import FEATURE_OF, IMPLIES, MACHINE_FILES, feature_of, opaque
 from agent_sandbox.runtime.routing.model import Feature, Reading
-from agent_sandbox.source.names import Names, children, own_name
 
 _MOST_UNSEEN = 8
 _LONGEST_WORD = 40

@@ -1,0 +1,269 @@
+"""The patterns that the early check looks for in code, per language, and its findings. Data and values only."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.values import dataclass
+
+
+class Grant(Enum):
+    """A permission that makes a pattern no issue: what a sandbox gives anyway need not be warned of."""
+
+    FILES = "files"
+    NETWORK = "network"
+    PROCESSES = "processes"
+    SHELL = "shell"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern, what it catches, and why that is an issue.
+
+    `names` are spelt as patterns are: `eval(` is the language's own function of that name, `os.system` a name in a module and
+    `types.FunctionType(` one that counts only where it is called, `subprocess` a module with all that is in it; a leading
+    `!` is an exception. Of Bash, a name is a tool, or one of the default patterns. Without names the pattern is its own. `granted_by` are
+    the permissions of which all are needed to lift it; without any, it is lifted only by leaving the rule out.
+    """
+
+    pattern: str
+    reason: str
+    names: tuple[str, ...] = ()
+    granted_by: frozenset[Grant] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in (self.pattern, *self.names):
+            if not name.strip() or len(name) > 200:
+                raise PolicyError(f"not a pattern of code: {name[:80]!r}", hint='write "eval(", "os.system" or "subprocess"')
+
+    @property
+    def spelt(self) -> tuple[str, ...]:
+        """The names it catches."""
+        return self.names or (self.pattern,)
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A pattern that was found, where first, and the permissions that together would make it none."""
+
+    pattern: str
+    reason: str
+    line: int
+    granted_by: frozenset[Grant] = frozenset()
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was found, in the order of the text, each pattern once. Without issues the code may still do anything: see the package."""
+
+    issues: tuple[Issue, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing was found."""
+        return not self.issues
+
+
+class Matcher:
+    """Rules by the names they catch. Those `apart` are met by other signs than their names."""
+
+    def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
+        self.rules = rules
+        self.patterns = frozenset(rule.pattern for rule in rules)
+        self._of: dict[str, Rule | None] = {}
+        for rule in rules:
+            if rule in apart:
+                continue
+            for name in rule.spelt:
+                self._of[name.removeprefix("!")] = None if name.startswith("!") else rule
+        self.words = frozenset(part for name in self._of for part in name.removesuffix("(").split("."))
+
+    def function(self, name: str) -> Rule | None:
+        """The rule for a function of the language itself."""
+        return self._of.get(f"{name}(")
+
+    def name(self, dotted: str) -> Rule | None:
+        """The rule for a dotted name: its own, or else that of what it is in."""
+        while dotted:
+            if dotted in self._of:
+                return self._of[dotted]
+            dotted = dotted.rpartition(".")[0]
+        return None
+
+    def within(self, module: str) -> bool:
+        """Whether some rule is about something in this module."""
+        return any(name.startswith(f"{module}.") for name in self._of)
+
+
+class Findings:
+    """Issues as they come up; the first sight of each pattern is kept."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Issue] = {}
+
+    def add(self, rule: Rule, line: int) -> None:
+        """Note a rule that was met."""
+        before = self._found.get(rule.pattern)
+        if before is None or line < before.line:
+            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
+
+    def result(self) -> Validation:
+        """All of them."""
+        return Validation(tuple(sorted(self._found.values(), key=lambda issue: (issue.line, issue.pattern))))
+
+
+_FILES, _NETWORK, _PROCESSES = frozenset({Grant.FILES}), frozenset({Grant.NETWORK}), frozenset({Grant.PROCESSES})
+_SHELL = frozenset({Grant.PROCESSES, Grant.SHELL})
+
+
+def _in(module: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{module}.{name}" for name in names.split())
+
+
+_EXEC = "execl execle execlp execlpe execv execve execvp execvpe spawnl spawnle spawnlp spawnlpe spawnv spawnve spawnvp spawnvpe"
+_PATH = "open read_text read_bytes write_text write_bytes unlink rename replace rmdir touch symlink_to hardlink_to chmod"
+
+PYTHON = (
+    Rule("os.system", "runs a command line in a shell", (*_in("os", "system popen"), "commands", "popen2"), _SHELL),
+    Rule(
+        "subprocess",
+        "starts other programs",
+        (
+            *("subprocess", "_posixsubprocess", "pexpect", "pty.spawn", "pty.fork", "sh", "plumbum"),
+            *_in("os", f"{_EXEC} fork forkpty posix_spawn posix_spawnp startfile"),
+            *_in("asyncio", "create_subprocess_exec create_subprocess_shell subprocess"),
+            *_in("multiprocessing", "Process Pool Manager get_context set_start_method spawn popen_fork"),
+        ),
+        _PROCESSES,
+    ),
+    Rule(
+        "__import__",
+        "imports a module by a name that need not stand in the text",
+        (
+            *("__import__(", "builtins.__import__", "importlib.import_module", "importlib.__import__", "importlib.reload", "runpy", "imp"),
+            *("importlib.util", "importlib.machinery", "importlib._bootstrap", "pkgutil", "zipimport", "__loader__"),
+        ),
+    ),
+    Rule("eval(", "evaluates text as code", ("eval(", "builtins.eval")),
+    Rule(
+        "exec(", "runs text as code", ("exec(", "builtins.exec", "code", "codeop", "marshal.loads", "types.CodeType", "types.FunctionType(")
+    ),
+    Rule("compile(", "makes code out of text", ("compile(", "builtins.compile")),
+    Rule(
+        "open(",
+        "opens a file, and this sandbox shows none",
+        (
+            *("open(", "builtins.open", "io.open", "io.FileIO", "_io.open", "_io.FileIO", "os.open", "codecs.open", "_pyio", "fileinput"),
+            *_in("pathlib.Path", _PATH),
+        ),
+        _FILES,
+    ),
+    Rule(
+        "socket",
+        "opens network connections",
+        (
+            "socket",
+            "_socket",
+            "socketserver",
+            "asyncio.open_connection",
+            "asyncio.start_server",
+            "paramiko",
+            "websocket",
+            "websockets",
+            "zmq",
+        ),
+        _NETWORK,
+    ),
+    Rule("requests", "makes requests over the network", ("requests", "httpx", "aiohttp", "pycurl", "requests_html", "grequests"), _NETWORK),
+    Rule(
+        "urllib",
+        "makes requests over the network",
+        (
+            *("urllib", "!urllib.parse", "!urllib.error", "!urllib.robotparser", "urllib2", "urllib3", "http.client", "http.server"),
+            *("ftplib", "smtplib", "poplib", "imaplib", "telnetlib", "nntplib", "xmlrpc"),
+        ),
+        _NETWORK,
+    ),
+    Rule("ctypes", "calls into native code, past everything that Python checks", ("ctypes", "_ctypes", "cffi")),
+)
+REFLECTION = Rule("__subclasses__", "reaches through an object for what the program does not name")
+COMPUTED = Rule("getattr(", "looks something up in a module by a name that it computes")
+INTRICATE = Rule("unreadable", "it is too large or too intricate to be read, so nothing can be said of it")
+PYTHON_REFLECTION = (REFLECTION, COMPUTED, INTRICATE)
+
+JAVASCRIPT = (
+    Rule("eval(", "evaluates text as code", ("eval(", "Function(", "vm", "AsyncFunction(", "GeneratorFunction(")),
+    Rule("child_process", "starts other programs", ("child_process", "cluster", "Deno.Command", "Deno.run", "Bun.spawn"), _PROCESSES),
+    Rule("fs", "opens files, and this sandbox shows none", ("fs", "fs/promises", "Deno.readTextFile", "Deno.open", "Bun.file"), _FILES),
+    Rule("net", "opens network connections", ("net", "tls", "dgram", "dns", "dns/promises", "WebSocket(", "EventSource("), _NETWORK),
+    Rule(
+        "http",
+        "makes requests over the network",
+        ("http", "https", "http2", "fetch(", "XMLHttpRequest(", "axios", "got", "node-fetch", "undici", "request", "superagent", "ws"),
+        _NETWORK,
+    ),
+    Rule(
+        "process.binding",
+        "reaches for what Node.js keeps to itself",
+        ("process.binding", "process._linkedBinding", "process.dlopen", "inspector"),
+    ),
+    Rule("require(", "loads a module by a name that it computes", ("require(", "import(")),
+    Rule("constructor", "reaches through an object for what makes code out of text"),
+)
+
+RUBY = (
+    Rule("eval(", "evaluates text as code", ("eval(", "instance_eval(", "class_eval(", "module_eval(", "binding.eval", "RubyVM")),
+    Rule(
+        "system(",
+        "starts other programs",
+        ("system(", "exec(", "spawn(", "fork(", "syscall(", "IO.popen", "Open3", "open3", "PTY", "pty"),
+        _SHELL,
+    ),
+    Rule("`", "runs a command line in a shell", ("`",), _SHELL),
+    Rule(
+        "open(",
+        "opens a file, and this sandbox shows none",
+        (
+            "open(",
+            *_in("File", "open read write new readlines foreach delete"),
+            *_in("IO", "read write binread readlines foreach"),
+            "FileUtils",
+        ),
+        _FILES,
+    ),
+    Rule("socket", "opens network connections", ("socket", "TCPSocket", "UDPSocket", "Socket", "TCPServer", "UNIXSocket"), _NETWORK),
+    Rule(
+        "net/http",
+        "makes requests over the network",
+        ("net/http", "net/https", "open-uri", "Net", "URI.open", "httparty", "HTTParty", "faraday", "Faraday", "net/ftp", "net/smtp"),
+        _NETWORK,
+    ),
+    Rule("send(", "calls a method by a name that it computes", ("send(", "__send__(", "public_send(", "const_get(", "ObjectSpace")),
+    Rule("fiddle", "calls into native code", ("fiddle", "Fiddle", "ffi", "FFI", "dl")),
+)
+
+BASH = (
+    Rule("eval", "evaluates text as a command line"),
+    Rule("| sh", "runs as a command line what another command puts out", ("| sh",)),
+    Rule("$command", "starts a program whose name it computes", ("$command",)),
+    Rule("network", "uses the network, and this sandbox has none", ("network",), _NETWORK),
+    Rule("rm -rf /", "removes or overwrites the whole machine or one of its disks", ("rm -rf /",)),
+    Rule(":(){ :|:& };:", "starts itself twice, and so for ever", (":(){ :|:& };:",)),
+)
+
+DEFAULT: dict[str, tuple[Rule, ...]] = {
+    "python": PYTHON + PYTHON_REFLECTION,
+    "javascript": (*JAVASCRIPT, INTRICATE),
+    "ruby": (*RUBY, INTRICATE),
+    "bash": (*BASH, INTRICATE),
+}
+
+
+def granted(policy: Policy) -> frozenset[Grant]:
+    """What code need not be warned of, because it is permitted. Never the network, which there is none of."""
+    found = {Grant.FILES} if policy.files.read or policy.files.write else set()
+    if policy.processes:
+        found |= {Grant.PROCESSES, Grant.SHELL} if policy.programs.shell else {Grant.PROCESSES}
+    return frozenset(found)

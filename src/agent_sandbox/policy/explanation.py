@@ -1,0 +1,198 @@
+"""Policies in words: what one means, what it would say to a command, and what is odd about a file. For `policy explain`, `test`, `lint`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent_sandbox.policy.action import RunCommand
+from agent_sandbox.policy.decide import Verdict, decide, refused_program
+from agent_sandbox.policy.files.document import Document
+from agent_sandbox.policy.files.layers import Effective, written
+from agent_sandbox.policy.files.settings import BY_KEY
+from agent_sandbox.policy.hosts import NO_NETWORK
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.programs import covers, is_open
+from agent_sandbox.readers.shell.analyze import understand, understand_argv
+from agent_sandbox.readers.shell.effects import Understanding
+from agent_sandbox.readers.shell.tools.tables import TOOLS
+from agent_sandbox.readers.shell.wrappers import BUILTINS
+from agent_sandbox.values import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a policy says to a command: the verdict, and what was understood of the command, which is where the reasons come from."""
+
+    verdict: Verdict
+    understood: Understanding
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something odd about a policy file: the key, what, and what to do."""
+
+    key: str
+    what: str
+    remedy: str
+
+
+def explain(found: Effective) -> tuple[str, ...]:
+    """The policy in sentences, most important first."""
+    policy = found.policy
+    return (
+        f"policy {policy.name} ({policy.digest()[:12]})",
+        *_of_files(policy),
+        *_of_processes(policy),
+        *_of_limits(policy),
+        *_of_asking(policy),
+        *_rest(found),
+    )
+
+
+def _of_files(policy: Policy) -> list[str]:
+    files = policy.files
+    if not (files.read or files.write):
+        return ["files: none of the machine but the interpreter's own; /tmp is private and empty"]
+    what = (
+        "read and changed; changes are captured, never real"
+        if files.read and files.write
+        else "read"
+        if files.read
+        else "written, and are empty"
+    )
+    shown = ", ".join(map(written, files.allowed)) or "nothing"
+    lines = [f"files: {shown} can be {what}"]
+    lines += [f"files: not there: {', '.join(map(written, files.denied))}"] if files.denied else []
+    lines += [f"files: secrets that are hidden: {len(files.masks)}"] if files.masks else []
+    lines += ["files: names that begin with a dot are not shown"] if not files.allow_hidden else []
+    return lines
+
+
+def _of_processes(policy: Policy) -> list[str]:
+    programs = policy.programs
+    if not policy.processes:
+        return ["processes: none can be started; threads can"]
+    if not programs.restricts:
+        return ["processes: every program of the view can be started"]
+    named = [f"of {', '.join(group)}" for group in programs.groups]
+    lines = [f"processes: only programs {' and '.join(named)} are there" if named else "processes: programs of the view can be started"]
+    lines += [f"processes: not there: {', '.join(programs.denied)}"] if programs.denied else []
+    lines += ["processes: no shell is there"] if not programs.shell else []
+    lines += [f"processes: {program} runs what it is given: it can do whatever this sandbox permits" for program in programs.opens()]
+    return lines
+
+
+def _of_limits(policy: Policy) -> list[str]:
+    units = {
+        "memory_bytes": (MIB, "MiB of memory"),
+        "disk_bytes": (MIB, "MiB on disk"),
+        "wall_seconds": (1, "s"),
+        "cpu_seconds": (1, "s of processor time"),
+    }
+    units |= {
+        "processes": (1, "processes and threads"),
+        "open_files": (1, "open files"),
+        "output_bytes": (1, "bytes of each output"),
+        "fuel": (1, "of fuel"),
+    }
+    given = [(field.name, getattr(policy.limits, field.name)) for field in fields(policy.limits) if field.name in units]
+    words = [f"{value / units[name][0]:g} {units[name][1]}" for name, value in given if value is not None]
+    return [f"limits: {', '.join(words)}"] if words else ["limits: none"]
+
+
+def _of_asking(policy: Policy) -> list[str]:
+    asks = policy.asks
+    about = [*(f"{each!r}" for each in asks.commands), *(f"what is of the kind {each}" for each in asks.effects)]
+    about += [f"the tool {each}" for each in asks.tools]
+    about += ["every change of real files"] * asks.promotions + ["changes of protected kinds"] * asks.protected
+    about += ["commands that cannot be understood whole"] * bool(asks.opaque)
+    lines = [f"approvals: somebody is asked about {', '.join(about)}; what is not understood is no matter of this: the view is the wall"]
+    lines += [f"approvals: only the word of {', '.join(asks.approvers) or 'nobody'} counts"] if asks.approvers is not None else []
+    lines += [f"approvals: a yes needs {' and '.join(asks.needs)}"] if asks.needs else []
+    lifts = [f"approvals: somebody may lift {', '.join(asks.elevate) or 'nothing'} for a time"] if asks.elevate is not None else []
+    return [*(lines if about else ()), *lifts]
+
+
+def _rest(found: Effective) -> list[str]:
+    lines = [f"network: none; {NO_NETWORK}" if found.warnings else "network: none"]
+    if found.validate or found.blocked:
+        what = (*(("the default patterns",) if found.validate else ()), *found.blocked)
+        lines.append(f"code: looked at before it runs for {', '.join(what)}; an early warning, never the wall")
+    else:
+        lines.append("code: not looked at before it runs")
+    return [*lines, f"requires: {', '.join(sorted(guarantee.value for guarantee in found.policy.requires))}"]
+
+
+def try_command(policy: Policy, command: str | Sequence[str]) -> Tried:
+    """What the policy says to a command line, or to a program with its arguments. Nothing is run."""
+    if isinstance(command, str):
+        understood = understand(command)
+        verdict = refused_program(policy, understood.tools) or decide(policy, (), RunCommand(("bash", "-c", command)), now=0.0)
+    else:
+        understood = understand_argv(command)
+        verdict = decide(policy, (), RunCommand.of(command), now=0.0)
+    return Tried(verdict, understood)
+
+
+def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Remark, ...]:
+    """What is odd about policy files: settings without effect, names that no tool has, and what says less than it seems to."""
+    remarks: list[Remark] = []
+    for layer in layers:
+        remarks += _contradictions(layer)
+        remarks += _names(layer)
+    if found is not None and found.policy.files.read and not found.policy.files.allowed:
+        remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
+    if found is not None and any(not group for group in found.policy.programs.groups):
+        remarks.append(
+            Remark(
+                "processes.commands",
+                "the list is empty, so no program can be started but the shell that reads a command line",
+                "write processes.allow = false if no command is to run at all",
+            )
+        )
+    return tuple(remarks)
+
+
+def _contradictions(layer: Document) -> list[Remark]:
+    found: list[Remark] = []
+    if layer.get("files.read") is False and layer.get("files.write") is not True and layer.get("files.allowed"):
+        found.append(Remark("files.allowed", "has no effect: files.read is false", "leave one of them out"))
+    if layer.get("processes.allow") is False:
+        without = ("processes.commands", "processes.shell", "processes.denied_commands")
+        found += [Remark(key, "has no effect: processes.allow is false", "leave it out") for key in without if layer.get(key) is not None]
+    asked = layer.get("network.hosts") or layer.get("network.ports")
+    if asked and layer.get("network.outbound") is not True:
+        found.append(Remark("network.hosts", "has no effect without network.outbound = true", "add it, or leave the hosts out"))
+    if layer.get("network.outbound") or layer.get("network.inbound"):
+        found.append(Remark("network.outbound", NO_NETWORK, "leave it out until it is there"))
+    allowed, denied = layer.get("processes.commands", ()), layer.get("processes.denied_commands", ())
+    found += [
+        Remark("processes.commands", f"{name!r} is denied as well", "leave one of them out") for name in allowed if covers(denied, name)
+    ]
+    keys = [key for key, _ in layer.settings]
+    return [*found, *(Remark(key, "is set to what it is without being set", "leave it out") for key in keys if _says_nothing(layer, key))]
+
+
+def _says_nothing(layer: Document, key: str) -> bool:
+    """In a layer that can only take away, true permits nothing. A few take away when they are true."""
+    return layer.get(key) is True and key in BY_KEY and key not in _TAKES_AWAY
+
+
+_TAKES_AWAY = frozenset(
+    {
+        *("code.validate", "network.outbound", "network.inbound", "network.listed"),
+        *("approvals.promotions", "approvals.protected", "approvals.opaque"),
+    }
+)
+
+
+def _names(layer: Document) -> list[Remark]:
+    found: list[Remark] = []
+    for name in layer.get("processes.commands", ()):
+        if is_open(name):
+            what = f"{name!r} runs what it is given, or starts other programs: it can do whatever the sandbox permits"
+            found.append(Remark("processes.commands", what, "leave it out if only certain programs are meant"))
+        elif name not in TOOLS and name not in BUILTINS and not any(character in name for character in "*?["):
+            found.append(Remark("processes.commands", f"{name!r} is no tool that is known here", "check its spelling"))
+    return found

@@ -1,0 +1,145 @@
+"""A policy as it is written down: TOML into a checked value. What is not understood is an error with the key, the value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.files.settings import BY_KEY, SECTIONS, Setting, Shape
+from agent_sandbox.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_MOST_DOTS = 256  # of one line, where a key has to end; a list of versions on one line has some dozens
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The tables of a text. Raises `ValueError` with a message that quotes no more than one character of it."""
+    import tomllib  # slow to load, and most runs read none
+
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > _MOST_DOTS:
+            raise ValueError(f"more than {_MOST_DOTS} dots on one line (at line {number})")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("too many brackets within one another") from None
+
+
+LARGEST_FILE = 1 << 20  # characters
+MOST_ITEMS = 1000  # of one list; each is held against every one of the layers above, and each hidden path is work for every run
+
+
+@dataclass(frozen=True)
+class Document:
+    """The settings that a file makes, by their dotted keys, and where they come from. A setting that is not there says nothing."""
+
+    settings: tuple[tuple[str, Any], ...] = ()
+    origin: str = "a policy"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a setting."""
+        return next((value for name, value in self.settings if name == key), default)
+
+    @property
+    def name(self) -> str:
+        """What it calls itself, or else the file that it comes from."""
+        name = self.get("name", self.origin.rpartition("/")[2])
+        assert isinstance(name, str)
+        return name
+
+
+def parse_toml(text: str, *, origin: str) -> Document:
+    """From the text of `agent-sandbox.toml`, or of a `pyproject.toml` with a table `tool.agent-sandbox`. Raises `PolicyError`."""
+    if len(text) > LARGEST_FILE:
+        raise PolicyError(f"{origin} has {len(text)} characters; at most {LARGEST_FILE} are read", hint="a policy is short")
+    try:
+        read = loads(text)
+    except ValueError as error:
+        raise PolicyError(f"{origin} is not TOML: {error}", hint="check the line that is named") from None
+    if origin.endswith("pyproject.toml"):
+        tool = read.get("tool")
+        read = tool.get("agent-sandbox", {}) if isinstance(tool, dict) else {}
+    return from_mapping(read, origin=origin)
+
+
+def from_mapping(values: Mapping[str, Any], *, origin: str) -> Document:
+    """From nested tables. Raises `PolicyError` for the first thing that is wrong, in the order of the text."""
+    if not isinstance(values, Mapping):
+        raise PolicyError(f"{origin}: a policy is a table, not {_shown(values)}", hint="write settings under [files], [processes], …")
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if name in SECTIONS:
+            if not isinstance(value, Mapping):
+                raise PolicyError(f"{origin}: {name} is a table, not {_shown(value)}", hint=f"write [{name}] on a line of its own")
+            for key, inner in value.items():
+                found.append(_checked(f"{name}.{key}", inner, origin))
+        else:
+            found.append(_checked(name, value, origin))
+    return Document(tuple(found), origin)
+
+
+def _checked(key: str, value: Any, origin: str) -> tuple[str, Any]:
+    setting = BY_KEY.get(key)
+    if setting is None:
+        raise PolicyError(f"{origin}: there is no setting {key!r}", hint=_nearest(key))
+    if not _has_shape(setting, value):
+        raise PolicyError(f"{origin}: {key} must be {_wanted(setting)}, not {_shown(value)}", hint=f"write {_written(setting)}")
+    if isinstance(value, list) and len(value) > MOST_ITEMS:
+        raise PolicyError(f"{origin}: {key} has {len(value)} items; at most {MOST_ITEMS} are read", hint="use patterns for what is alike")
+    for item in value if isinstance(value, list) else (value,):
+        try:
+            if setting.check is not None:
+                setting.check(item)
+        except PolicyError as error:
+            raise PolicyError(f"{origin}: {key}: {error.message}", hint=error.hint) from None
+    return key, tuple(value) if isinstance(value, list) else value
+
+
+def _has_shape(setting: Setting, value: Any) -> bool:
+    match setting.shape:
+        case Shape.BOOL:
+            return isinstance(value, bool)
+        case Shape.TEXT:
+            return isinstance(value, str) and 0 < len(value) <= 80 and value.isprintable()
+        case Shape.COUNT:
+            return _is_count(value, setting.most)
+        case Shape.NUMBER:
+            return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= setting.most
+        case Shape.TEXTS:
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        case _:
+            return isinstance(value, list) and all(_is_count(item, setting.most) for item in value)
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+
+
+def _wanted(setting: Setting) -> str:
+    return (
+        f"{setting.shape.value} up to {setting.most}" if setting.shape in (Shape.COUNT, Shape.NUMBER, Shape.COUNTS) else setting.shape.value
+    )
+
+
+def _written(setting: Setting) -> str:
+    """The setting as a line of a file."""
+    section, dot, key = setting.key.rpartition(".")
+    return f"{key} = {setting.example}" + (f" under [{section}]" if dot else "")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with more digits than Python spells out
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _nearest(key: str) -> str:
+    from difflib import get_close_matches  # slow to load, and only for a mistake
+
+    ends = {known.rpartition(".")[2]: known for known in BY_KEY}
+    close = get_close_matches(key, [*BY_KEY, *SECTIONS], n=1) or [ends[end] for end in get_close_matches(key.rpartition(".")[2], ends, n=1)]
+    return f"did you mean {close[0]}?" if close else f"settings are {', '.join(BY_KEY)}"

@@ -1,0 +1,255 @@
+"""Combine policies: a layer narrows the one above it, a proposal widens one that a person wrote.
+
+Narrowing is intersection, so that the order of layers does not matter and no file can widen what another left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.approval_rules import AskRules
+from agent_sandbox.policy.files.document import Document
+from agent_sandbox.policy.files.presets import preset
+from agent_sandbox.policy.files.settings import BY_KEY, Shape
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.hosts import NO_NETWORK, NetworkRules, network_rules
+from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.model import FileRules, Policy, implied
+from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
+from agent_sandbox.policy.programs import covers
+from agent_sandbox.policy.proposal import Asked, Line, Proposal
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_LIMITS = {
+    "limits.timeout_seconds": ("wall_seconds", 1),
+    "limits.cpu_seconds": ("cpu_seconds", 1),
+    "limits.memory_mb": ("memory_bytes", MIB),
+    "limits.disk_mb": ("disk_bytes", MIB),
+    "limits.output_bytes": ("output_bytes", 1),
+    "limits.open_files": ("open_files", 1),
+    "limits.fuel": ("fuel", 1),
+    "processes.max": ("processes", 1),
+}
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What is in force: the policy that is enforced, and what is only looked at before.
+
+    `network` is what is wished for; there is none. `validate` is the early look at code for the default patterns, `blocked` are patterns
+    that are looked for in any case. `warnings` are for people.
+    """
+
+    policy: Policy
+    network: NetworkRules = NetworkRules()
+    validate: bool = False
+    blocked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def effective(above: Policy | Effective, layers: Iterable[Document], *, home: str) -> Effective:
+    """What all layers together leave of what is above them. Raises `PolicyError` naming the layer and the setting."""
+    found = Effective(above) if isinstance(above, Policy) else above
+    for layer in layers:
+        base = layer.get("extends")
+        parts = (layer,) if base is None else (preset(base), layer)
+        for part in parts:
+            found = narrowed(found, part, home=home)
+        if any(part.get("network.listed", False) for part in parts) and not found.network.hosts:
+            # No list yet, and one that came later would open what this layer has closed.
+            found = replace(found, network=replace(found.network, outbound=False))
+    return found
+
+
+def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
+    """What one more layer leaves."""
+    policy = above.policy
+    limits = _limits(policy.limits, layer)
+    processes = policy.processes and layer.get("processes.allow", True)
+    programs = policy.programs.narrowed(
+        allowed=layer.get("processes.commands"),
+        denied=layer.get("processes.denied_commands", ()),
+        shell=layer.get("processes.shell", True),
+    )
+    requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())}
+    name = f"{policy.name}+{layer.name}" if layer.settings else policy.name
+    network = above.network.narrowed(_network(layer))
+    return Effective(
+        replace(
+            policy,
+            name=name,
+            files=_files(policy.files, layer, home),
+            processes=processes,
+            limits=limits,
+            programs=programs,
+            requires=requires | implied(processes, limits, programs),
+            system=policy.system and processes,
+            asks=policy.asks.narrowed(_asks(layer)),
+        ),
+        network,
+        above.validate or layer.get("code.validate", False),
+        tuple(dict.fromkeys((*above.blocked, *layer.get("code.blocked", ())))),
+        (*above.warnings, *_warnings(layer)),
+    )
+
+
+def _asks(layer: Document) -> AskRules:
+    need = layer.get("approvals.high_risk")
+    return AskRules(
+        commands=layer.get("approvals.commands", ()),
+        effects=layer.get("approvals.effects", ()),
+        tools=layer.get("approvals.tools", ()),
+        promotions=layer.get("approvals.promotions", False),
+        protected=layer.get("approvals.protected", False),
+        opaque=layer.get("approvals.opaque"),
+        approvers=layer.get("approvals.approvers"),
+        needs=(need,) if need is not None else (),
+        elevate=layer.get("approvals.elevate"),
+    )
+
+
+def _warnings(layer: Document) -> tuple[str, ...]:
+    asks = layer.get("network.outbound", False) or layer.get("network.inbound", False)
+    return (f"{layer.origin}: {NO_NETWORK}",) if asks else ()
+
+
+def _files(files: FileRules, layer: Document, home: str) -> FileRules:
+    allowed, denied = layer.get("files.allowed"), layer.get("files.denied", ())
+    return replace(
+        files,
+        read=files.read and layer.get("files.read", True),
+        write=files.write and layer.get("files.write", True),
+        allowed=files.allowed
+        if allowed is None
+        else intersection(files.allowed, [parse(each, home=home) for each in allowed], layer.origin),
+        denied=tuple(dict.fromkeys((*files.denied, *(parse(each, home=home) for each in denied)))),
+        allow_hidden=files.allow_hidden and layer.get("files.allow_hidden", True),
+    )
+
+
+def _limits(limits: Limits, layer: Document) -> Limits:
+    changes: dict[str, float] = {}
+    for key, (name, unit) in _LIMITS.items():
+        value, before = layer.get(key), getattr(limits, name)
+        if value is not None and (before is None or value * unit < before):
+            changes[name] = value * unit
+    return replace(limits, **changes)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it checks
+
+
+def _network(layer: Document) -> NetworkRules:
+    """What a layer leaves of the network. A layer that says nothing of it leaves what there is."""
+    return network_rules(
+        outbound=layer.get("network.outbound", True),
+        inbound=layer.get("network.inbound", True),
+        hosts=layer.get("network.hosts"),
+        denied=layer.get("network.denied_hosts", ()),
+        ports=layer.get("network.ports"),
+        localhost=layer.get("network.localhost", True),
+    )
+
+
+def intersection(ours: Iterable[PathPattern], theirs: Iterable[PathPattern], origin: str) -> tuple[PathPattern, ...]:
+    """Patterns that cover what both sides cover. Raises `PolicyError` for two that no pattern can be the intersection of."""
+    theirs = tuple(theirs)
+    found = (_both(one, other, origin) for one in ours for other in theirs)
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def _both(one: PathPattern, other: PathPattern, origin: str) -> PathPattern | None:
+    if one == other or _holds(other, one):
+        return one
+    if _holds(one, other):
+        return other
+    if not _meet(one, other):
+        return None
+    why = f"{origin}: files.allowed: {written(other)!r} and {written(one)!r} of the layer above overlap in part"
+    raise PolicyError(why, hint="write a pattern that lies within one of the layer above")
+
+
+def _holds(outer: PathPattern, inner: PathPattern) -> bool:
+    """Whether all that the inner pattern covers is covered by the outer one; False also where that cannot be told."""
+    top = anchor(inner)
+    match outer:
+        case Tree():
+            return matches(outer, top)
+        case Beneath(path=path):
+            return matches(outer, top) or (path == top and not isinstance(inner, Tree))
+        case _:
+            return matches(outer, top)  # what matches a directory covers all beneath it
+
+
+def _meet(one: PathPattern, other: PathPattern) -> bool:
+    """Whether two patterns of which neither holds the other may cover something together: when one starts within the other's top."""
+    first, second = anchor(one), anchor(other)
+    return matches(Tree(first), second) or matches(Tree(second), first)
+
+
+def written(pattern: PathPattern) -> str:
+    """A pattern as a user would write it."""
+    match pattern:
+        case Tree(path=path):
+            return path
+        case Beneath(path=path):
+            return f"{path.rstrip('/')}/*"
+        case _:
+            return f"{pattern.directory.rstrip('/')}/{pattern.pattern}"
+
+
+AS_IT_WAS = "as it was"
+# Where a proposal that is silent permits everything. Of the network it is silent when none was wanted.
+_LEARNT = frozenset(
+    {
+        *("files.read", "files.write", "files.allowed", "processes.commands", "processes.max"),
+        *("limits.timeout_seconds", "limits.cpu_seconds", "limits.memory_mb", "limits.disk_mb"),
+    }
+)
+
+
+def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
+    """The policy that permits what either permits, as far as a proposal speaks of it."""
+    learnt = {line.key: line for line in proposal.lines}
+    needs_files = "files.read" not in learnt
+    lines = []
+    for key, value in own.settings:
+        line = learnt.pop(key, None)
+        if key == "processes.allow":  # a command is a process
+            continue
+        if key.startswith("files.") and not needs_files:
+            lines.append(_kept(key, value))
+        elif line is not None:
+            lines.append(_joined(line, value, home))
+        elif key not in _LEARNT or key in proposal.unknown:
+            lines.append(_kept(key, value))
+    # Of the network a policy that says nothing of it asks for nothing. Of all else, it permits everything.
+    lines += [line for line in learnt.values() if line.key.startswith("network.")]
+    if own.get("files.read") is False and needs_files and "files.allowed" in learnt:
+        lines.append(learnt["files.allowed"])
+    return replace(proposal, lines=tuple(lines))
+
+
+def _kept(key: str, value: Any) -> Line:
+    if BY_KEY[key].shape is Shape.TEXTS:
+        return Line(key, tuple(Asked(each, AS_IT_WAS) for each in value))
+    return Line(key, value, AS_IT_WAS)
+
+
+def _joined(line: Line, value: Any, home: str) -> Line:
+    if not isinstance(value, tuple):
+        wider = value or line.value if isinstance(value, bool) else max(value, line.value)
+        return Line(line.key, wider, AS_IT_WAS if wider == value else line.because)
+    if BY_KEY[line.key].shape is Shape.COUNTS:
+        return Line(line.key, tuple(sorted({*value, *line.value})), line.because)
+    new = [each for each in line.value if not _has(line.key, value, each.text, home)]
+    return Line(line.key, (*(Asked(each, AS_IT_WAS) for each in value), *new))
+
+
+def _has(key: str, value: Iterable[str], text: str, home: str) -> bool:
+    """Whether a list covers one more item already."""
+    if key == "files.allowed":
+        wanted = parse(text, home=home)
+        return isinstance(wanted, Tree) and any(matches(parse(each, home=home), wanted.path) for each in value)
+    return covers(value, text) if key == "processes.commands" else text in value

@@ -1,0 +1,88 @@
+"""Policies to begin with: the three tiers of trust, and what common agents need. Each is a document as a user would write it.
+
+A preset only takes away from the ceiling it is laid on, like every layer: `high` takes nothing. Their lists of tools are names that the
+view keeps; what those tools could do beyond reading is bounded by the files, the network and the processes that the same preset leaves.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.files.document import Document, from_mapping
+from agent_sandbox.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# Programs that are for looking. Some of them can write or start others (`sed`, `find`): what for, is bounded as said above.
+READING = (
+    *("base64", "basename", "cat", "cksum", "cmp", "column", "comm", "cut", "date", "diff", "dirname", "du", "echo", "expr", "false"),
+    *("file", "find", "fold", "grep", "head", "hexdump", "id", "join", "jq", "ls", "md5sum", "nl", "od", "paste", "printf", "pwd"),
+    *("readlink", "realpath", "rev", "rg", "sed", "seq", "sha1sum", "sha256sum", "sort", "stat", "strings", "tac", "tail", "test"),
+    *("tr", "tree", "true", "uname", "uniq", "wc", "xxd"),
+)
+# And those that are for working, for somebody who may change files: what builds, tests and manages a program.
+WORKING = (
+    *("[[]", "ar", "as", "awk", "bash", "bunzip2", "bzip2", "c++", "cargo", "cc", "chmod", "clang*", "cmake", "cp", "cpp", "ctest", "env"),
+    *("flake8", "g++*", "gawk", "gcc*", "git", "go", "gofmt", "gunzip", "gzip", "install", "java", "javac", "ld*", "ln", "make", "mawk"),
+    *("mkdir", "mktemp", "mv", "mypy", "ninja", "nice", "nm", "node", "nodejs", "npm", "npx", "objdump", "patch", "pip", "pip3"),
+    *("pkg-config", "pnpm", "poetry", "pytest", "python*", "ranlib", "rm", "rmdir", "ruby*", "ruff", "rustc", "sh", "sleep", "strip"),
+    *("tar", "tee", "timeout", "touch", "unxz", "unzip", "uv", "which*", "xargs", "xz", "yarn", "yes", "zip"),
+)
+_TABLES: dict[str, dict[str, Any]] = {
+    # The tiers. High is all that the machine's own ceiling permits. Medium is a user's: the home directory, hosts that somebody has listed,
+    # and programs that are on the list. Low is for what nobody trusts: scratch space, no network, and programs for looking.
+    "high": {"name": "high"},
+    "medium": {
+        "name": "medium",
+        "files": {"allowed": ["~"]},
+        "network": {"listed": True, "inbound": False},
+        "processes": {"commands": [*READING, *WORKING], "max": 1024},
+        "limits": {"timeout_seconds": 3600, "memory_mb": 4096, "disk_mb": 4096},
+    },
+    "low": {
+        "name": "low",
+        "files": {"read": False, "write": False},
+        "network": {"outbound": False, "inbound": False, "localhost": False},
+        "processes": {"commands": list(READING), "max": 32},
+        "limits": {"timeout_seconds": 30, "cpu_seconds": 30, "memory_mb": 256, "disk_mb": 64, "output_bytes": 100_000, "open_files": 256},
+        "code": {"validate": True},
+    },
+    # Agents. Whoever writes programs executes them, so no list of programs is kept for those who do.
+    "coding-agent": {
+        "name": "coding-agent",
+        "network": {"inbound": False},
+        "processes": {
+            "denied_commands": ["sudo", "su", "doas", "pkexec", "ssh", "scp", "docker", "podman", "kubectl", "shutdown", "reboot"]
+        },
+        "limits": {"timeout_seconds": 1800, "memory_mb": 8192},
+    },
+    "reviewer": {
+        "name": "reviewer",
+        "files": {"write": False},
+        "network": {"outbound": False, "inbound": False},
+        "processes": {"commands": [*READING, "git"], "max": 64},
+        "limits": {"timeout_seconds": 300, "memory_mb": 1024},
+    },
+    "data-analyst": {
+        "name": "data-analyst",
+        "network": {"outbound": False, "inbound": False},
+        "processes": {"allow": False},
+        "limits": {"timeout_seconds": 600, "memory_mb": 4096, "disk_mb": 2048},
+        "code": {"validate": True},
+    },
+    "test-runner": {
+        "name": "test-runner",
+        "network": {"outbound": False, "inbound": False, "localhost": True},
+        "processes": {"denied_commands": ["sudo", "su", "doas", "pkexec", "ssh", "scp", "curl", "wget"], "max": 512},
+        "limits": {"timeout_seconds": 1800, "memory_mb": 4096, "disk_mb": 4096},
+    },
+}
+TIERS = ("high", "medium", "low")
+PRESETS = tuple(_TABLES)
+
+
+def preset(name: str) -> Document:
+    """A preset by its name. Raises `PolicyError` for one that there is none of."""
+    if name not in _TABLES:
+        raise PolicyError(f"there is no preset {name!r}", hint=f"use one of {', '.join(PRESETS)}")
+    return from_mapping(_TABLES[name], origin=f"preset {name}")

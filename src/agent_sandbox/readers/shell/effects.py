@@ -1,0 +1,135 @@
+"""What a command would do, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import Enum
+
+from agent_sandbox.readers.shell.expansion import Field
+from agent_sandbox.values import dataclass
+
+
+class Kind(Enum):
+    """A sort of effect. The value is its name in messages, in JSON and in tests."""
+
+    READS = "reads"
+    WRITES = "writes"
+    DESTROYS = "destroys"  # what it takes away or overwrites cannot be had back by the same tool
+    NETWORK = "network"
+    RUNS_CODE = "runs-code"  # of its arguments, of a file, of a package: it can do whatever the sandbox permits
+    PRIVILEGE = "privilege"  # becomes somebody else
+    PROCESSES = "processes"  # signals or traces others
+    SYSTEM = "system"  # services, mounts, accounts, kernel
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One effect, and on what: a path, an address, a subcommand; empty when the arguments do not say."""
+
+    kind: Kind
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One program that is started, or a builtin of the shell that has an effect."""
+
+    tool: str
+    arguments: tuple[str, ...]
+    effects: tuple[Effect, ...]
+    builtin: bool = False
+
+
+@dataclass(frozen=True)
+class Understanding:
+    """What was understood of a command line. `unknown` says in words what its text does not tell; `unreadable` why nothing was read."""
+
+    uses: tuple[Use, ...] = ()
+    unknown: tuple[str, ...] = ()
+    unreadable: str = ""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The programs that it starts, each once, in the order of the text. Builtins of the shell are none."""
+        return tuple(dict.fromkeys(use.tool for use in self.uses if not use.builtin))
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """All effects, each once."""
+        found = dict.fromkeys(effect for use in self.uses for effect in use.effects)
+        return (*found, *((Effect(Kind.UNKNOWN),) if (self.unknown or self.unreadable) and Effect(Kind.UNKNOWN) not in found else ()))
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The sorts of effects."""
+        return frozenset(effect.kind for effect in self.effects)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it is understood whole, and does nothing but read."""
+        return self.kinds <= {Kind.READS}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Options in their order, each with its value or None, and operands."""
+
+    options: tuple[tuple[str, Field | None], ...]
+    operands: tuple[Field, ...]
+
+    def has(self, *names: str) -> bool:
+        """Whether one of these options is given."""
+        return any(name in names for name, _ in self.options)
+
+    def values(self, names: Collection[str]) -> list[Field]:
+        """The values of these options."""
+        return [value for name, value in self.options if name in names and value is not None]
+
+
+def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_operand: bool = False) -> tuple[Arguments, int]:
+    """Options and operands, and how many fields were looked at: all, or those before the first operand.
+
+    `valued` are the options that take a value, in the next field or behind `=`; short ones may be written in one word (`-xzf file`).
+    """
+    options: list[tuple[str, Field | None]] = []
+    operands: list[Field] = []
+    at = 0
+    while at < len(fields):
+        field = fields[at]
+        text = field.shown
+        if text == "--":
+            if stop_at_operand:
+                return Arguments(tuple(options), ()), at + 1
+            operands += fields[at + 1 :]
+            break
+        if not text.startswith("-") or text == "-":
+            if stop_at_operand:
+                return Arguments(tuple(options), ()), at
+            operands.append(field)
+            at += 1
+            continue
+        at += 1
+        following = fields[at] if at < len(fields) else None
+        taken = _options(field, valued, options, following)
+        at += taken
+    return Arguments(tuple(options), tuple(operands)), at
+
+
+def _options(field: Field, valued: Collection[str], options: list[tuple[str, Field | None]], following: Field | None) -> bool:
+    """Add what one field holds; whether the following field is its value."""
+    text = field.shown
+    name, equals, value = text.partition("=")
+    if text.startswith("--") or text in valued or name in valued:  # also those of tools that write long options with one dash
+        if equals:
+            options.append((name, Field(value, field.known, field.pattern)))
+            return False
+        options.append((text, following if text in valued else None))
+        return text in valued and following is not None
+    for index, letter in enumerate(text[1:], start=2):
+        if f"-{letter}" in valued:
+            rest = text[index:]
+            options.append((f"-{letter}", Field(rest, field.known) if rest else following))
+            return not rest and following is not None
+        options.append((f"-{letter}", None))
+    return False

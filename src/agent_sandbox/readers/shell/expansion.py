@@ -1,0 +1,363 @@
+"""What the words of a command line come to, as far as its text tells: quotes, braces, variables that it sets, `$(echo …)`.
+
+A field is one argument as the program would get it. Where the text does not tell, the field says so: its `text` is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+from agent_sandbox.readers.shell.syntax import Command, Part, Program, Simple, Substitution, Text, Variable, Word
+from agent_sandbox.readers.shell.tools.spec import words
+from agent_sandbox.values import dataclass
+
+MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not written out
+_LONGEST_BRACES, _MOST_BRACES = 1024, 32
+_UNKNOWN = "\0"  # stands for any text; a NUL can be in no argument
+_SPLIT = "\1"  # where an unquoted value falls apart into words
+_EMPTY = "\2"  # quotes with nothing between them: an argument all the same
+_MARKS = dict.fromkeys(map(ord, (_UNKNOWN, _SPLIT, _EMPTY)))  # removed from what is written: none of them can be in an argument
+_QUOTED_AT = 0xF0000  # the plane in which quoted characters are kept apart while braces are looked for
+
+
+@dataclass(frozen=True)
+class Field:
+    """One argument. `shown` is its text with `…` for what is unknown; `pattern` is whether a shell would look for files."""
+
+    shown: str
+    known: bool = True
+    pattern: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """The argument, or None where not all of it is known."""
+        return self.shown if self.known else None
+
+
+Outputs = Callable[[Program], str | None]
+Variables = Mapping[str, str | None]
+
+
+def expand(word: Word, variables: Variables, output: Outputs) -> list[Field]:
+    """The fields that a word becomes. `output` tells what a substituted program prints, if that is plain."""
+    marked = "".join(_marked(part, variables, output) for part in word)
+    found: list[Field] = []
+    for text in _braces(marked):
+        for piece in text.split(_SPLIT):
+            if piece:
+                found.append(_field(piece.replace(_EMPTY, "")))
+    return found[:MOST_FIELDS]
+
+
+def joined(word: Word, variables: Variables, output: Outputs) -> str | None:
+    """A word where no splitting and no braces happen: an assigned value, the body of a document. None when not all is known."""
+    text = "".join(_marked(part, variables, output) for part in word).replace(_SPLIT, " ").replace(_EMPTY, "")
+    return None if _UNKNOWN in text else "".join(map(_plain, text))
+
+
+def _field(marked: str) -> Field:
+    shown = "".join(_plain(character) if character != _UNKNOWN else "…" for character in marked)
+    return Field(shown, _UNKNOWN not in marked, _is_pattern(marked))
+
+
+def _is_pattern(marked: str) -> bool:
+    bracket = marked.find("[")
+    return "*" in marked or "?" in marked or (bracket >= 0 and marked.find("]", bracket) > bracket + 1)
+
+
+def _quoted(text: str) -> str:
+    return "".join(chr(ord(character) + _QUOTED_AT) if ord(character) < 0x10000 else character for character in text)
+
+
+def _plain(character: str) -> str:
+    code = ord(character)
+    return chr(code - _QUOTED_AT) if code >= _QUOTED_AT and code < _QUOTED_AT + 0x10000 else character
+
+
+def _marked(part: Part, variables: Variables, output: Outputs) -> str:
+    match part:
+        case Text(text=text, quoted=quoted):
+            return (_quoted(text) or _EMPTY) if quoted else text.translate(_MARKS)
+        case Variable():
+            return _variable(part, variables)
+        case Substitution(program=program, quoted=quoted, pipe=pipe):
+            printed = None if pipe else output(program)
+            return _UNKNOWN if printed is None else _value(printed.rstrip("\n"), quoted)
+        case _:  # arithmetic, which is not worked out
+            return _UNKNOWN
+
+
+def _variable(part: Variable, variables: Variables) -> str:
+    if part.name == "IFS" and "IFS" not in variables:
+        return _quoted(" ") if part.quoted else _SPLIT
+    value = variables.get(part.name)
+    if value is None:
+        return _UNKNOWN
+    if part.rest:
+        value = _cut(value, part.rest)
+    if "IFS" in variables and not part.quoted and value:
+        return _UNKNOWN  # it falls apart where the text says, which is not worked out
+    return _UNKNOWN if value is None else _value(value, part.quoted and part.name != "@")
+
+
+def _cut(value: str, rest: str) -> str | None:
+    """`${name:2:3}` and `${name:-…}` of what is known; None for other ways."""
+    if rest.startswith((":-", ":=", ":+", ":?", "-", "=", "?")):
+        return None if rest.startswith(":+") else value or None
+    parts = rest.removeprefix(":").split(":")
+    if not rest.startswith(":") or len(parts) > 2 or not all(each.strip().isdecimal() for each in parts):
+        return None
+    start = int(parts[0])
+    return value[start : start + int(parts[1])] if len(parts) == 2 else value[start:]
+
+
+def _value(text: str, quoted: bool) -> str:
+    if quoted:
+        return _quoted(text)
+    return _SPLIT.join("".join(_quoted(piece) if piece not in "*?[" else piece for piece in word) for word in text.split())
+
+
+def _braces(marked: str) -> list[str]:
+    """`a{b,c}` as `ab` and `ac`; `{1..3}` likewise. Not quoted, and only so many."""
+    if "{" not in marked:
+        return [marked]
+    if len(marked) > _LONGEST_BRACES or marked.count("{") > _MOST_BRACES:
+        return [_UNKNOWN]
+    waiting, found = [marked], list[str]()
+    while waiting:
+        text = waiting.pop()
+        group = _first_group(text)
+        if group is None:
+            found.append(text)
+            continue
+        start, end, choices = group
+        waiting += [text[:start] + choice + text[end:] for choice in reversed(choices)]
+        if len(waiting) + len(found) > MOST_FIELDS:
+            return [_UNKNOWN]
+    return found
+
+
+def _first_group(text: str) -> tuple[int, int, list[str]] | None:
+    start = text.find("{")
+    while start >= 0:
+        level, commas, end = 0, [start], start
+        for end in range(start, len(text)):
+            character = text[end]
+            level += (character == "{") - (character == "}")
+            if character == "," and level == 1:
+                commas.append(end)
+            if level == 0:
+                break
+        if level == 0:
+            commas.append(end)
+            if len(commas) > 2:
+                return start, end + 1, [text[one + 1 : other] for one, other in pairwise(commas)]
+            if (numbers := _sequence(text[start + 1 : end])) is not None:
+                return start, end + 1, numbers
+        start = text.find("{", start + 1)
+    return None
+
+
+def _sequence(text: str) -> list[str] | None:
+    first, dots, last = text.partition("..")
+    if not dots or len(text) > 20:
+        return None
+    if ".." in last:  # with a step
+        return [_UNKNOWN]
+    if first.lstrip("-").isdecimal() and last.lstrip("-").isdecimal():
+        low, high = int(first), int(last)
+        step = 1 if low <= high else -1
+        return [str(number) for number in range(low, high + step, step)] if abs(high - low) < MOST_FIELDS else [_UNKNOWN]
+    if len(first) == len(last) == 1 and first.isalpha() and last.isalpha():
+        step = 1 if first <= last else -1
+        return [chr(code) for code in range(ord(first), ord(last) + step, step)][:MOST_FIELDS]
+    return None
+
+
+_LONGEST = 1 << 16
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "e": "\x1b"}
+
+
+def printed(program: Program, variables: Variables) -> str | None:
+    """The output of a program that is one pipeline of such commands; None for any other."""
+    return printed_by(program[0].commands, variables) if len(program) == 1 else None
+
+
+def printed_by(commands: tuple[Command, ...], variables: Variables) -> str | None:
+    """The same for the commands of a pipeline."""
+    text: str | None = ""
+    for index, command in enumerate(commands):
+        if not isinstance(command, Simple) or command.assignments:
+            return None
+        fields = [field for word in command.words for field in expand(word, variables, lambda inner: printed(inner, variables))]
+        words = [field.text for field in fields]
+        if not words or None in words:
+            return None
+        given = _given(command, variables) if command.redirections else text
+        text = _step([word or "" for word in words], given, first=index == 0 and not command.redirections)
+        if text is None or len(text) > _LONGEST:
+            return None
+    return text
+
+
+def _given(command: Simple, variables: Variables) -> str | None:
+    last = command.redirections[-1]
+    return joined(last.word, variables, lambda inner: printed(inner, variables)) if last.operator.startswith("<<") else None
+
+
+def _step(words: list[str], text: str | None, *, first: bool) -> str | None:
+    name, arguments = words[0].rpartition("/")[2], words[1:]
+    if name in ("echo", "printf") and first:
+        return _echoed(arguments) if name == "echo" else _formatted(arguments)
+    if name in ("which", "type") and first and len(arguments) == 1:
+        return arguments[0]
+    if name == "command" and first and arguments[:1] == ["-v"] and len(arguments) == 2:
+        return arguments[1]
+    if first or text is None:
+        return None
+    return _filtered(name, arguments, text)
+
+
+def _echoed(arguments: list[str]) -> str | None:
+    escapes = False
+    while arguments and arguments[0].startswith("-") and set(arguments[0][1:]) <= set("neE") and len(arguments[0]) > 1:
+        escapes = escapes or "e" in arguments[0]
+        arguments = arguments[1:]
+    text = " ".join(arguments)
+    return _unescaped(text) if escapes else text
+
+
+def _formatted(arguments: list[str]) -> str | None:
+    """printf with nothing but %s: widths would make as much text as they say."""
+    if not arguments:
+        return None
+    form, values = _unescaped(arguments[0]), arguments[1:]
+    if form is None or form.count("%") != form.count("%s") or form.count("%s") != len(values):
+        return None
+    for value in values:
+        form = form.replace("%s", value, 1)
+    return form
+
+
+def _unescaped(text: str) -> str | None:
+    """With what the escapes stand for; None where one is not known here."""
+    first, *parts = text.split("\\")
+    made, escaped = first, False
+    for part in parts:
+        if escaped:  # the second of two
+            made, escaped = f"{made}{part}", False
+        elif not part:
+            made, escaped = f"{made}\\", True
+        elif part[0] in _ESCAPES:
+            made += _ESCAPES[part[0]] + part[1:]
+        elif (found := _numbered(part)) is not None:
+            made += found
+        else:
+            return None
+    return made
+
+
+def _numbered(part: str) -> str | None:
+    r"""What begins with the number of a character, as in \x6c, \154 and \0154."""
+    base, digits, at = (16, "0123456789abcdefABCDEF", 1) if part[0] == "x" else (8, "01234567", 0)
+    end = at
+    while end < len(part) and end < at + (2 if base == 16 else 4 if part[0] == "0" else 3) and part[end] in digits:
+        end += 1
+    return chr(int(part[at:end], base) & 0xFF) + part[end:] if end > at else None
+
+
+def _filtered(name: str, arguments: list[str], text: str) -> str | None:
+    try:
+        if name == "cat" and not arguments:
+            return text
+        if name == "rev" and not arguments:
+            return "\n".join(line[::-1] for line in text.split("\n"))
+        if name == "base64" and arguments and arguments[0] in ("-d", "-D", "--decode", "-di"):
+            from base64 import b64decode  # few command lines hold any
+
+            return b64decode("".join(text.split())).decode("utf-8", "replace")
+        if name == "base32" and arguments[:1] in (["-d"], ["--decode"]):
+            from base64 import b32decode
+
+            return b32decode("".join(text.split())).decode("utf-8", "replace")
+        if name == "xxd" and {*arguments} <= {"-r", "-p", "-ps", "-rp"} and arguments:
+            return bytes.fromhex(text).decode("utf-8", "replace")
+        if name == "tr" and len(arguments) == 2:
+            return _translated(arguments, text)
+    except ValueError:  # what is no base64 is one, too
+        return None
+    return None
+
+
+def _translated(arguments: list[str], text: str) -> str | None:
+    if arguments[0] == "-d":
+        return "".join(each for each in text if each not in _letters(arguments[1]))
+    from_, to = _letters(arguments[0]), _letters(arguments[1])
+    to += to[-1:] * (len(from_) - len(to))
+    return text.translate(dict(zip(map(ord, from_), to, strict=False)))
+
+
+def _letters(written: str) -> str:
+    """`a-z` written out."""
+    made, at = "", 0
+    while at < len(written):
+        if at + 2 < len(written) and written[at + 1] == "-" and ord(written[at]) <= ord(written[at + 2]) < 0x100:
+            made += "".join(map(chr, range(ord(written[at]), ord(written[at + 2]) + 1)))
+            at += 3
+        else:
+            made += written[at]
+            at += 1
+    return made
+
+
+# Their value is a command line.
+_COMMANDS = words(
+    """
+    GIT_SSH_COMMAND GIT_SSH GIT_EXTERNAL_DIFF GIT_PAGER GIT_EDITOR GIT_SEQUENCE_EDITOR GIT_ASKPASS GIT_PROXY_COMMAND SSH_ASKPASS PAGER
+    MANPAGER EDITOR VISUAL FCEDIT BROWSER PROMPT_COMMAND LESSOPEN LESSCLOSE RSYNC_RSH
+    """
+)
+# Their value names what is loaded or read as code.
+_LOADED = words(
+    """
+    BASH_ENV ENV LD_PRELOAD LD_AUDIT LD_LIBRARY_PATH GCONV_PATH PYTHONSTARTUP PYTHONHOME PERL5OPT PERL5DB RUBYOPT JAVA_TOOL_OPTIONS
+    GIT_EXEC_PATH GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_CONFIG_COUNT GIT_TEMPLATE_DIR
+    """
+)
+_PROMPTS = words("PS0 PS1 PS2 PS4")
+_LOADING_OPTIONS = ("-r", "--require", "--import", "--loader", "--experimental-loader")
+_ANYBODYS = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def is_command(name: str, value: str) -> bool:
+    """Whether setting a variable to this gives a command line to who asks it for one. One word is what people set there: an editor, a
+    pager, a browser, which is started when there is somebody to use it."""
+    return name in _COMMANDS and not value.replace("-", "").replace(":", "").isalnum() and bool(value)
+
+
+def loads(name: str, value: Field) -> bool:
+    """Whether setting a variable to this has something loaded or run by what is started later."""
+    text = value.shown
+    if name in _LOADED or name.startswith("BASH_FUNC_"):
+        return text != ""
+    if name in _PROMPTS:
+        return not value.known or holds_command(text)
+    if name == "NODE_OPTIONS":
+        return not value.known or any(word.partition("=")[0] in _LOADING_OPTIONS for word in text.split())
+    return name == "PATH" and not all(map(_is_ours, text.split(":")))
+
+
+def _is_ours(place: str) -> bool:
+    """Whether a directory of PATH is one in which not just anybody puts programs; one that is not known is taken for such."""
+    return place.startswith(("/", "~", "…", "$")) and not any(place == top or place.startswith(f"{top}/") for top in _ANYBODYS)
+
+
+def holds_command(text: str) -> bool:
+    """Whether a text would start something where a shell expands it."""
+    return "$(" in text or "`" in text
+
+
+def hides_command(text: str) -> bool:
+    """Whether a text would start something where a shell computes with it: the index of an array is expanded then."""
+    return "[$(" in text or "[`" in text

@@ -1,0 +1,361 @@
+"""From the text of a command line to `syntax`. Raises `Unreadable`, and nothing else, for what is none."""
+
+from __future__ import annotations
+
+from agent_sandbox.readers.shell.lexer import DEEPEST, Reader
+from agent_sandbox.readers.shell.syntax import (
+    Command,
+    Compound,
+    Function,
+    Loop,
+    Part,
+    Pipeline,
+    Program,
+    Redirection,
+    Simple,
+    Text,
+    Unreadable,
+    Word,
+)
+
+_REDIRECTIONS = frozenset({"<", ">", ">>", ">|", "<>", "<&", ">&", "&>", "&>>", "<<", "<<-", "<<<"})
+_BEFORE_COMMAND = frozenset({"!", "time", "-p", "coproc"})
+_LONGEST_GAP = 20  # blanks between the name of a function and its parentheses
+
+
+def parse(text: str) -> Program:
+    """The program that the text is."""
+    reader = Reader(text.replace("\r\n", "\n"), 0, _program)
+    found = _program(reader)
+    reader.skip_blanks()
+    if reader.at < len(reader.text):
+        raise Unreadable(f"{reader.peek(10)!r} stands where no command can")
+    return found
+
+
+class _Parser:
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def program(self, until: frozenset[str] = frozenset()) -> Program:
+        """Pipelines up to a closing word of these, a closing parenthesis, or the end. What closes is not consumed."""
+        found: list[Pipeline] = []
+        while True:
+            self.lines()
+            if (
+                self.reader.at >= len(self.reader.text)
+                or self.reader.peek() == ")"
+                or self.closing() in until
+                or self.reader.peek(2) == ";;"
+            ):
+                return tuple(found)
+            before = self.reader.at
+            found.append(self.pipeline())
+            if self.reader.at == before:
+                raise Unreadable(f"{self.reader.peek(10)!r} stands where no command can")
+
+    def lines(self) -> None:
+        """Past blanks, line ends and what separates commands."""
+        while True:
+            self.reader.skip_blanks()
+            if self.reader.peek() == "\n":
+                self.line_end()
+            elif self.reader.peek() in (";", "&") and self.reader.operator() in (";", "&"):
+                self.reader.at += 1
+            elif self.reader.operator() in ("&&", "||"):
+                self.reader.at += 2
+            else:
+                return
+
+    def line_end(self) -> None:
+        """Past the end of a line, and past the documents that it announced."""
+        self.reader.at = max(self.reader.at + 1, self.reader.behind_documents)
+
+    def document(self, delimiter: str) -> str:
+        """The lines up to the delimiter, from behind this line and the documents that were announced before."""
+        text = self.reader.text
+        line_end = text.find("\n", self.reader.at)
+        start = at = max(self.reader.behind_documents, line_end + 1) if line_end >= 0 else len(text)
+        while at < len(text):
+            end = text.find("\n", at)
+            end = len(text) if end < 0 else end
+            if text[at:end].lstrip("\t") == delimiter:
+                self.reader.behind_documents = min(end + 1, len(text))
+                return text[start:at]
+            at = end + 1
+        self.reader.behind_documents = len(text)
+        return text[start:]
+
+    def closing(self) -> str:
+        """The reserved word that stands here, or nothing. Not consumed."""
+        self.reader.skip_blanks()
+        start = self.reader.at
+        end = start
+        while end < len(self.reader.text) and self.reader.text[end] not in " \t\n|&;<>()`\"'$\\":
+            end += 1
+        return self.reader.text[start:end]
+
+    def take(self, word: str) -> None:
+        self.lines()
+        if self.closing() != word:
+            raise Unreadable(f"{word!r} is missing")
+        self.reader.at += len(word)
+
+    def pipeline(self) -> Pipeline:
+        commands = [self.command()]
+        while True:
+            self.reader.skip_blanks()
+            operator = self.reader.operator()
+            if operator not in ("|", "|&"):
+                break
+            self.reader.at += len(operator)
+            self.lines_only()
+            commands.append(self.command())
+        return Pipeline(tuple(commands), background=operator == "&")
+
+    def lines_only(self) -> None:
+        self.reader.skip_blanks()
+        while self.reader.peek() == "\n":
+            self.line_end()
+            self.reader.skip_blanks()
+
+    def command(self) -> Command:
+        self.reader.count()
+        self.deeper()
+        try:
+            word = self.closing()
+            while word in _BEFORE_COMMAND and self.following(len(word), 1) in (" ", "\t"):
+                self.reader.at += len(word)
+                word = self.closing()
+            made = self.compound(word)
+            return self.simple() if made is None else made
+        finally:
+            self.reader.depth -= 1
+
+    def deeper(self) -> None:
+        self.reader.depth += 1
+        if self.reader.depth > DEEPEST:
+            raise Unreadable("it is nested too deep")
+
+    def following(self, skip: int, count: int) -> str:
+        """Characters a little further on."""
+        return self.reader.text[self.reader.at + skip : self.reader.at + skip + count]
+
+    def compound(self, word: str) -> Command | None:
+        reader = self.reader
+        if reader.peek(2) == "((" and (condition := self.arithmetic()) is not None:
+            return condition
+        if reader.peek() == "(":
+            reader.at += 1
+            body = self.program()
+            if reader.peek() != ")":
+                raise Unreadable("a ( is not closed")
+            reader.at += 1
+            return Compound("(", (body,), (), self.redirections())
+        if word == "{":
+            return self.group("{", ("}",))
+        if word == "if":
+            return self.condition()
+        if word in ("while", "until"):
+            return self.group(word, ("do", "done"))
+        if word in ("for", "select"):
+            return self.loop(word)
+        if word == "case":
+            return self.case()
+        if word == "[[":
+            return self.test()
+        if word == "function":
+            reader.at += len(word)
+            name = self.closing()
+            reader.at += len(name)
+            reader.skip_blanks()
+            if reader.peek(2) == "()":
+                reader.at += 2
+            return self.function(name)
+        if word and "".join(self.following(len(word), _LONGEST_GAP).split())[:2] == "()":
+            reader.at = reader.text.index(")", reader.at + len(word)) + 1
+            return self.function(word)
+        return None
+
+    def function(self, name: str) -> Function:
+        self.lines_only()
+        return Function(name, (Pipeline((self.command(),)),))
+
+    def group(self, kind: str, ends: tuple[str, ...]) -> Compound:
+        self.reader.at += len(kind)
+        bodies = []
+        for end in ends:
+            bodies.append(self.program(frozenset({end})))
+            self.take(end)
+        return Compound(kind, tuple(bodies), (), self.redirections())
+
+    def condition(self) -> Compound:
+        bodies = []
+        self.reader.at += len("if")
+        while True:
+            bodies.append(self.program(frozenset({"then"})))
+            self.take("then")
+            bodies.append(self.program(frozenset({"elif", "else", "fi"})))
+            word = self.closing()
+            self.reader.at += len(word)
+            if word == "else":
+                bodies.append(self.program(frozenset({"fi"})))
+                self.take("fi")
+            if word != "elif":
+                break
+        if word not in ("else", "fi"):
+            raise Unreadable("'fi' is missing")
+        return Compound("if", tuple(bodies), (), self.redirections())
+
+    def loop(self, kind: str) -> Loop:
+        reader = self.reader
+        reader.at += len(kind)
+        reader.skip_blanks()
+        name, words = "", None if reader.peek(2) != "((" else tuple[Word, ...]()
+        if words is not None and reader.arithmetic(0, three=True) is None:
+            raise Unreadable("a (( is not closed")
+        if words is not None:
+            self.lines()
+        else:
+            name = self.closing()
+            reader.at += len(name)
+            self.lines_only()
+            if self.closing() == "in":
+                reader.at += 2
+                words = self.words()
+        self.lines()
+        end = "}" if self.closing() == "{" else "done"
+        self.take("{" if end == "}" else "do")
+        body = self.program(frozenset({end}))
+        self.take(end)
+        return Loop(name, words, body, self.redirections())
+
+    def words(self) -> tuple[Word, ...]:
+        found = []
+        self.reader.skip_blanks()
+        while (word := self.reader.word()) is not None:
+            found.append(word)
+            self.reader.skip_blanks()
+        return tuple(found)
+
+    def case(self) -> Compound:
+        reader = self.reader
+        reader.at += len("case")
+        reader.skip_blanks()
+        subject = (reader.word() or (),)
+        self.take("in")
+        bodies: list[Program] = []
+        while True:
+            self.lines()
+            if self.closing() == "esac":
+                reader.at += len("esac")
+                return Compound("case", tuple(bodies), subject, self.redirections())
+            if reader.peek() == "(":
+                reader.at += 1
+            while self.words() and reader.operator() == "|":
+                reader.at += 1
+            if reader.peek() != ")":
+                raise Unreadable("a pattern of 'case' is not closed")
+            reader.at += 1
+            bodies.append(self.program(frozenset({"esac"})))
+            if (operator := reader.operator()) in (";;", ";&", ";;&"):
+                reader.at += len(operator)
+
+    def test(self) -> Compound:
+        """`[[ … ]]`: words that are only compared."""
+        reader, words = self.reader, list[Word]()
+        while True:
+            reader.skip_blanks()
+            word = reader.word()
+            if word == (Text("]]"),):
+                return Compound("[[", (), tuple(words), self.redirections())
+            if word is not None:
+                words.append(word)
+            elif reader.at < len(reader.text) and (reader.peek() == "\n" or reader.operator()):
+                reader.at += len(reader.operator()) or 1
+            else:
+                raise Unreadable("a [[ is not closed")
+
+    def arithmetic(self) -> Compound | None:
+        """`((…))` as a command, or None when it is a group in a group."""
+        inner = self.reader.arithmetic(0)
+        return None if inner is None else Compound("((", (), ((inner,),), self.redirections())
+
+    def redirections(self) -> tuple[Redirection, ...]:
+        place: list[Redirection] = []
+        while self.redirection(place):
+            self.reader.skip_blanks()
+        return tuple(place)
+
+    def redirection(self, place: list[Redirection]) -> bool:
+        reader, start = self.reader, self.reader.at
+        reader.skip_blanks()
+        while reader.peek().isdigit():
+            reader.at += 1
+        operator = reader.operator()
+        if operator not in _REDIRECTIONS or reader.peek(2) in ("<(", ">("):
+            reader.at = start
+            return False
+        reader.at += len(operator)
+        reader.skip_blanks()
+        word = reader.word()
+        if word is None:
+            raise Unreadable(f"nothing follows {operator!r}")
+        if operator in ("<<", "<<-"):
+            body = self.document("".join(part.text for part in word if isinstance(part, Text)))
+            plain = any(isinstance(part, Text) and part.quoted for part in word)
+            word = (Text(body, True),) if plain else reader.within(body).document()
+        place.append(Redirection(operator, word))
+        return True
+
+    def simple(self) -> Simple:
+        assignments: list[tuple[str, Word]] = []
+        words: list[Word] = []
+        place: list[Redirection] = []
+        while True:
+            self.reader.skip_blanks()
+            if self.redirection(place):
+                continue
+            word = self.reader.word()
+            if word is None:
+                break
+            assigned = None if words else _assignment(word)
+            if assigned is None:
+                words.append(word)
+            else:
+                if not assigned[1] and self.reader.peek() == "(":
+                    assigned = (assigned[0], self.array())
+                assignments.append(assigned)
+        return Simple(tuple(assignments), tuple(words), tuple(place))
+
+    def array(self) -> Word:
+        """`name=(…)`: all its words, joined by blanks."""
+        self.reader.at += 1
+        parts: list[Part] = []
+        while True:
+            self.lines_only()
+            word = self.reader.word()
+            if word is None:
+                break
+            parts += [*([Text(" ")] if parts else []), *word]
+        if self.reader.peek() != ")":
+            raise Unreadable("a ( is not closed")
+        self.reader.at += 1
+        return tuple(parts)
+
+
+def _assignment(word: Word) -> tuple[str, Word] | None:
+    """`name=…`, `name+=…` or `name[…]=…` as the name and what is assigned."""
+    first = word[0]
+    if not isinstance(first, Text) or first.quoted or "=" not in first.text:
+        return None
+    name, _, value = first.text.partition("=")
+    plain = name.removesuffix("+").partition("[")[0]
+    if not plain.isidentifier():
+        return None
+    rest = word[1:]
+    return name if name.endswith("+") else plain, (Text(value), *rest) if value else rest
+
+
+def _program(reader: Reader) -> Program:
+    return _Parser(reader).program()

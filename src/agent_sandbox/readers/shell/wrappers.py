@@ -1,0 +1,186 @@
+"""Tools that start other tools: how far their own arguments go, and what they hand on. Data, and the function that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_sandbox.readers.shell import POSIX_SHELLS
+from agent_sandbox.readers.shell.effects import Effect, Kind, split
+from agent_sandbox.readers.shell.expansion import Field
+from agent_sandbox.readers.shell.tools.spec import words
+from agent_sandbox.values import dataclass, field
+
+SHELLS = frozenset(POSIX_SHELLS)
+# Commands of the shell itself: no program is started for them. What some of them do is in `reading`.
+BUILTINS = words(
+    """
+    : . [ alias bg bind break builtin caller cd command compgen complete continue declare dirs disown echo enable eval exec exit
+    export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly
+    return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
+    """
+)
+LOADERS = ("ld-linux", "ld-musl", "ld64.so", "ld.so")  # how the names of dynamic loaders begin, which start what they are given
+_MORE = Field("…", known=False)
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A tool that runs the command in its arguments.
+
+    valued: its own options that take a value. skip: operands of its own before the command. scripts: options whose value is a command
+    line. joined: what follows is one command line for a shell. more: the command gets arguments that are not in the text.
+    builtin: a word of the shell, for which no program is started. only_looks: options with which nothing is started.
+    """
+
+    valued: str = ""
+    skip: int = 0
+    scripts: str = ""
+    joined: bool = False
+    more: bool = False
+    builtin: bool = False
+    only_looks: str = ""
+    effects: tuple[Effect, ...] = field(default=())
+
+
+_ROOT = (Effect(Kind.PRIVILEGE),)
+_APART = (Effect(Kind.SYSTEM),)
+
+WRAPPERS: dict[str, Wrapper] = {
+    "sudo": Wrapper(
+        "-u -g -C -p -h -r -t -U -D -R -T --user --group --prompt --host --chdir", effects=_ROOT, only_looks="-l -v -k -K --list"
+    ),
+    "doas": Wrapper("-u -C", effects=_ROOT),
+    "su": Wrapper("-s -g -G --shell --group", skip=1, scripts="-c --command", effects=_ROOT),
+    "runuser": Wrapper("-s -g -G -u --shell --group", scripts="-c --command", effects=_ROOT),
+    "pkexec": Wrapper("--user", effects=_ROOT),
+    "nohup": Wrapper(),
+    "setsid": Wrapper(),
+    "nice": Wrapper("-n --adjustment"),
+    "ionice": Wrapper("-c -n -p --class --classdata"),
+    "chrt": Wrapper(skip=1),
+    "taskset": Wrapper(skip=1),
+    "stdbuf": Wrapper("-i -o -e --input --output --error"),
+    "timeout": Wrapper("-k -s --kill-after --signal", skip=1),
+    "time": Wrapper("-f -o --format --output"),
+    "command": Wrapper(builtin=True, only_looks="-v -V"),
+    "builtin": Wrapper(builtin=True),
+    "exec": Wrapper("-a", builtin=True),
+    "caffeinate": Wrapper("-t -w"),
+    "unbuffer": Wrapper(),
+    "fakeroot": Wrapper("-l -i -s"),
+    "proot": Wrapper("-r -b -w"),
+    "xvfb-run": Wrapper("-n -s -e"),
+    "dbus-run-session": Wrapper(),
+    "chronic": Wrapper(),
+    "strace": Wrapper("-e -o -p -s -u", effects=(Effect(Kind.PROCESSES),)),
+    "ltrace": Wrapper("-e -o -p -s -u", effects=(Effect(Kind.PROCESSES),)),
+    "chroot": Wrapper("--userspec --groups", skip=1, effects=_APART),
+    "unshare": Wrapper("--mount-proc --setuid --setgid", effects=_APART),
+    "nsenter": Wrapper("-t -S -G --target", effects=_APART),
+    "systemd-run": Wrapper("-p -u --unit --property --uid --slice", effects=_APART),
+    "setarch": Wrapper(skip=1),
+    "flock": Wrapper("-w -E --timeout", skip=1, scripts="-c --command"),
+    "script": Wrapper("-t -O -I", scripts="-c --command", effects=(Effect(Kind.WRITES, "typescript"),)),
+    "watch": Wrapper("-n --interval", joined=True),
+    "entr": Wrapper(more=True),
+    "xargs": Wrapper("-I -n -P -d -L -a -E -s --max-args --max-procs --delimiter --arg-file --replace --max-lines", more=True),
+    "parallel": Wrapper("-j --jobs -n -a --colsep -N", joined=True, more=True),
+    "busybox": Wrapper(),
+    "toybox": Wrapper(),
+    "ld.so": Wrapper("--argv0 --library-path --preload --audit --inhibit-rpath --glibc-hwcaps-prepend --glibc-hwcaps-mask"),
+    "ssh-agent": Wrapper("-t -a"),
+    "dotenv": Wrapper("-f"),
+    "direnv": Wrapper(skip=2),
+}
+# `poetry run pytest`: the words after which another command begins.
+RUNNERS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("poetry", "pipenv", "pdm", "hatch", "rye", "uv", "conda", "mamba"), frozenset({"run"})),
+    **dict.fromkeys(("npm", "pnpm", "bundle", "rbenv", "pyenv", "asdf", "mise"), frozenset({"exec"})),
+}
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What a wrapper starts: another command, or command lines, or (both empty) nothing."""
+
+    command: tuple[Field, ...] = ()
+    scripts: tuple[Field, ...] = ()
+
+
+def unwrap(name: str, wrapper: Wrapper, fields: Sequence[Field]) -> Inner:
+    """The command in the arguments of a wrapper."""
+    valued = frozenset((*wrapper.valued.split(), *wrapper.scripts.split()))
+    arguments, at = split(fields, valued, stop_at_operand=True)
+    scripts = tuple(arguments.values(wrapper.scripts.split()))
+    if any(arguments.has(option) for option in wrapper.only_looks.split()):
+        return Inner()
+    if wrapper.scripts:  # su - user -c …: the option may come late
+        later, _ = split(fields, valued)
+        scripts = tuple(later.values(wrapper.scripts.split()))
+        if scripts:
+            return Inner(scripts=scripts)
+    rest = list(fields[at + wrapper.skip :]) if at < len(fields) else []
+    if name == "sudo":
+        rest = _without_assignments(rest)
+    if name == "xargs" and not rest:
+        return Inner()  # xargs without a command echoes
+    if wrapper.more:
+        holes = [value.shown for value in arguments.values({"-I", "--replace"})] or ["{}"]
+        rest = [Field(each.shown, known=False) if any(hole in each.shown for hole in holes) else each for each in rest]
+    if wrapper.joined and rest:
+        text = " ".join(each.shown for each in rest)
+        return Inner(scripts=(Field(text, all(each.known for each in rest)),))
+    return Inner((*rest, _MORE) if wrapper.more and rest else tuple(rest))
+
+
+def unwrap_env(fields: Sequence[Field]) -> Inner:
+    """`env -i A=b command …`, and `env -S "command …"`."""
+    valued = frozenset({"-u", "--unset", "-C", "--chdir", "-S", "--split-string"})
+    arguments, at = split(fields, valued, stop_at_operand=True)
+    scripts = arguments.values({"-S", "--split-string"})
+    if scripts:
+        return Inner(scripts=(Field(" ".join(each.shown for each in (*scripts, *fields[at:])), scripts[0].known),))
+    return Inner(tuple(_without_assignments(fields[at:])))
+
+
+def _without_assignments(fields: Sequence[Field]) -> list[Field]:
+    rest = list(fields)
+    while rest and "=" in rest[0].shown and rest[0].shown.partition("=")[0].isidentifier():
+        rest.pop(0)
+    return rest
+
+
+def executed_by_find(fields: Sequence[Field]) -> list[tuple[Field, ...]]:
+    """The commands behind `-exec` and its like."""
+    found: list[tuple[Field, ...]] = []
+    at = 0
+    while at < len(fields):
+        if fields[at].shown in ("-exec", "-execdir", "-ok", "-okdir", "-x", "--exec", "-X", "--exec-batch"):
+            end = next((i for i in range(at + 1, len(fields)) if fields[i].shown == ";" or _ends(fields, i)), len(fields))
+            words = (Field("…", known=False) if "{}" in each.shown else each for each in fields[at + 1 : end])
+            found.append(tuple(words))
+            at = end
+        at += 1
+    return found
+
+
+def _ends(fields: Sequence[Field], at: int) -> bool:
+    return fields[at].shown == "+" and fields[at - 1].shown == "{}"
+
+
+def shell_script(fields: Sequence[Field]) -> tuple[Field | None, Field | None]:
+    """Of the arguments of a shell: the command line behind `-c`, or the file it runs. Neither: it reads its input."""
+    for index, each in enumerate(fields):
+        text = each.shown
+        before = fields[index - 1].shown if index else ""
+        if before in ("--rcfile", "--init-file") or (before[:1] in ("-", "+") and before[1:2] != "-" and before.endswith(("o", "O"))):
+            continue  # the value of the option before: -o pipefail
+        if text.startswith("-") and not text.startswith("--") and "c" in text:
+            rest = fields[index + 1 :]
+            value = 1 if text.endswith(("o", "O")) else 0
+            return next((field for field in rest[value:] if not field.shown.startswith("-")), None), None
+        if text == "-s":
+            return None, None  # from its input, whatever follows
+        if not text.startswith(("-", "+")):
+            return None, each
+    return None, None
