@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_sandbox import Workspace, places
-from agent_sandbox.workspace.seen import SETTLED_NS
+from agent_sandbox.workspace.fingerprint import SETTLED_NS
 from bench import edits, trees
 from bench.peers import Call, Missing, Staged, command
 from bench.trees import GIT, GIT_ENVIRONMENT

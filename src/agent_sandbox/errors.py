@@ -98,7 +98,7 @@ class Drift(SandboxError):
 
 
 class Conflicted(SandboxError):
-    """A merge needs an answer. `conflicts` are the questions, each a `workspace.merging.Conflict` with both sides and the base."""
+    """A merge needs an answer. `conflicts` are the questions, each a `workspace.merge.Conflict` with both sides and the base."""
 
     def __init__(self, message: str, *, conflicts: tuple[Any, ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)

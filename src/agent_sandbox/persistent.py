@@ -31,13 +31,13 @@ from agent_sandbox.sandbox import ENVIRONMENT
 from agent_sandbox.values import replace
 from agent_sandbox.work import Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.diff.compare import compare
+from agent_sandbox.workspace.diff.formats import unified
+from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.drift import Drift
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.history import Snapshot
-from agent_sandbox.workspace.merging import Conflict
-from agent_sandbox.workspace.preview.compare import compare
-from agent_sandbox.workspace.preview.sources import Formerly
-from agent_sandbox.workspace.preview.unified import unified
+from agent_sandbox.workspace.layers.history import Snapshot
+from agent_sandbox.workspace.merge import Conflict
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
 
@@ -180,7 +180,7 @@ class Workspace:
         The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
         """
         from agent_sandbox.engine.simulation.simulating import simulated
-        from agent_sandbox.workspace.plans import Plans
+        from agent_sandbox.workspace.saved_plans import Plans
 
         asked = self._work(work_of(work), stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
         recovered(self._stored, self._gate)
@@ -200,7 +200,7 @@ class Workspace:
         protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
         """
         from agent_sandbox.engine.simulation.carrying import carry, opened
-        from agent_sandbox.workspace.plans import Plans
+        from agent_sandbox.workspace.saved_plans import Plans
 
         digest = plan if isinstance(plan, str) else plan.digest
         recovered(self._stored, self._gate)

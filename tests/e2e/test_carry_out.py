@@ -143,8 +143,8 @@ def test_scratch_files_elsewhere_are_left_out_unless_asked_for(shell: Shell, tmp
 
 
 IN_THE_MAKING = (
-    "agent_sandbox.workspace.plans:write_atomically",
-    "agent_sandbox.workspace.plans:Plans.keep",
+    "agent_sandbox.workspace.saved_plans:write_atomically",
+    "agent_sandbox.workspace.saved_plans:Plans.keep",
     "agent_sandbox.engine.stored:Stored.after_run",
 )
 
@@ -160,7 +160,7 @@ def test_killed_while_a_plan_is_kept_there_is_none(shell: Shell, at: str) -> Non
     assert shell("carry-out", digest, "--yes").returncode == 0 and plans(shell) == []
 
 
-CUT = {"agent_sandbox.workspace.promotion.performing:make": False, "agent_sandbox.workspace.plans:Plans.drop": True}
+CUT = {"agent_sandbox.workspace.promotion.exchange:make": False, "agent_sandbox.workspace.saved_plans:Plans.drop": True}
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox import Workspace, shared, shell
-from agent_sandbox.workspace import listing
 from agent_sandbox.workspace.changes import ChangeSet
+from agent_sandbox.workspace.layers import change_cache
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +33,7 @@ def work(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def _kept(work: Workspace) -> Path:
-    return Path(work._stored.state.path, listing.NAME)
+    return Path(work._stored.state.path, change_cache.NAME)
 
 
 def _read(work: Workspace) -> ChangeSet:
@@ -97,4 +97,4 @@ def test_while_a_run_goes_on_nothing_is_kept_or_used(work: Workspace) -> None:
     state = work._stored.state
     with open(os.path.join(state.bases, f"{state.history().active}.jsonl"), "ab") as file:
         file.write(b'{"run":1}\n')  # as at the beginning of one
-    assert listing.key_of(state.path, state.bases, state.history().layers, ()) is None
+    assert change_cache.key_of(state.path, state.bases, state.history().layers, ()) is None

@@ -17,9 +17,9 @@ from tests.e2e.program import Shell, words
 pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
 
 # Where it is cut off: a function of the program that from then on kills it instead of being called (or, with "after", as it returns).
-IN_THE_TREE = "agent_sandbox.workspace.promotion.performing:make"
+IN_THE_TREE = "agent_sandbox.workspace.promotion.exchange:make"
 BEFORE_COMMIT = "agent_sandbox.workspace.promotion.journal:Journal.commit"
-BEFORE_OLDS = "agent_sandbox.workspace.promotion.keeping:_move"
+BEFORE_OLDS = "agent_sandbox.workspace.promotion.backup:_move"
 BEFORE_OUTCOME = "agent_sandbox.engine.gate:Gate._record_success"
 BEFORE_LAYERS = "agent_sandbox.engine.promoting:let_go"
 BEFORE_HISTORY = "agent_sandbox.engine.stored:Stored._save"

@@ -15,7 +15,7 @@ from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Kind
-from agent_sandbox.workspace.merging import Conflict
+from agent_sandbox.workspace.merge import Conflict
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,7 @@ from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.values import replace
-from agent_sandbox.workspace import history, image
+from agent_sandbox.workspace.layers import history, image
 from agent_sandbox.workspace.store import SandboxState, Store
 
 pytestmark = pytest.mark.needs_root

@@ -22,8 +22,7 @@ from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonC
 from agent_sandbox.runtime.pool import kind_of
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.zygote import Zygote
-from agent_sandbox.workspace.draft import Host
-from agent_sandbox.workspace.view import plan_view
+from agent_sandbox.workspace.view.plan import Host, plan_view
 from tests.patience import stretched, until
 
 PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)

@@ -20,8 +20,7 @@ from agent_sandbox.runtime.base import Completed, Launch, PythonCode, Reason
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.view import plan_view
+from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
 from tests.runtime import hostile
 from tests.runtime.hostile import FREE, PAGES, Function, Program
 

@@ -13,13 +13,13 @@ import pytest
 
 from agent_sandbox import Denied, PolicyError, Sandbox, SandboxError, Workspace, places, shell
 from agent_sandbox.engine.simulation.risk import Level
-from agent_sandbox.workspace.bases.keeping import TICK_NS
+from agent_sandbox.workspace.originals.capture import TICK_NS
 from tests.e2e.program import tree
 
 
 @pytest.fixture
 def settled(project: Path) -> Path:
-    """A project whose files are older than the clock that dates them is coarse: see `workspace.bases`."""
+    """A project whose files are older than the clock that dates them is coarse: see `workspace.originals`."""
     time.sleep(3 * TICK_NS / 1e9)
     return project
 

@@ -33,7 +33,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.image import opened
+from agent_sandbox.workspace.layers.image import opened
 from agent_sandbox.workspace.store import SandboxState, Store
 from tests.security.cases import priority
 

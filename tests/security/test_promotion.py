@@ -17,10 +17,9 @@ from agent_sandbox.errors import Drift, PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.expecting import look_at
-from agent_sandbox.workspace.promotion.foreseeing import protected_classes
-from agent_sandbox.workspace.promotion.planning import plan
-from agent_sandbox.workspace.promotion.promoting import promote
+from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
+from agent_sandbox.workspace.promotion.plan import plan
+from agent_sandbox.workspace.promotion.promote import promote
 from agent_sandbox.workspace.promotion.recovery import recover
 from agent_sandbox.workspace.promotion.steps import Plan
 from agent_sandbox.workspace.protected import classes_of_all, classes_of_path

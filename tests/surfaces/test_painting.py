@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.surfaces.highlight import language_of, roles
 from agent_sandbox.surfaces.painting import Painter
-from agent_sandbox.workspace.preview.side_by_side import side_by_side
-from agent_sandbox.workspace.preview.unified import unified
+from agent_sandbox.workspace.diff.formats import side_by_side, unified
 from tests.workspace.previews import preview_of
 
 COLOUR = re.compile("\x1b\\[[0-9;]*m")

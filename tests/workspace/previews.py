@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.diff.compare import DEFAULT, Effort, Limits, Preview, compare
+from agent_sandbox.workspace.diff.formats import unified
+from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.preview.compare import DEFAULT, Effort, Limits, Preview, compare
-from agent_sandbox.workspace.preview.sources import Machine
-from agent_sandbox.workspace.preview.unified import unified
-from agent_sandbox.workspace.stack import Stack
 
 
 def lines_of_diff(change: Change, layers: int, *, machine_root: str = "/", limits: Limits = DEFAULT) -> list[str]:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.values import replace
-from agent_sandbox.workspace import chronicle, history
-from agent_sandbox.workspace.chronicle import Present
-from agent_sandbox.workspace.history import History
+from agent_sandbox.workspace.layers import history
+from agent_sandbox.workspace.layers.history import History, Present
 
 STACKING = pytest.mark.parametrize("stacking", [True, False], ids=["stacked", "copied"])
 
@@ -150,12 +149,12 @@ def _copy(move: history.Move, generations: dict[int, tuple[str, ...]]) -> None:
 
 
 def test_a_history_comes_back_as_it_was_written_and_a_run_needs_only_a_glance(tmp_path: Path) -> None:
-    assert chronicle.load(str(tmp_path)) is None and chronicle.glance(str(tmp_path)) is None
+    assert history.load(str(tmp_path)) is None and history.glance(str(tmp_path)) is None
     one = run(taken(run(History()), 'quoted "label" ü', stacking=True))
     now = history.go_back(one, one.snapshots[0], now=3.0, stacking=True).history
-    chronicle.save(str(tmp_path), now)
-    assert chronicle.load(str(tmp_path)) == now
-    assert chronicle.glance(str(tmp_path)) == Present.of(now) == Present(4, (1,), (2,), used=False)
+    history.save(str(tmp_path), now)
+    assert history.load(str(tmp_path)) == now
+    assert history.glance(str(tmp_path)) == Present.of(now) == Present(4, (1,), (2,), used=False)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +175,13 @@ def test_a_history_comes_back_as_it_was_written_and_a_run_needs_only_a_glance(tm
 def test_a_damaged_history_is_refused_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
     (tmp_path / "history.json").write_text(damage)
     with pytest.raises(WorkspaceError, match="history") as refused:
-        chronicle.load(str(tmp_path))
+        history.load(str(tmp_path))
     assert "nothing was deleted" in refused.value.hint
     assert (tmp_path / "history.json").read_text() == damage
 
 
 def test_a_snapshot_that_descends_from_itself_is_damage(tmp_path: Path) -> None:
     one = taken(run(History()), "one", stacking=True)
-    chronicle.save(str(tmp_path), replace(one, snapshots=(replace(one.snapshots[0], parent=1),)))
+    history.save(str(tmp_path), replace(one, snapshots=(replace(one.snapshots[0], parent=1),)))
     with pytest.raises(WorkspaceError):
-        chronicle.load(str(tmp_path))
+        history.load(str(tmp_path))

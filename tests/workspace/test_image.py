@@ -15,8 +15,8 @@ import pytest
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import loop
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.workspace import image
-from agent_sandbox.workspace.image import Growth, NoImage
+from agent_sandbox.workspace.layers import image
+from agent_sandbox.workspace.layers.image import Growth, NoImage
 from tests.leftovers import left_since, traces
 from tests.workspace.overlays import in_namespace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.names import Names, Unfinished, recall, remember
+from agent_sandbox.workspace.clone_inventory import Names, Unfinished, recall, remember
 from tests.workspace.overlays import in_namespace
 
 

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
+from agent_sandbox.workspace.diff.patch import LeftOut, is_gits, write_patch
+from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.layers.readback import read_stack
+from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.preview.gitform import is_gits
-from agent_sandbox.workspace.preview.patch import LeftOut, write_patch
-from agent_sandbox.workspace.preview.sources import Machine
-from agent_sandbox.workspace.readback import read_stack
-from agent_sandbox.workspace.stack import Stack
 from tests.workspace.overlays import edit, make_layer, userxattr
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent"}

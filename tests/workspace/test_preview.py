@@ -14,16 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.merging import edits as edits_module
+from agent_sandbox.workspace.diff import compare as compare_module
+from agent_sandbox.workspace.diff import window as window_module
+from agent_sandbox.workspace.diff.compare import DEFAULT, Effort, Limits, Preview, lines_of
+from agent_sandbox.workspace.diff.formats import measured, side_by_side, summary, unified
+from agent_sandbox.workspace.diff.rows import ADDED, REMOVED, SAME, Row, decoded
+from agent_sandbox.workspace.diff.window import Window, read_window
+from agent_sandbox.workspace.merge import edits as edits_module
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.preview import compare as compare_module
-from agent_sandbox.workspace.preview import window as window_module
-from agent_sandbox.workspace.preview.compare import DEFAULT, Effort, Limits, Preview, lines_of
-from agent_sandbox.workspace.preview.rows import ADDED, REMOVED, SAME, Row, decoded
-from agent_sandbox.workspace.preview.side_by_side import side_by_side
-from agent_sandbox.workspace.preview.summary import measured, summary
-from agent_sandbox.workspace.preview.unified import unified
-from agent_sandbox.workspace.preview.window import Window, read_window
 from tests.workspace.previews import InMemory, preview_of
 
 LINES = st.lists(

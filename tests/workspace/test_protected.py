@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.confusable import folded
+from agent_sandbox.workspace.escape import folded
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.protected import CLASSES, classes_of, classes_of_all, classes_of_path, leaves
-from agent_sandbox.workspace.protected_names import DIRECTORIES, NAMES, STARTS, SUFFIXES
+from agent_sandbox.workspace.protected import (
+    CLASSES,
+    DIRECTORIES,
+    NAMES,
+    STARTS,
+    SUFFIXES,
+    classes_of,
+    classes_of_all,
+    classes_of_path,
+    leaves,
+)
 
 FILE, DIRECTORY = Node(EntryType.FILE, 0o644, 0, 0), Node(EntryType.DIRECTORY, 0o755, 0, 0)
 

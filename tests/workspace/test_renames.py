@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.renames import find_renames
+from agent_sandbox.workspace.layers.renames import find_renames
 from tests.workspace.machine import Machine
 
 

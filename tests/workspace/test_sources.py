@@ -10,8 +10,8 @@ import pytest
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.preview.sources import Formerly, Machine
-from agent_sandbox.workspace.seen import Base, look
+from agent_sandbox.workspace.diff.sources import Formerly, Machine
+from agent_sandbox.workspace.fingerprint import Base, look
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.squash import squash
+from agent_sandbox.workspace.layers.squash import squash
 from tests.workspace.edits import STEPS, Steps, apply, perform
 from tests.workspace.machine import Machine
 from tests.workspace.overlays import in_namespace

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.stack import Stack
+from agent_sandbox.workspace.layers.stack import Stack
 from tests.workspace.edits import STEPS, Steps, apply, perform
 from tests.workspace.machine import Machine
 from tests.workspace.overlays import in_namespace, userxattr

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.preview.compare import DEFAULT, Limits
-from agent_sandbox.workspace.readback import read_stack
-from agent_sandbox.workspace.stack import Stack
-from agent_sandbox.workspace.visible import visible
+from agent_sandbox.workspace.diff.compare import DEFAULT, Limits
+from agent_sandbox.workspace.escape import visible
+from agent_sandbox.workspace.layers.readback import read_stack
+from agent_sandbox.workspace.layers.stack import Stack
 from tests.workspace.overlays import make_layer
 from tests.workspace.previews import lines_of_diff
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.visible import escapes, lookalike, named, visible, width
+from agent_sandbox.workspace.escape import escapes, lookalike, named, visible, width
 from tests.workspace.hidden import ESCAPED
 
 

@@ -16,11 +16,9 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.workspace import reads
-from agent_sandbox.workspace.draft import Host
-from agent_sandbox.workspace.reads import Reads
-from agent_sandbox.workspace.view import plan_view
-from agent_sandbox.workspace.watching import ReadWatch
+from agent_sandbox.workspace import read_tracking
+from agent_sandbox.workspace.read_tracking import Reads, ReadWatch
+from agent_sandbox.workspace.view.plan import Host, plan_view
 
 
 @pytest.fixture(scope="module")
@@ -100,20 +98,20 @@ def test_what_is_lost_is_noticed(tmp_path: Path) -> None:
 
 def test_what_runs_read_is_kept_and_added_up(tmp_path: Path) -> None:
     directory = str(tmp_path / "reads")
-    assert reads.recall(directory) is None
+    assert read_tracking.recall(directory) is None
     odd = os.fsdecode(b"/\xff\n")
-    reads.write(directory, "1", Reads(frozenset({"/a", odd})))
-    reads.write(directory, "2", Reads(frozenset({"/b"})))
-    found = reads.recall(directory)
+    read_tracking.write(directory, "1", Reads(frozenset({"/a", odd})))
+    read_tracking.write(directory, "2", Reads(frozenset({"/b"})))
+    found = read_tracking.recall(directory)
     assert found == Reads(frozenset({"/a", "/b", odd}))
     assert found.opened("/a") and not found.opened("/c")
-    reads.write(directory, "3", Reads(frozenset(), complete=False))
-    missed = reads.recall(directory)
+    read_tracking.write(directory, "3", Reads(frozenset(), complete=False))
+    missed = read_tracking.recall(directory)
     assert missed is not None and missed.opened("/c")
 
 
 @pytest.mark.parametrize("damage", [b"", b"agent-sandbox reads 1 whole\0/a", b"something else\0"])
 def test_a_damaged_list_of_what_was_read_is_one_with_gaps(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "1").write_bytes(damage)
-    found = reads.recall(str(tmp_path))
+    found = read_tracking.recall(str(tmp_path))
     assert found is not None and not found.complete

@@ -22,10 +22,10 @@ from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.observed import EXECUTE, WRITE, Observed
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.changes import Change, Kind, covers
-from agent_sandbox.workspace.executables import Executables, find_executables
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.noise import is_noise
-from agent_sandbox.workspace.view import PRIVATE
+from agent_sandbox.workspace.view.executables import Executables, find_executables
+from agent_sandbox.workspace.view.plan import PRIVATE
 
 _READ_AND_NOT_MISSED = ("/etc/locale.alias",)  # by every program that speaks a language, through a link below /usr
 _OF_A_PROCESS = ("/proc", "/dev")  # where links lead elsewhere for each process

@@ -1,6 +1,6 @@
 """Bring together what a sandbox changed and what has changed in reality since, before a promotion.
 
-Each path that both changed is merged against its base (`workspace.merging`); the result takes the place of the sandbox's change, against
+Each path that both changed is merged against its base (`workspace.merge`); the result takes the place of the sandbox's change, against
 reality as it is now. What cannot be merged stays in question as a conflict.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.diff.sources import Machine
 from agent_sandbox.workspace.drift import Moved
-from agent_sandbox.workspace.merging import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
+from agent_sandbox.workspace.fingerprint import Base, digest_of_open
+from agent_sandbox.workspace.merge import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.preview.sources import Machine
-from agent_sandbox.workspace.seen import Base, digest_of_open
 
 if TYPE_CHECKING:
-    from agent_sandbox.workspace.merging.resolving import Answer, Choice, Word
+    from agent_sandbox.workspace.merge.tree import Answer, Choice, Word
 
 LARGEST_MERGED = 8 << 20  # bytes of one file; beyond it a side is chosen or it stays a conflict
 

@@ -15,8 +15,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
-from agent_sandbox.workspace.draft import covers
-from agent_sandbox.workspace.view import PRIVATE
+from agent_sandbox.workspace.view.plan import PRIVATE, contains
 
 _CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
 _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to
@@ -68,13 +67,13 @@ class _Judge:
         files = self._policy.files
         if files.bars(path):
             return False
-        return files.reaches(path) or files.leads_to(path) or any(covers(shown, path) or covers(path, shown) for shown in self._shown)
+        return files.reaches(path) or files.leads_to(path) or any(contains(shown, path) or contains(path, shown) for shown in self._shown)
 
     def _may_write(self, path: str) -> bool:
         files = self._policy.files
         if files.bars(path):
             return False
-        return any(covers(place, path) for place in _MADE_ANEW) or (files.write and (files.reaches(path) or files.leads_to(path)))
+        return any(contains(place, path) for place in _MADE_ANEW) or (files.write and (files.reaches(path) or files.leads_to(path)))
 
     def _may_start(self, path: str) -> bool:
         if path in self._started:

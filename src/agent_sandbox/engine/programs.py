@@ -13,7 +13,7 @@ from agent_sandbox.policy.model import FileRules, Policy
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.values import dataclass, replace
-from agent_sandbox.workspace.executables import Executables, denied_files, find_executables
+from agent_sandbox.workspace.view.executables import Executables, denied_files, find_executables
 
 LOOK_AGAIN_SECONDS = 60.0
 

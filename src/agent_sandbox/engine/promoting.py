@@ -24,20 +24,19 @@ from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.drift import Moved, judge
-from agent_sandbox.workspace.history import Snapshot
-from agent_sandbox.workspace.locking import Holder
-from agent_sandbox.workspace.merging import Conflict
-from agent_sandbox.workspace.promotion import undoing
-from agent_sandbox.workspace.promotion.expecting import look_at
-from agent_sandbox.workspace.promotion.foreseeing import protected_classes
-from agent_sandbox.workspace.promotion.planning import Expected, plan
-from agent_sandbox.workspace.promotion.promoting import Promotion, promote, refuse_impossible
+from agent_sandbox.workspace.layers.history import Snapshot
+from agent_sandbox.workspace.lock import Holder
+from agent_sandbox.workspace.merge import Conflict
+from agent_sandbox.workspace.promotion import undo
+from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
+from agent_sandbox.workspace.promotion.plan import Expected, plan
+from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
 from agent_sandbox.workspace.promotion.steps import Plan
 
 if TYPE_CHECKING:
     from typing import Literal
 
-    from agent_sandbox.workspace.merging.resolving import Choice, Word
+    from agent_sandbox.workspace.merge.tree import Choice, Word
 
     Drifted = Literal["refuse", "merge", "force"]
 
@@ -227,12 +226,10 @@ def take_back(stored: Stored, gate: Gate) -> CarriedOver:
     Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
     """
     with stored.state.lock(command="undo"):
-        journal = undoing.last(stored.state.promotions)
+        journal = undo.last(stored.state.promotions)
         number = "" if journal is None else str(journal.number)
         action = Undo(_text(stored.state.project), number)
-        return _done(
-            stored, gate, action, lambda: undoing.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving()
-        )
+        return _done(stored, gate, action, lambda: undo.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving())
 
 
 def _refuse_moved(proposal: Proposal) -> None:

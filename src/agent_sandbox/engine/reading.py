@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.workspace import reads
+from agent_sandbox.workspace import read_tracking
 from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.read_tracking import ReadWatch
 from agent_sandbox.workspace.store import SandboxState
-from agent_sandbox.workspace.watching import ReadWatch
 
 
 class Reading:
@@ -29,4 +29,4 @@ class Reading:
         if watch is not None:
             found = watch.end()
             with explained("keep what the run has read"):
-                reads.write(self._state.reads, str(self._run), found)
+                read_tracking.write(self._state.reads, str(self._run), found)

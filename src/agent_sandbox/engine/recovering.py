@@ -16,13 +16,13 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.values import TYPE_CHECKING, dataclass
-from agent_sandbox.workspace.bases.runs import file_of
 from agent_sandbox.workspace.durable import explained, write_atomically
-from agent_sandbox.workspace.locking import Holder
+from agent_sandbox.workspace.lock import Holder
+from agent_sandbox.workspace.originals.runs import file_of
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
-    from agent_sandbox.workspace.history import Snapshot
+    from agent_sandbox.workspace.layers.history import Snapshot
     from agent_sandbox.workspace.promotion.journal import Journal
     from agent_sandbox.workspace.promotion.recovery import Recovery
 

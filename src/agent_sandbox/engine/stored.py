@@ -15,23 +15,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from agent_sandbox.kernel.mount_plan import InImage, OnDisk
 from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
-from agent_sandbox.workspace import chronicle, history
-from agent_sandbox.workspace.bases.runs import begin, end, has_run
-from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.history import History, Move, Snapshot
-from agent_sandbox.workspace.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
-from agent_sandbox.workspace.layers import layer_targets, quote_target
+from agent_sandbox.workspace.layers import history
+from agent_sandbox.workspace.layers.history import History, Move, Present, Snapshot
+from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
+from agent_sandbox.workspace.layers.stack import layer_targets, quote_target
+from agent_sandbox.workspace.originals.runs import begin, end, has_run
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
-    from agent_sandbox.workspace.bases.files import Recalled
     from agent_sandbox.workspace.changes import ChangeSet
     from agent_sandbox.workspace.drift import Drift
-    from agent_sandbox.workspace.listing import Witnesses
-    from agent_sandbox.workspace.seen import Base, Bases
-    from agent_sandbox.workspace.stack import Stack
+    from agent_sandbox.workspace.fingerprint import Base, Bases
+    from agent_sandbox.workspace.layers.change_cache import Witnesses
+    from agent_sandbox.workspace.layers.stack import Stack
+    from agent_sandbox.workspace.originals.files import Recalled
 
 TIDYING_SECONDS = 0.05  # of the time of a run, at its end
 LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
@@ -65,7 +64,7 @@ class Stored:
     @contextmanager
     def opened(self) -> Iterator[Stack]:
         """Its layers as they are now, for the length of a block, also while a run writes to them. Raises `WorkspaceError`."""
-        from agent_sandbox.workspace.generations import stacked
+        from agent_sandbox.workspace.layers.stack import stacked
 
         layers = self.state.history().layers
         with ExitStack() as ends:
@@ -74,18 +73,18 @@ class Stored:
 
     def changes(self, policy: Policy) -> ChangeSet:
         """What it would change on the machine. While nothing runs in it, that is read from its layers once."""
-        from agent_sandbox.workspace import listing
+        from agent_sandbox.workspace.layers import change_cache
 
         masks = [mask.path for mask in policy.files.masks]
-        key = listing.key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
-        if key is not None and (kept := listing.load(self.state.path, key)) is not None:
+        key = change_cache.key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
+        if key is not None and (kept := change_cache.load(self.state.path, key)) is not None:
             return kept
-        witnesses = listing.Witnesses()
+        witnesses = change_cache.Witnesses()
         with self.opened() as stack:
             changes = changes_of(stack, policy, self.bases(), witnesses)
         if key is not None:
             with suppress(OSError):  # then it is read again the next time
-                listing.save(self.state.path, key, changes, witnesses)
+                change_cache.save(self.state.path, key, changes, witnesses)
         return changes
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
@@ -94,32 +93,32 @@ class Stored:
 
     def bases(self) -> Recalled:
         """What was real when its layers first covered a path."""
-        from agent_sandbox.workspace.bases.files import recall
+        from agent_sandbox.workspace.originals.files import recall
 
         return recall(self.state.bases, self.state.history().layers[::-1])
 
     def open_base(self, base: Base) -> int:
         """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
-        from agent_sandbox.workspace.bases.contents import open_content
+        from agent_sandbox.workspace.originals.files import open_content
 
         return open_content(self.state.bases, base)
 
     def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> Drift:
         """What has moved on in its project since the clone was made. `changes` are its own. Raises OSError when the project has gone."""
-        from agent_sandbox.workspace import names, reads
+        from agent_sandbox.workspace import clone_inventory, read_tracking
         from agent_sandbox.workspace.drift import judge, look_for_drift, with_judged
-        from agent_sandbox.workspace.promotion.expecting import look_at
+        from agent_sandbox.workspace.promotion.inspect import look_at
 
-        known = names.recall(self.state.names)
-        cloned_ns = known.began_ns if isinstance(known, names.Names) else int((self.state.created() or self._now()) * 1e9)
-        read, bases, inside = reads.recall(self.state.reads), self.bases(), changes.within(self.state.project)
+        known = clone_inventory.recall(self.state.names)
+        cloned_ns = known.began_ns if isinstance(known, clone_inventory.Names) else int((self.state.created() or self._now()) * 1e9)
+        read, bases, inside = read_tracking.recall(self.state.reads), self.bases(), changes.within(self.state.project)
         found = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
         # A promotion makes a new clone; what stayed in the sandbox was covered, and reality may have moved on there, before it.
         return with_judged(found, judge(inside, bases, look_at(self.state.project, inside)))
 
     def remember_names(self, masks: Collection[str]) -> None:
         """Note what is in its project, unless that has been done since the clone was made. Takes a second for a million entries."""
-        from agent_sandbox.workspace.names import remember
+        from agent_sandbox.workspace.clone_inventory import remember
 
         with suppress(OSError):  # then what has gone cannot be told later, and that is said
             remember(self.state.project, self.state.names, skip=masks)
@@ -184,7 +183,7 @@ class Stored:
 
     def _clone_anew(self, masks: Collection[str], changed: float) -> None:
         """From here on it is a clone of what is real now. What we changed ourselves, at `changed`, must look older than that."""
-        from agent_sandbox.workspace.bases.keeping import TICK_NS
+        from agent_sandbox.workspace.originals.capture import TICK_NS
 
         time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
         self.remember_names(masks)
@@ -205,9 +204,9 @@ class Stored:
         """Make another, new sandbox of the same project that holds what this one does. Takes the lock of neither; this one must be held."""
         from shutil import copyfile
 
-        from agent_sandbox.workspace.bases.files import carry
-        from agent_sandbox.workspace.generations import made
-        from agent_sandbox.workspace.squash import squash
+        from agent_sandbox.workspace.layers.squash import squash
+        from agent_sandbox.workspace.layers.stack import made
+        from agent_sandbox.workspace.originals.files import carry
 
         before = self.state.history()
         into = before.next
@@ -224,7 +223,7 @@ class Stored:
                 for name in os.listdir(self.state.bases):
                     copyfile(os.path.join(self.state.bases, name), os.path.join(other.bases, name))
             carry(other.bases, before.layers[::-1], into)
-        chronicle.save(other.path, history.History(active=into, used=True, next=into + 1))
+        history.save(other.path, history.History(active=into, used=True, next=into + 1))
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
         """Its layers, ready for a run whose disk limit this is; to be called with the lock held. What they need ends with the stack."""
@@ -256,7 +255,7 @@ class Stored:
         generation = run.present.active
         uppers = _written(top, generation)
         if uppers:
-            from agent_sandbox.workspace.bases.keeping import keep
+            from agent_sandbox.workspace.originals.capture import keep
 
             already, prefix = self.bases(), "user.overlay." if _userxattr() else "trusted.overlay."
             try:
@@ -278,8 +277,8 @@ class Stored:
 
     def _tidy(self, top: int, after: History, *, until: float = math.inf) -> None:
         """Remove what nothing refers to."""
-        from agent_sandbox.workspace.bases.files import forget
-        from agent_sandbox.workspace.generations import tidy
+        from agent_sandbox.workspace.layers.stack import tidy
+        from agent_sandbox.workspace.originals.files import forget
 
         forget(self.state.bases, history.referenced(after))
         tidy(top, after, until=until)
@@ -306,7 +305,7 @@ class Stored:
         self._save(move.history)
 
     def _save(self, after: History) -> Present:
-        chronicle.save(self.state.path, after)
+        history.save(self.state.path, after)
         return Present.of(after)
 
     def _shorten(self) -> Present:
@@ -321,10 +320,10 @@ class Stored:
         self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = (), places: Collection[str] = ()
     ) -> None:
         """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases, of `places` as they are now."""
-        from agent_sandbox.workspace.bases.files import carry
-        from agent_sandbox.workspace.bases.keeping import bases_now
-        from agent_sandbox.workspace.generations import made, stacked
-        from agent_sandbox.workspace.squash import squash
+        from agent_sandbox.workspace.layers.squash import squash
+        from agent_sandbox.workspace.layers.stack import made, stacked
+        from agent_sandbox.workspace.originals.capture import bases_now
+        from agent_sandbox.workspace.originals.files import carry
 
         with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
@@ -357,15 +356,15 @@ def _written(top: int, generation: int) -> list[tuple[str, int]]:
 
 def stack_in(layers: int) -> Stack:
     """The single generation below a descriptor, which a guest of ours has written."""
-    from agent_sandbox.workspace.stack import Stack  # only when changes are asked for
+    from agent_sandbox.workspace.layers.stack import Stack  # only when changes are asked for
 
     return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
 
 
 def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None, witnesses: Witnesses | None = None) -> ChangeSet:
     """What layers that were written under a policy would change on the machine."""
-    from agent_sandbox.workspace.readback import read_stack
-    from agent_sandbox.workspace.renames import find_renames
+    from agent_sandbox.workspace.layers.readback import read_stack
+    from agent_sandbox.workspace.layers.renames import find_renames
 
     masks = [mask.path for mask in policy.files.masks]
     return find_renames(read_stack(stack, masks=masks, bases=bases or {}, witnesses=witnesses), stack)

@@ -11,8 +11,8 @@ import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from agent_sandbox.workspace.draft import covers
-from agent_sandbox.workspace.layers import layer_targets, quote_target
+from agent_sandbox.workspace.layers.stack import layer_targets, quote_target
+from agent_sandbox.workspace.view.plan import contains
 
 
 def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tuple[str, ...]:
@@ -33,9 +33,9 @@ def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tupl
 def _parts(generation: int, target: str, shown: Collection[str]) -> list[str]:
     """Of one tree that is not shown as such: itself, where another covers it; and those in it that are shown by themselves."""
     upper = f"{quote_target(target)}/upper"
-    if any(covers(tree, target) for tree in shown):
+    if any(contains(tree, target) for tree in shown):
         return [target] if _holds(generation, upper) else []
-    inner = [tree for tree in shown if covers(target, tree)]
+    inner = [tree for tree in shown if contains(target, tree)]
     return [tree for tree in inner if _holds(generation, upper + tree[len(target.rstrip("/")) :])]
 
 

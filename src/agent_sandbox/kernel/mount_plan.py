@@ -1,7 +1,7 @@
 """The mount plan: what a guest will see, as values that can be printed, sent and then carried out.
 
-`workspace.view` makes a plan, `describe()` shows it (`run --explain`), and `mounting` performs it in a fresh mount namespace, before the
-guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons and commas
+`workspace.view` makes a plan, `describe()` shows it (`run --explain`), and `mount_steps` performs it in a fresh mount namespace, before
+the guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons and commas
 in paths matter:
 
     r/        the guest's future root          l/N  a private copy of a host mount, lower layer of overlay N
@@ -92,7 +92,7 @@ class Overlay:
     places: tuple[str, ...] = ()  # directories below masked ones that must exist, to mount on
     files: tuple[str, ...] = ()  # the same for single files
     links: tuple[tuple[str, str], ...] = ()  # and for links, with where they lead
-    stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view`
+    stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view.plan`
     writable: bool = True
     required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so; or nothing, when it has gone by then
 

@@ -21,9 +21,9 @@ from agent_sandbox.surfaces.promote import NOBODY_AGREED, agreement, approved_ki
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.surfaces.sim import governing, print_plan
-from agent_sandbox.workspace.plans import Plans
-from agent_sandbox.workspace.preview.sources import Formerly
+from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import find_project
+from agent_sandbox.workspace.saved_plans import Plans
 from agent_sandbox.workspace.store import Store
 
 

@@ -22,7 +22,7 @@ from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
-from agent_sandbox.workspace.preview.sources import Formerly
+from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import Project
 
 _COLUMNS = 120  # where there is no terminal to ask

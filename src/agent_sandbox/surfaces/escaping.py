@@ -10,7 +10,7 @@ import codecs
 import os
 
 from agent_sandbox.surfaces.streams import write_all
-from agent_sandbox.workspace.visible import visible
+from agent_sandbox.workspace.escape import visible
 
 
 class Escaped:

@@ -37,7 +37,7 @@ from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.performing import code_of, directory_of, say_how_it_ended
 from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.values import dataclass, replace
-from agent_sandbox.workspace.plans import Plans
+from agent_sandbox.workspace.saved_plans import Plans
 
 _NOT_THE_SAME = 1
 _THE_SAME = "tried again under this policy: it ends the same way, with the same changes"

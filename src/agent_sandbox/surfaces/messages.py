@@ -12,7 +12,7 @@ def shown(text: str) -> str:
     """The text as one line that is safe to print: what cannot be seen is escaped."""
     if text.isascii() and text.isprintable():
         return text
-    from agent_sandbox.workspace.visible import visible
+    from agent_sandbox.workspace.escape import visible
 
     return visible(text)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agent_sandbox.surfaces.highlight import language_of, roles
 from agent_sandbox.values import dataclass, field
-from agent_sandbox.workspace.preview.rows import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
-from agent_sandbox.workspace.visible import escapes, visible
+from agent_sandbox.workspace.diff.rows import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
+from agent_sandbox.workspace.escape import escapes, visible
 
 _OF_KIND = {TITLE: "1", HEADING: "1", HUNK: "36", NOTE: "2", WARNING: "1;33", FACT: "", SAME: "", ADDED: "32", REMOVED: "31"}
 # Red and green say what happens to a line; inside one that changes, words differ in weight only.

@@ -24,7 +24,7 @@ from agent_sandbox.surfaces.environment import guest_environment
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.project import Project
-from agent_sandbox.workspace.view import PRIVATE
+from agent_sandbox.workspace.view.plan import PRIVATE
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime

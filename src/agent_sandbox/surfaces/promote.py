@@ -20,12 +20,12 @@ from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.surfaces.recovering import recover
 from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.promotion.undoing import last
+from agent_sandbox.workspace.promotion.undo import last
 from agent_sandbox.workspace.protected import CLASSES
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.promoting import Drifted
-    from agent_sandbox.workspace.merging.resolving import Word
+    from agent_sandbox.workspace.merge.tree import Word
 
 NOBODY_AGREED = 3
 _COLUMNS = 120  # of a diff that somebody is asked about

@@ -28,7 +28,7 @@ def current_and_whole(request: Request) -> Current:
     """
     found = current(request)
     if os.path.isdir(os.path.join(found.state.store.path, "plans")):
-        from agent_sandbox.workspace.plans import Plans
+        from agent_sandbox.workspace.saved_plans import Plans
 
         Plans(found.state.store).sweep()
     if interrupted(found.state):

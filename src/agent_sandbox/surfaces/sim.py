@@ -24,9 +24,9 @@ from agent_sandbox.surfaces.preview.material import Material, check, gather
 from agent_sandbox.surfaces.recovering import current_and_whole
 from agent_sandbox.surfaces.style import Style
 from agent_sandbox.values import replace
-from agent_sandbox.workspace.plans import Plans
-from agent_sandbox.workspace.preview.sources import Formerly
+from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import Project
+from agent_sandbox.workspace.saved_plans import Plans
 
 _NOT_WITH = ("--diff", "--watch-reads", "--record")
 

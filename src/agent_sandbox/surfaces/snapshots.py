@@ -10,7 +10,7 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.messages import remark, shown
 from agent_sandbox.surfaces.recovering import current_and_whole
-from agent_sandbox.workspace.history import History, Snapshot, tree
+from agent_sandbox.workspace.layers.history import History, Snapshot, tree
 
 
 def snapshot(request: Request) -> int:

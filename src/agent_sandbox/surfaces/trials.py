@@ -24,11 +24,10 @@ from agent_sandbox.runtime.probe import trial
 from agent_sandbox.runtime.process import ProcessRuntime
 from agent_sandbox.runtime.running import ProcessGuest
 from agent_sandbox.surfaces.quantities import human_size
-from agent_sandbox.workspace.draft import Host
-from agent_sandbox.workspace.image import attach, make
+from agent_sandbox.workspace.layers.image import attach, make
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.view import plan_view
+from agent_sandbox.workspace.view.plan import Host, plan_view
 
 LITTLE_SPACE = 64 * MIB
 _SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")

@@ -32,7 +32,7 @@ from agent_sandbox.surfaces.selftest.sandboxed import Cloned, Locked
 from agent_sandbox.surfaces.selftest.trial import Result, Seen, judge, look
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.store import SandboxState, Store
-from agent_sandbox.workspace.view import PRIVATE
+from agent_sandbox.workspace.view.plan import PRIVATE
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 

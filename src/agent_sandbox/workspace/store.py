@@ -26,11 +26,10 @@ from contextlib import AbstractContextManager
 from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import dataclass
-from agent_sandbox.workspace import chronicle
-from agent_sandbox.workspace.chronicle import Present
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
-from agent_sandbox.workspace.history import History
-from agent_sandbox.workspace.locking import Holder, hold
+from agent_sandbox.workspace.layers import history as history_file
+from agent_sandbox.workspace.layers.history import History, Present
+from agent_sandbox.workspace.lock import Holder, hold
 
 FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -171,7 +170,7 @@ class SandboxState:
             existed = self.exists
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             described = self._is_described() or self._meta() is not None
-            present = chronicle.glance(self.path) or self._begun()
+            present = history_file.glance(self.path) or self._begun()
             notes = () if existed else self._make_layers(present, limit_bytes)
             if existed and os.geteuid() == 0 and not self.stacking:
                 notes = (_WITHOUT_IMAGE,)
@@ -184,7 +183,7 @@ class SandboxState:
     def _begun(self) -> Present:
         """The history of a new sandbox, written before there are layers: layers without a history mean that it was lost."""
         history = self.history()
-        chronicle.save(self.path, history)
+        history_file.save(self.path, history)
         return Present.of(history)
 
     def _make_layers(self, present: Present, limit_bytes: int | None) -> tuple[str, ...]:
@@ -193,7 +192,7 @@ class SandboxState:
                 f"the layers of the sandbox of {self.project!r} are gone", hint="put them back, or drop it: agent-sandbox reset"
             )
         if os.geteuid() == 0:
-            from agent_sandbox.workspace import image  # once for each sandbox, and whoever attaches one
+            from agent_sandbox.workspace.layers import image  # once for each sandbox, and whoever attaches one
 
             try:
                 image.make(self.image, limit_bytes)
@@ -206,9 +205,9 @@ class SandboxState:
 
     def history(self) -> History:
         """Its history; that of a new one, when nothing has run in it."""
-        history = chronicle.load(self.path)
+        history = history_file.load(self.path)
         if history is None and self.exists:
-            raise chronicle.damaged(self.path, "is gone, and its layers are there")
+            raise history_file.damaged(self.path, "is gone, and its layers are there")
         return history or History()
 
     def _description(self) -> str:

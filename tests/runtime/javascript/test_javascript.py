@@ -21,8 +21,7 @@ from agent_sandbox.runtime.routing.forward import lack_in
 from agent_sandbox.runtime.wasm import package
 from agent_sandbox.runtime.wasm.javascript.adapting import EXPORTED, Unknown, adapted
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.draft import Host, Needs
-from agent_sandbox.workspace.view import plan_view
+from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
 from tests import compiled
 from tests.runtime.routing.snippets import JAVASCRIPT, WASM
 

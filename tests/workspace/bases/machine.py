@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from agent_sandbox.workspace.bases import contents, files, keeping, runs
-from agent_sandbox.workspace.bases.keeper import Budget, Kept
+from agent_sandbox.workspace.fingerprint import Base
+from agent_sandbox.workspace.originals import capture, files, runs
+from agent_sandbox.workspace.originals.capture import Budget, Kept
 from agent_sandbox.workspace.removal import remove_tree
-from agent_sandbox.workspace.seen import Base
 from tests.workspace.overlays import edit, make_layer, userxattr
 
 
@@ -29,8 +29,8 @@ class Machine:
 
     def begin(self, generations: tuple[int, ...] = (1,)) -> int:
         """A run begins, and the clock has ticked since anything was changed."""
-        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * keeping.TICK_NS
-        while time.time_ns() < now + keeping.TICK_NS:
+        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * capture.TICK_NS
+        while time.time_ns() < now + capture.TICK_NS:
             pass
         self.since = runs.begin(self.directory, generations, now_ns=now)
         return self.since
@@ -44,7 +44,7 @@ class Machine:
     def keep(self, generations: tuple[int, ...] = (1,), *, masks: Collection[str] = (), budget: Budget | None = None) -> Kept:
         upper = os.open(self.layer / "upper", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return keeping.keep(
+            return capture.keep(
                 self.directory,
                 generations[-1],
                 [("/data", upper)],
@@ -67,7 +67,7 @@ class Machine:
         return files.recall(self.directory, [1])[path]
 
     def content(self, path: str) -> bytes:
-        with open(contents.open_content(self.directory, self.base(path)), "rb") as file:
+        with open(files.open_content(self.directory, self.base(path)), "rb") as file:
             return file.read()
 
     def remove(self) -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.spelling import sha256
-from agent_sandbox.workspace.bases import contents, files, lines, runs
-from agent_sandbox.workspace.bases.runs import append
+from agent_sandbox.workspace.fingerprint import Base, Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.seen import Base, Seen
+from agent_sandbox.workspace.originals import files, records, runs
+from agent_sandbox.workspace.originals.runs import append
 
 NAMES = st.binary(min_size=1, max_size=8).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"0").replace(b"/", b"_")))
 NUMBERS = st.integers(0, 2**63)
@@ -48,24 +48,24 @@ def directory(tmp_path: Path) -> Path:
 
 
 def add(directory: Path, generation: int, *found: Base) -> None:
-    append(str(directory), generation, "".join(map(lines.spell_base, found)))
+    append(str(directory), generation, "".join(map(records.spell_base, found)))
 
 
 @settings(deadline=None)
 @given(BASES)
 def test_a_base_is_read_as_it_was_written(base: Base) -> None:
-    line = lines.spell_base(base).encode().rstrip(b"\n")
-    assert lines.path_of(line, lines.PATH) == base.path
-    assert lines.read_base(base.path, line, listed=False) == base
+    line = records.spell_base(base).encode().rstrip(b"\n")
+    assert records.path_of(line, records.PATH) == base.path
+    assert records.read_base(base.path, line, listed=False) == base
 
 
 @settings(deadline=None)
 @given(BASES, st.data())
 def test_a_line_that_was_torn_or_has_a_byte_that_is_no_json_is_unknown(base: Base, data: st.DataObject) -> None:
-    line = lines.spell_base(base).encode().rstrip(b"\n")
+    line = records.spell_base(base).encode().rstrip(b"\n")
     at = data.draw(st.integers(0, len(line) - 1))
     for damaged in (line[:at], line[:at] + b"\0" + line[at + 1 :]):
-        assert lines.read_base(base.path, damaged, listed=False) == Base(base.path, None, known=False)
+        assert records.read_base(base.path, damaged, listed=False) == Base(base.path, None, known=False)
 
 
 def test_the_earliest_generation_has_the_base(directory: Path) -> None:
@@ -95,12 +95,12 @@ def test_a_line_that_makes_no_sense_is_a_base_that_is_not_known(directory: Path)
 def test_content_that_was_damaged_or_lost_is_not_given_out(directory: Path) -> None:
     base = a_base("/a", b"content")
     with pytest.raises(WorkspaceError):
-        contents.open_content(str(directory), base)
+        files.open_content(str(directory), base)
     keep_content(directory, b"c0ntent")
     with pytest.raises(WorkspaceError, match="damaged"):
-        contents.open_content(str(directory), base)
+        files.open_content(str(directory), base)
     keep_content(directory, b"content")
-    with open(contents.open_content(str(directory), base), "rb") as file:
+    with open(files.open_content(str(directory), base), "rb") as file:
         assert file.read() == b"content"
 
 
@@ -118,7 +118,7 @@ def test_what_no_generation_needs_is_forgotten_and_the_rest_stays(directory: Pat
 
 def test_a_squashed_generation_has_the_bases_of_those_it_stands_for(directory: Path) -> None:
     add(directory, 1, a_base("/a", b"first"), a_base("/promoted"), a_base("/tree"), a_base("/tree/below"), a_base("/treetop"))
-    append(str(directory), 1, lines.spell_below("/tree") + lines.spell_nothing("/new", ["x", "y"]) + runs.spell_done(1000))
+    append(str(directory), 1, records.spell_below("/tree") + records.spell_nothing("/new", ["x", "y"]) + runs.spell_done(1000))
     add(directory, 2, a_base("/a", b"second"))
     files.carry(str(directory), [1, 2], 3, without=["/promoted", "/new/x", "/tree"], removed=["/tree"])
     found = files.recall(str(directory), [3])

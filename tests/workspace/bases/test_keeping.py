@@ -12,11 +12,11 @@ import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.bases import contents, files, runs
-from agent_sandbox.workspace.bases.keeper import Budget, Kept
 from agent_sandbox.workspace.beneath import TooMany
+from agent_sandbox.workspace.fingerprint import Base
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.seen import Base
+from agent_sandbox.workspace.originals import files, runs
+from agent_sandbox.workspace.originals.capture import Budget, Kept
 from tests.workspace.bases.machine import Machine
 from tests.workspace.overlays import in_namespace
 from tests.workspace.racing import deep_tree
@@ -223,7 +223,7 @@ def test_content_is_kept_up_to_a_bound_and_its_digest_beyond_that(machine: Machi
     assert small.kept and not large.kept and not huge.kept
     assert large.seen is not None and large.seen.digest and huge.seen is not None and not huge.seen.digest
     with pytest.raises(WorkspaceError, match="not kept"):
-        contents.open_content(machine.directory, large)
+        files.open_content(machine.directory, large)
 
 
 def test_what_all_runs_together_keep_of_content_is_bounded(machine: Machine) -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.bases import files
+from agent_sandbox.workspace.fingerprint import Base
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.seen import Base
+from agent_sandbox.workspace.originals import files
 from tests.workspace.bases.machine import Machine
 
 FILES = ("a", "b", "d/x", "d/y", "e/z")

@@ -12,13 +12,13 @@ import pytest
 
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.values import replace
-from agent_sandbox.workspace import names
-from agent_sandbox.workspace.bases.keeping import TICK_NS
+from agent_sandbox.workspace import clone_inventory
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.drift import Drift, Drifted, DriftKind, LookBudget, Moved, Unmoved, Verdict, judge, look_for_drift
+from agent_sandbox.workspace.fingerprint import Base, Seen, look
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.reads import Reads
-from agent_sandbox.workspace.seen import Base, Seen, look
+from agent_sandbox.workspace.originals.capture import TICK_NS
+from agent_sandbox.workspace.read_tracking import Reads
 from tests.workspace.overlays import in_namespace
 
 FILE = Node(EntryType.FILE, 0o644, 0, 0)
@@ -39,7 +39,7 @@ class Clone:
         self.clone()
 
     def clone(self) -> None:
-        names.remember(str(self.project), self.file)
+        clone_inventory.remember(str(self.project), self.file)
         start = time.time_ns()
         while time.time_ns() < start + 2 * TICK_NS:
             pass  # the clock of the filesystem has ticked, too
@@ -75,7 +75,7 @@ class Clone:
         return look_for_drift(
             str(self.project),
             self.cloned,
-            names.recall(self.file),
+            clone_inventory.recall(self.file),
             ChangeSet(tuple(self.changes)),
             self.bases,
             masks=masks,

@@ -15,7 +15,7 @@ from types import TracebackType
 import pytest
 
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.workspace.promotion import promoting
+from agent_sandbox.workspace.promotion import promote
 from tests.security.test_promotion_crash import SEED, naive
 from tests.workspace.promotion.trees import Edited
 
@@ -133,7 +133,7 @@ def lost(edited: Edited, promoter: Callable[[], object], rounds: int) -> tuple[l
 
 @pytest.mark.slow
 def test_nothing_that_an_editor_saves_meanwhile_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promoting, "REMEMBERED", 1000)  # so that what is forgotten with the oldest promotion does not look lost
+    monkeypatch.setattr(promote, "REMEMBERED", 1000)  # so that what is forgotten with the oldest promotion does not look lost
     edited = Edited(tmp_path, make, edit)
 
     def ours() -> None:

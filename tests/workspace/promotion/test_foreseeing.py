@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from agent_sandbox.workspace.promotion.expecting import look_at
-from agent_sandbox.workspace.promotion.foreseeing import protected_classes
+from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from tests.workspace.promotion.trees import Edited
 
 

@@ -15,7 +15,7 @@ import pytest
 from agent_sandbox.errors import Drift, PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.promotion.journal import Journal
-from agent_sandbox.workspace.promotion.promoting import REMEMBERED
+from agent_sandbox.workspace.promotion.promote import REMEMBERED
 from agent_sandbox.workspace.promotion.recovery import recover
 from tests.leftovers import remove
 from tests.workspace.overlays import in_namespace

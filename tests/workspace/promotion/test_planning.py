@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
+from agent_sandbox.workspace.fingerprint import Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.planning import plan
+from agent_sandbox.workspace.promotion.plan import plan
 from agent_sandbox.workspace.promotion.steps import Adjust, LeftOut, Plan, Put, Remove
 from agent_sandbox.workspace.protected import classes_of_all
-from agent_sandbox.workspace.seen import Seen
 
 GUEST = 1879048192
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
-from agent_sandbox.workspace.promotion import performing
-from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
-from agent_sandbox.workspace.promotion.promoting import promote
+from agent_sandbox.workspace.promotion import exchange
+from agent_sandbox.workspace.promotion.promote import promote
 from agent_sandbox.workspace.promotion.recovery import lock
 from agent_sandbox.workspace.promotion.steps import Move, Plan, Refusal
+from agent_sandbox.workspace.promotion.target import Anchor, Surprise
 from tests.workspace.promotion.trees import ME, Edited, expected_after, shown
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_saved_between_the_last_look_and_the_exchange_stays_in_th
     mixed: Edited, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = mixed.project / name
-    real = performing.make
+    real = exchange.make
 
     def make(move: Move, anchor: Anchor, staging: int) -> None:
         if move.path == name:
@@ -147,7 +147,7 @@ def test_a_file_that_is_saved_between_the_last_look_and_the_exchange_stays_in_th
         real(move, anchor, staging)
 
     before = shown(mixed.project)
-    monkeypatch.setattr(performing, "make", make)
+    monkeypatch.setattr(exchange, "make", make)
     with pytest.raises(Drift, match="something else is there now"):
         mixed.promote()
     assert path.read_text() == "saved just now\n" and mixed.staging() == []
@@ -160,7 +160,7 @@ def test_a_file_that_is_saved_between_the_last_look_and_the_exchange_stays_in_th
 def test_a_file_that_is_saved_over_a_new_one_before_it_is_taken_back_stays_in_the_tree(
     mixed: Edited, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = performing.make
+    real = exchange.make
 
     def make(move: Move, anchor: Anchor, staging: int) -> None:
         real(move, anchor, staging)
@@ -168,7 +168,7 @@ def test_a_file_that_is_saved_over_a_new_one_before_it_is_taken_back_stays_in_th
             (mixed.project / name).write_text("saved just now\n")
             raise Surprise(move.path, "so that it is taken back")
 
-    monkeypatch.setattr(performing, "make", make)
+    monkeypatch.setattr(exchange, "make", make)
     with pytest.raises(Drift) as drift:
         mixed.promote()
     assert (mixed.project / name).read_text() == "saved just now\n" and mixed.staging() == []

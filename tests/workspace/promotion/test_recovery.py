@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import Unfinished, WorkspaceError
-from agent_sandbox.workspace.promotion import keeping, performing
-from agent_sandbox.workspace.promotion.anchor import Anchor
+from agent_sandbox.workspace.promotion import backup, exchange
 from agent_sandbox.workspace.promotion.recovery import Recovery, recover
 from agent_sandbox.workspace.promotion.steps import Move
+from agent_sandbox.workspace.promotion.target import Anchor
 from tests.workspace.promotion.trees import ME, Edited, expected_after, shown
 
 
@@ -22,7 +22,7 @@ def interrupt(edited: Edited, *, committed: bool = False) -> None:
     child = os.fork()
     if child == 0:
         moves = iter(range(8))  # up to those in src
-        make = performing.make
+        make = exchange.make
 
         def make_some(move: Move, anchor: Anchor, staging: int) -> None:
             if next(moves, None) is None:
@@ -30,9 +30,9 @@ def interrupt(edited: Edited, *, committed: bool = False) -> None:
             make(move, anchor, staging)
 
         if committed:
-            keeping.keep_olds = lambda *ignored: os._exit(9)
+            backup.keep_olds = lambda *ignored: os._exit(9)
         else:
-            performing.make = make_some
+            exchange.make = make_some
         edited.promote(made)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

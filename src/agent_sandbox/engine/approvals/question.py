@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import dataclass, fields
-from agent_sandbox.workspace.visible import lookalike, visible
+from agent_sandbox.workspace.escape import lookalike, visible
 
 _NARROW = 10  # columns of the names at the left
 

@@ -20,7 +20,7 @@ from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.values import dataclass, replace
-from agent_sandbox.workspace.plans import Kept, Plans, PlanState
+from agent_sandbox.workspace.saved_plans import Kept, Plans, PlanState
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.noise import place_of
-from agent_sandbox.workspace.promotion.expecting import look_at
-from agent_sandbox.workspace.promotion.foreseeing import protected_classes
+from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.diff.sources import Machine
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.preview.sources import Machine
 
 OBJECTS = "objects"
 _MOST = 64 << 10  # of the end of a log

@@ -23,7 +23,7 @@ from agent_sandbox.runtime.observed import NOT_ALL
 from agent_sandbox.spelling import sha256
 from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet, Contents
-from agent_sandbox.workspace.plans import Plans, PlanState
+from agent_sandbox.workspace.saved_plans import Plans, PlanState
 
 
 @dataclass(frozen=True)

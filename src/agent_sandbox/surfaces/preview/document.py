@@ -8,9 +8,8 @@ from typing import Any
 
 from agent_sandbox.surfaces.documents import change_document, schema, stream_fields
 from agent_sandbox.surfaces.preview.material import Material
-from agent_sandbox.workspace.preview.compare import Preview
-from agent_sandbox.workspace.preview.hunks import Hunk, hunks
-from agent_sandbox.workspace.preview.rows import ADDED, REMOVED, SAME
+from agent_sandbox.workspace.diff.compare import Preview
+from agent_sandbox.workspace.diff.rows import ADDED, REMOVED, SAME, Hunk, hunks
 
 Write = Callable[[bytes], object]
 

@@ -1,6 +1,6 @@
 """An effect plan for people and for programs: what `sim` and `carry-out` print besides the diff.
 
-No row of ours begins with a blank or a sign, which are for content (see `workspace.preview.rows`), or with anything that a guest named.
+No row of ours begins with a blank or a sign, which are for content (see `workspace.diff.rows`), or with anything that a guest named.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agent_sandbox.surfaces.preview.material import Material
 from agent_sandbox.surfaces.quantities import counted, human_size
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.preview.rows import FACT, HEADING, NOTE, WARNING, Row, ours
+from agent_sandbox.workspace.diff.rows import FACT, HEADING, NOTE, WARNING, Row, ours
+from agent_sandbox.workspace.escape import named
 from agent_sandbox.workspace.protected import HISTORY, classes_of_path
-from agent_sandbox.workspace.visible import named
 
 SHORT = 12  # letters of a digest, where people read it
 _NAMED = 3  # of the effects with one and the same risk

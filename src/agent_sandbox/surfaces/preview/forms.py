@@ -8,11 +8,9 @@ from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.surfaces.preview.material import Material
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.preview.rows import FACT, HEADING, WARNING, Row, ours
-from agent_sandbox.workspace.preview.side_by_side import side_by_side
-from agent_sandbox.workspace.preview.summary import LETTERS, measured, summary
-from agent_sandbox.workspace.preview.unified import unified
-from agent_sandbox.workspace.visible import named
+from agent_sandbox.workspace.diff.formats import LETTERS, measured, side_by_side, summary, unified
+from agent_sandbox.workspace.diff.rows import FACT, HEADING, WARNING, Row, ours
+from agent_sandbox.workspace.escape import named
 
 
 def rows(request: Request, material: Material, *, columns: int, words: bool) -> Iterator[Row]:

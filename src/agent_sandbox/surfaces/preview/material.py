@@ -11,10 +11,9 @@ from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.pending import Sorted, sort
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
-from agent_sandbox.workspace.preview.compare import DEFAULT, EVERYTHING, Effort, FormerContents, Limits, Preview, compare
-from agent_sandbox.workspace.preview.facts import facts
-from agent_sandbox.workspace.preview.sources import Machine
-from agent_sandbox.workspace.visible import named
+from agent_sandbox.workspace.diff.compare import DEFAULT, EVERYTHING, Effort, FormerContents, Limits, Preview, compare, facts
+from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.escape import named
 
 FORMS = ("--json", "--stat", "--side-by-side", "--patch", "--name-only")
 

@@ -11,7 +11,7 @@ from agent_sandbox.surfaces.messages import remark
 from agent_sandbox.surfaces.preview.material import Material
 from agent_sandbox.surfaces.quantities import counted
 from agent_sandbox.workspace.changes import covers
-from agent_sandbox.workspace.preview.patch import LeftOut, write_patch
+from agent_sandbox.workspace.diff.patch import LeftOut, write_patch
 
 _NAMED = 10  # of what a patch cannot carry, one by one
 _MOST_ENTRIES = 1_000_000  # of a directory that goes away: git has to be told each

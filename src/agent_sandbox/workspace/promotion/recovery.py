@@ -13,12 +13,12 @@ from agent_sandbox.errors import SandboxError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
 from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.beneath import identity, open_directory
-from agent_sandbox.workspace.locking import Holder, hold
-from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
+from agent_sandbox.workspace.lock import Holder, hold
+from agent_sandbox.workspace.promotion.backup import keep_olds, rescue
+from agent_sandbox.workspace.promotion.exchange import take_back
 from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals
-from agent_sandbox.workspace.promotion.keeping import keep_olds, rescue
 from agent_sandbox.workspace.promotion.steps import Move, split
-from agent_sandbox.workspace.promotion.taking_back import take_back
+from agent_sandbox.workspace.promotion.target import Anchor, Surprise
 from agent_sandbox.workspace.removal import remove_tree
 
 

@@ -16,12 +16,11 @@ from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import open_directory
 from agent_sandbox.workspace.changes import Contents
+from agent_sandbox.workspace.copy import copy
+from agent_sandbox.workspace.fingerprint import Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.anchor import Anchor, Surprise
-from agent_sandbox.workspace.promotion.copying import copy
-from agent_sandbox.workspace.promotion.looks import carried
-from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Put, Remove, Step, seen_from, split
-from agent_sandbox.workspace.seen import Seen
+from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Put, Remove, Step, carried, seen_from, split
+from agent_sandbox.workspace.promotion.target import Anchor, Surprise
 
 PREFIX = ".agent-sandbox-promotion-"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,0 +1,1 @@
+"""Show what would change, without trusting a byte of it."""

@@ -1,0 +1,279 @@
+"""The forms of a diff for people: unified, side by side, and a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from agent_sandbox.values import dataclass, replace
+from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.diff.compare import DEFAULT, Binary, Limits, Preview
+from agent_sandbox.workspace.diff.rows import (
+    ADDED,
+    BETWEEN,
+    FACT,
+    HEADING,
+    HUNK,
+    NOTE,
+    REMOVED,
+    SAME,
+    SIGNS,
+    TITLE,
+    WARNING,
+    Cell,
+    Marks,
+    Row,
+    decoded,
+    differing,
+    hunks,
+    ours,
+)
+from agent_sandbox.workspace.escape import escapes, named, width
+from agent_sandbox.workspace.merge.edits import Edit
+
+_MOST_PAIRS = 100
+NO_NEWLINE = "\\ No newline at end of file"
+
+
+def unified(preview: Preview, *, relative_to: str = "/", limits: Limits = DEFAULT, words: bool = False) -> Iterator[Row]:
+    """The rows of one change. Names are shown relative to a directory that the change lies in; `words` marks what differs in a line."""
+    yield from opening(preview, relative_to)
+    room = limits.added
+    path = preview.change.path
+    for hunk in hunks(preview.edits, len(preview.old)):
+        yield ours(HUNK, hunk.title(preview.lines_before))
+        for (start, stop), edit in hunk.stretches():
+            for line in preview.old[start:stop]:
+                yield from _content(SAME, line, path)
+            if edit is None:
+                continue
+            gone, come = paired_marks(preview, edit) if words else ({}, {})
+            for number in range(edit.old_from, edit.old_to):
+                yield from _content(REMOVED, preview.old[number], path, gone.get(number, ()))
+            shown = min(edit.new_to, edit.new_from + room)
+            room -= shown - edit.new_from
+            for number in range(edit.new_from, shown):
+                yield from _content(ADDED, preview.new[number], path, come.get(number, ()), limits.columns)
+            if shown < edit.new_to:
+                yield ours(WARNING, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
+    yield from closing(preview)
+
+
+def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
+    """The rows before the content: which file, what else is different about it, what sort it is."""
+    new = _name(preview.change.path, relative_to)
+    old = _name(preview.change.renamed_from, relative_to) if preview.change.renamed_from else new
+    yield ours(TITLE, f"diff --git {named(f'a/{old}')} {named(f'b/{new}')}")
+    for fact in preview.facts:
+        yield ours(FACT, fact)
+    for warning in preview.warnings:
+        yield ours(WARNING, warning)
+    if preview.binary is not None:
+        yield ours(FACT, summed_up(preview.binary, preview.change))
+
+
+def closing(preview: Preview) -> Iterator[Row]:
+    """The rows after it: what is not shown."""
+    if preview.more_bytes:
+        yield ours(WARNING, f"\\ {preview.more_bytes:,} more bytes are added, too much to show")
+    for why in preview.unshown:
+        yield ours(WARNING, why)
+
+
+def summed_up(binary: Binary, change: Change) -> str:
+    """Content that is no text, in one sentence."""
+    old = "text" if binary.old_size is None else f"{binary.old_size:,} bytes of {binary.old_sort}"
+    new = "text" if binary.new_size is None else f"{binary.new_size:,} bytes of {binary.new_sort}"
+    if change.before is None:
+        return f"Binary content: {new}"
+    if change.after is None:
+        return f"Binary content goes away: {old}"
+    return f"Binary contents differ: {old} → {new}, first at byte {binary.first_difference:,}"
+
+
+def _name(path: str, relative_to: str) -> str:
+    inside = relative_to.rstrip("/") + "/"
+    return path.removeprefix(inside) if path.startswith(inside) else path.lstrip("/")
+
+
+def paired_marks(preview: Preview, edit: Edit) -> tuple[dict[int, Marks], dict[int, Marks]]:
+    """By line number. Lines are paired in their order; where there are many of them, pairs mean nothing."""
+    if edit.old_to - edit.old_from > _MOST_PAIRS or edit.new_to - edit.new_from > _MOST_PAIRS:
+        return {}, {}
+    gone: dict[int, Marks] = {}
+    come: dict[int, Marks] = {}
+    for old, new in zip(range(edit.old_from, edit.old_to), range(edit.new_from, edit.new_to), strict=False):
+        gone[old], come[new] = differing(decoded(preview.old[old]), decoded(preview.new[new]))
+    return gone, come
+
+
+def _content(kind: str, line: bytes, path: str, marks: Marks = (), columns: int | None = None) -> Iterator[Row]:
+    text = decoded(line)
+    cut = len(text) - columns if columns is not None else 0
+    yield Row((Cell(kind, text[:columns] if cut > 0 else text, SIGNS[kind], marks),), path)
+    if cut > 0:
+        yield ours(WARNING, f"\\ {cut:,} more characters of this line are not shown (--all shows them)")
+    if not line.endswith(b"\n"):
+        yield ours(NOTE, NO_NEWLINE)
+
+
+NARROWEST = 40  # columns of both sides together
+_GOES_ON = "↳"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of one side, by its position in the file."""
+
+    kind: str
+    at: int
+    text: str
+    marks: Marks = ()
+    more: int = 0  # characters that are not shown
+    ended: bool = True
+
+    @classmethod
+    def of(cls, kind: str, at: int, content: bytes, marks: Marks = (), columns: int | None = None) -> _Line:
+        text = decoded(content)
+        more = max(0, len(text) - columns) if columns is not None else 0
+        return cls(kind, at, text[:columns] if more else text, marks, more, content.endswith(b"\n"))
+
+
+def side_by_side(preview: Preview, columns: int, *, relative_to: str = "/", limits: Limits = DEFAULT, words: bool = False) -> Iterator[Row]:
+    """The rows of one change, in so many columns of a terminal."""
+    yield from opening(preview, relative_to)
+    layout = _Layout(preview, max(columns, NARROWEST))
+    room = limits.added
+    for hunk in hunks(preview.edits, len(preview.old)):
+        yield ours(HUNK, hunk.title(preview.lines_before))
+        shift = hunk.new_from - hunk.old_from
+        for (start, stop), edit in hunk.stretches():
+            for number in range(start, stop):
+                line = _Line.of(SAME, number, preview.old[number])
+                yield from layout.rows(line, replace(line, at=number + shift))
+            if edit is None:
+                continue
+            gone, come = paired_marks(preview, edit) if words else ({}, {})
+            shown = min(edit.new_to, edit.new_from + room)
+            room -= shown - edit.new_from
+            left = [_Line.of(REMOVED, at, preview.old[at], gone.get(at, ())) for at in range(edit.old_from, edit.old_to)]
+            right = [_Line.of(ADDED, at, preview.new[at], come.get(at, ()), limits.columns) for at in range(edit.new_from, shown)]
+            for old, new in zip_longest(left, right):
+                yield from layout.rows(old, new)
+            if shown < edit.new_to:
+                yield ours(WARNING, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
+            shift = edit.new_to - edit.old_to
+    yield from closing(preview)
+
+
+class _Layout:
+    def __init__(self, preview: Preview, columns: int) -> None:
+        self._path = preview.change.path
+        self._offset = preview.lines_before + 1
+        self._digits = len(str(preview.lines_before + max(len(preview.old), len(preview.new))))
+        self._text = max(1, (columns - len(BETWEEN)) // 2 - self._digits - 2)
+
+    def rows(self, left: _Line | None, right: _Line | None) -> Iterator[Row]:
+        """Two lines next to each other, in as many rows as the longer one takes."""
+        for number, (old, new) in enumerate(zip_longest(self._pieces(left), self._pieces(right))):
+            yield Row((self._cell(left, old, number), self._cell(right, new, number, last=True)), self._path)
+        if right and right.more:
+            yield ours(WARNING, f"\\ {right.more:,} more characters of the new line are not shown (--all shows them)")
+        for line, side in ((left, "old"), (right, "new")):
+            if line and not line.ended:
+                yield ours(NOTE, f"{NO_NEWLINE} ({side})")
+
+    def _cell(self, line: _Line | None, piece: tuple[int, int, int] | None, number: int, *, last: bool = False) -> Cell:
+        if line is None or piece is None:
+            return Cell(SAME, "") if last else Cell(SAME, "", " " * (self._digits + 2), pad=self._text)
+        start, stop, taken = piece
+        label = _GOES_ON if number else str(line.at + self._offset)
+        marks = tuple((max(a, start) - start, min(b, stop) - start) for a, b in line.marks if a < stop and b > start)
+        return Cell(
+            line.kind, line.text[start:stop], f"{SIGNS[line.kind]}{label:>{self._digits}} ", marks, 0 if last else self._text - taken
+        )
+
+    def _pieces(self, line: _Line | None) -> Sequence[tuple[int, int, int]]:
+        """Where a line is broken: start, end, and how many columns that takes."""
+        if line is None:
+            return ()
+        text = line.text
+        if text.isascii() and text.isprintable():  # the common case: a column for each character
+            starts = range(0, len(text) or 1, self._text)
+            return [(start, min(start + self._text, len(text)), min(self._text, len(text) - start)) for start in starts]
+        pieces: list[tuple[int, int, int]] = []
+        start = taken = 0
+        for at, (character, escape) in enumerate(zip(text, escapes(text), strict=True)):
+            wide = len(escape) or width(character)
+            if taken + wide > self._text and taken:
+                pieces.append((start, at, taken))
+                start, taken = at, 0
+            taken += wide
+        return [*pieces, (start, len(text), min(taken, self._text))]
+
+
+LETTERS = {Kind.ADDED: "A", Kind.DELETED: "D", Kind.RETYPED: "T", Kind.MODIFIED: "M", Kind.MODE: "m", Kind.OWNER: "o", Kind.XATTR: "x"}
+_BARS = 30  # columns at most
+_LEAST = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A change and how much it is; `more` says that there is more than was counted."""
+
+    change: Change
+    name: str
+    added: int = 0
+    removed: int = 0
+    sizes: str = ""  # of content that is no text
+    more: bool = False
+
+
+def measured(preview: Preview, name: str) -> Measured:
+    """How much a change is, for the summary; the lines themselves are let go."""
+    binary = preview.binary
+    sizes = ""
+    if binary is not None:
+        before, after = preview.change.before, preview.change.after
+        sizes = f"{before.size if before else 0:,} → {after.size if after else 0:,} bytes"
+    return Measured(preview.change, name, preview.added, preview.removed, sizes, bool(preview.more_bytes or preview.unshown))
+
+
+def summary(files: Sequence[Measured], columns: int) -> Iterator[Row]:
+    """The rows, with bars in a scale that they share, and the total."""
+    added = max((len(f"{each.added:,}") for each in files), default=1)
+    removed = max((len(f"{each.removed:,}") for each in files), default=1)
+    room = min(_BARS, max(_LEAST, columns // 3 - added - removed))
+    most = max((each.added + each.removed for each in files), default=0)
+    room = min(room, most)
+    for each in files:
+        plus, minus = _bars(each.added, each.removed, most, room)
+        numbers = f"{LETTERS[each.change.kind]} {f'+{each.added:,}':>{added + 1}} {f'-{each.removed:,}':>{removed + 1}} "
+        cells = (Cell(FACT, numbers), Cell(ADDED, "+" * plus), Cell(REMOVED, "-" * minus, pad=room - plus - minus + 1))
+        yield Row((*cells, Cell(FACT, f"{named(each.name)}{_remarks(each)}")), between="")
+    if files:
+        lines = f"+{sum(each.added for each in files):,} -{sum(each.removed for each in files):,} lines"
+        binaries = sum(bool(each.sizes) for each in files)
+        others = f", {binaries:,} of them not text" if binaries else ""
+        uncounted = "; more where it says so" if any(each.more for each in files) else ""
+        yield ours(HEADING, f"# {len(files):,} {'change' if len(files) == 1 else 'changes'}{others}: {lines}{uncounted}")
+
+
+def _remarks(each: Measured) -> str:
+    remarks = [each.sizes] if each.sizes else []
+    if each.change.inside:
+        remarks.append(f"and {each.change.inside:,} below it")
+    if each.change.renamed_from:
+        remarks.append("renamed")
+    if each.more:
+        remarks.append("and more, not counted")
+    return f" ({'; '.join(remarks)})" if remarks else ""
+
+
+def _bars(added: int, removed: int, most: int, room: int) -> tuple[int, int]:
+    """How many signs of each. A side that is not empty has one at least."""
+    if most <= room:
+        return added, removed
+    plus = max(1, added * room // most) if added else 0
+    minus = max(1, removed * room // most) if removed else 0
+    return min(plus, room - minus) if minus else plus, minus

@@ -1,0 +1,224 @@
+"""What `git apply` takes: bytes, exactly, with nothing escaped that git does not escape.
+
+It carries content, the executable bit, links and renames of the project, relative to it. What it cannot carry is told, never dropped in
+silence. `git apply` compares with what it finds, so a patch does no harm to files that have changed meanwhile: it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from base64 import b85encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha1
+from itertools import chain
+
+from agent_sandbox.values import dataclass
+from agent_sandbox.workspace.changes import Change, Contents, Kind, covers
+from agent_sandbox.workspace.diff.compare import Effort, FormerContents, lines_of
+from agent_sandbox.workspace.diff.rows import hunks
+from agent_sandbox.workspace.escape import components
+from agent_sandbox.workspace.nodes import EntryType, Node
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+/=@,%^~")
+_SPELT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
+
+
+def git_mode(node: Node) -> int:
+    """The mode that git keeps of an entry."""
+    if node.type is EntryType.SYMLINK:
+        return 0o120000
+    return 0o040000 if node.type is EntryType.DIRECTORY else 0o100755 if node.mode & 0o100 else 0o100644
+
+
+def blob_name(content: bytes, node: Node | None) -> bytes:
+    """The name that git gives to content: without it a binary patch is refused."""
+    if node is None:
+        return b"0" * 40
+    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest().encode()
+
+
+def literal(content: bytes) -> Iterator[bytes]:
+    """Content as git packs it: lines of at most 52 bytes, each led by a letter that tells how many."""
+    yield b"literal %d\n" % len(content)
+    packed = zlib.compress(content)
+    for start in range(0, len(packed), 52):
+        piece = packed[start : start + 52]
+        count = len(piece)
+        yield bytes((64 + count if count <= 26 else 70 + count,)) + b85encode(piece, pad=True) + b"\n"
+    yield b"\n"
+
+
+def quoted(name: bytes) -> bytes:
+    """A name as git spells it. Plain names are left alone; any other is quoted, which git always understands."""
+    if all(byte in _PLAIN for byte in name):
+        return name
+    spelt = (_SPELT.get(byte) or (bytes((byte,)) if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name)
+    return b'"%s"' % b"".join(spelt)
+
+
+def is_gits(path: str) -> bool:
+    """Whether a part of a path is, to some filesystem, git's own directory: such a patch is refused as a whole."""
+    return ".git" in components(path)
+
+
+_LARGEST = 256 << 20  # of one side
+_CARRIED = (EntryType.FILE, EntryType.SYMLINK)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that a patch cannot carry. With `content` the patch lacks a change of content, and is not the whole of it."""
+
+    path: str
+    what: str
+    content: bool = False
+
+
+def write_patch(
+    changes: Iterable[Change], contents: Contents, former: FormerContents, *, project: str, write: Callable[[bytes], object]
+) -> tuple[LeftOut, ...]:
+    """Write the changes in the project as a patch, and return what it does not hold.
+
+    Directories that go away are to be given entry by entry. Changes outside the project are not looked at.
+    """
+    inside = [change for change in changes if covers(project, change.path) and change.path != project]
+    return _Patch(contents, former, project.rstrip("/") + "/", write).all(inside)
+
+
+class _Patch:
+    def __init__(self, contents: Contents, former: FormerContents, prefix: str, write: Callable[[bytes], object]) -> None:
+        self._contents, self._former, self._prefix, self._write = contents, former, prefix, write
+        self._effort = Effort()
+        self._left: list[LeftOut] = []
+
+    def all(self, changes: Sequence[Change]) -> tuple[LeftOut, ...]:
+        gone = {change.path: change for change in changes if change.kind is Kind.DELETED}
+        renames = {source.path: change for change in reversed(changes) if (source := self._source(change, gone)) is not None}
+        filled = {change.path.rpartition("/")[0] for change in changes if change.after is not None}
+        for change in changes:
+            if change.kind is Kind.DELETED and change.path in renames:
+                continue
+            self._tell_what_is_lost(change, empty=change.path not in filled)
+            if _takes_the_unknown(change):
+                self._left.append(LeftOut(change.path, "a directory that goes away with something in it that cannot be told", content=True))
+            elif is_gits(change.path.removeprefix(self._prefix)):
+                self._left.append(LeftOut(change.path, "git takes no patch for what is its own", content=True))
+            elif renames.get(change.renamed_from) is change and self._same(gone[change.renamed_from], change):
+                self._write(self._rename(gone[change.renamed_from], change))
+            else:
+                if renames.get(change.renamed_from) is change:
+                    self._one(gone[change.renamed_from])
+                self._one(change)
+        return tuple(self._left)
+
+    def _source(self, change: Change, gone: Mapping[str, Change]) -> Change | None:
+        """The deleted entry that a change is the new name of, where git can be told so."""
+        source = gone.get(change.renamed_from)
+        if source is None or source.before is None or change.after is None or not _carried(change.after):
+            return None
+        own = any(is_gits(each.path.removeprefix(self._prefix)) for each in (change, source))
+        return source if source.before.type is change.after.type and not own else None
+
+    def _tell_what_is_lost(self, change: Change, *, empty: bool) -> None:
+        before, after = change.before, change.after
+        if after is not None and not _carried(after) and after.type is not EntryType.DIRECTORY:
+            self._left.append(LeftOut(change.path, f"a {after.type.value}", content=True))
+        elif change.kind is Kind.ADDED and after is not None and after.type is EntryType.DIRECTORY and empty:
+            self._left.append(LeftOut(change.path, "an empty directory"))
+        if change.xattrs:
+            self._left.append(LeftOut(change.path, "extended attributes"))
+        if before and after and (before.uid, before.gid) != (after.uid, after.gid):
+            self._left.append(LeftOut(change.path, "its owner"))
+        if change.link_of:
+            self._left.append(LeftOut(change.path, "that it is a hard link"))
+        if after is not None and after.type is not EntryType.SYMLINK and (before is None or before.mode != after.mode):
+            usual = (0o644, 0o755) if after.type is EntryType.FILE else (0o755,)
+            if after.mode not in usual and (before is None or git_mode(before) == git_mode(after)):
+                self._left.append(LeftOut(change.path, f"its mode {after.mode:04o}"))
+
+    def _one(self, change: Change) -> None:
+        old = change.before if _carried(change.before) else None
+        new = change.after if _carried(change.after) else None
+        if old is None and new is None:
+            return
+        try:
+            before = self._content(old, lambda: self._former.open_old(change))
+            after = self._content(new, lambda: self._contents.open_file(change))
+        except OSError as error:
+            self._left.append(LeftOut(change.path, f"cannot be read: {error.strerror}", content=True))
+            return
+        name = os.fsencode(change.path.removeprefix(self._prefix))
+        if old and new and old.type is not new.type:
+            self._write(self._sides(name, old, None, before, b"") + self._sides(name, None, new, b"", after))
+        else:
+            self._write(self._sides(name, old, new, before, after))
+
+    def _content(self, node: Node | None, open_it: Callable[[], int]) -> bytes:
+        if node is None:
+            return b""
+        if node.type is EntryType.SYMLINK:
+            return os.fsencode(node.target)
+        with open(open_it(), "rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise OSError(0, f"it has more than {_LARGEST >> 20} MiB")
+        return content
+
+    def _same(self, gone: Change, come: Change) -> bool:
+        """Whether the content is the same: git would take over whatever it finds at the old name, without comparing."""
+        try:
+            old = self._content(gone.before, lambda: self._former.open_old(gone))
+            return old == self._content(come.after, lambda: self._contents.open_file(come))
+        except OSError:
+            return False
+
+    def _rename(self, gone: Change, come: Change) -> bytes:
+        old, new = (os.fsencode(change.path.removeprefix(self._prefix)) for change in (gone, come))
+        lines = [b"diff --git %s %s\n" % (quoted(b"a/" + old), quoted(b"b/" + new))]
+        if gone.before and come.after and git_mode(gone.before) != git_mode(come.after):
+            lines.append(b"old mode %06o\nnew mode %06o\n" % (git_mode(gone.before), git_mode(come.after)))
+        lines.append(b"similarity index 100%%\nrename from %s\nrename to %s\n" % (quoted(old), quoted(new)))
+        return b"".join(lines)
+
+    def _sides(self, name: bytes, old: Node | None, new: Node | None, before: bytes, after: bytes) -> bytes:
+        from_name, to_name = quoted(b"a/" + name), quoted(b"b/" + name)
+        lines: list[bytes] = []
+        if old is None and new is not None:
+            lines.append(b"new file mode %06o\n" % git_mode(new))
+        elif new is None and old is not None:
+            lines.append(b"deleted file mode %06o\n" % git_mode(old))
+        elif old and new and git_mode(old) != git_mode(new):
+            lines.append(b"old mode %06o\nnew mode %06o\n" % (git_mode(old), git_mode(new)))
+        if before != after or old is None or new is None:
+            lines.append(b"index %s..%s\n" % (blob_name(before, old), blob_name(after, new)))
+        if before != after:
+            if b"\0" in before or b"\0" in after:
+                lines += [b"GIT binary patch\n", *literal(after), *literal(before)]
+            else:
+                lines.append(b"--- %s\n+++ %s\n" % (from_name if old else b"/dev/null", to_name if new else b"/dev/null"))
+                lines += self._text(lines_of(before), lines_of(after))
+        return b"".join([b"diff --git %s %s\n" % (from_name, to_name), *lines]) if lines else b""
+
+    def _text(self, old: list[bytes], new: list[bytes]) -> Iterator[bytes]:
+        for hunk in hunks(self._effort.find(old, new), len(old)):
+            yield hunk.title().encode() + b"\n"
+            for (start, stop), edit in hunk.stretches():
+                yield from _signed(b" ", old[start:stop])
+                if edit is not None:
+                    yield from chain(_signed(b"-", old[edit.old_from : edit.old_to]), _signed(b"+", new[edit.new_from : edit.new_to]))
+
+
+def _signed(sign: bytes, lines: list[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield sign + line if line.endswith(b"\n") else sign + line + b"\n\\ No newline at end of file\n"
+
+
+def _takes_the_unknown(change: Change) -> bool:
+    """Whether a directory goes away and what is in it has not been told: git removes nothing that it is not told of."""
+    stays = change.after is not None and change.after.type is EntryType.DIRECTORY
+    return change.before is not None and change.before.type is EntryType.DIRECTORY and not stays and change.inside > 0
+
+
+def _carried(node: Node | None) -> bool:
+    return node is not None and node.type in _CARRIED

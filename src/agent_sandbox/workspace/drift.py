@@ -1,0 +1,454 @@
+"""Drift: what has changed in reality since a sandbox was cloned from it.
+
+`look_for_drift` scans the whole project for `status`; `judge` checks exactly the paths that a promotion is about to touch.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
+
+from agent_sandbox.values import dataclass, field, replace
+from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.clone_inventory import Names, Unfinished, open_inside
+from agent_sandbox.workspace.fingerprint import Base, Bases, Seen, alike, digest_of, look
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.originals.capture import TICK_NS
+from agent_sandbox.workspace.read_tracking import Reads
+from agent_sandbox.workspace.reality import Reality
+
+_UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+
+
+class DriftKind(Enum):
+    """What happened to a real path since the clone."""
+
+    CHANGED = "changed"
+    APPEARED = "appeared"
+    GONE = "gone"
+    GIT = "git"  # something inside a repository's own directory, which is not listed one by one
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """A real path that has moved on. `yours` says that the sandbox changed it too, `read` that a run opened it (None: nobody watched).
+
+    `files` are those that it stands for: more than one for a directory that has appeared as a whole, and for a repository's own.
+    """
+
+    path: str
+    kind: DriftKind
+    yours: bool = False
+    read: bool | None = None
+    files: int = 1
+
+
+@dataclass(frozen=True)
+class Drift:
+    """All that has moved on. `untold` says, in sentences, what could not be found out and why."""
+
+    cloned_ns: int
+    looked_ns: int
+    entries: tuple[Drifted, ...] = ()
+    untold: tuple[str, ...] = ()
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the clone was made."""
+        return max(0, self.looked_ns - self.cloned_ns) / 1e9
+
+    @property
+    def files(self) -> int:
+        """How many files have moved on."""
+        return sum(entry.files for entry in self.entries)
+
+    @property
+    def yours(self) -> tuple[Drifted, ...]:
+        """Those that the sandbox changed as well: where promotion needs a merge or a decision."""
+        return tuple(entry for entry in self.entries if entry.yours)
+
+    def sentence(self) -> str:
+        """In one line, such as "15 minutes behind; 3 files moved on, 1 of them you changed"."""
+        if not self.entries:
+            return f"{age(self.age_seconds)} old; nothing has moved on" + (" as far as can be told" if self.untold else "")
+        read = sum(entry.files for entry in self.entries if entry.read)
+        parts = [_of_them(sum(entry.files for entry in self.yours), self.files, "changed")]
+        if any(entry.read is not None for entry in self.entries):
+            parts.append(_of_them(read, self.files, "read"))
+        return f"{age(self.age_seconds)} behind; {_counted(self.files, 'file')} moved on, {' and '.join(parts)}"
+
+
+def _of_them(count: int, whole: int, verb: str) -> str:
+    if whole == 1:
+        return f"{'which you' if count else 'which you have not'} {verb}"
+    return f"{count if count else 'none'} of them you {verb}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def age(seconds: float) -> str:
+    """A length of time as people say it, in its largest unit.
+
+    >>> age(0.2), age(61), age(7200)
+    ('0 seconds', '1 minute', '2 hours')
+    """
+    size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    return _counted(int(seconds // size), unit)
+
+
+@dataclass(frozen=True)
+class Unmoved:
+    """What is real at a path is its base still. `seen` is what a promotion may expect there."""
+
+    seen: Seen | None
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What is real at a path is not its base, or there is none. `below` are the paths in a directory that make the difference."""
+
+    base: Base
+    seen: Seen | None
+    below: tuple[str, ...] = ()
+
+    def why(self) -> str:
+        """In a few words."""
+        if self.below:
+            return f"{'an entry' if len(self.below) == 1 else f'{len(self.below):,} entries'} below it moved on, first {self.below[0]!r}"
+        if not self.base.known:
+            return "what it was when the sandbox first changed it is not known"
+        if self.base.seen is None:
+            return "it has appeared in reality"
+        return "it has gone in reality" if self.seen is None else "it has changed in reality"
+
+
+Verdict = Unmoved | Moved
+
+
+def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Seen | None], *, machine_root: str = "/") -> dict[str, Verdict]:
+    """Compare what is real now with the base of each change.
+
+    `expected` is what was just seen there, with all that is below directories that would go. A file is read only where times do not tell.
+    Where there is no base and nothing real either, nothing can be lost: that counts as unmoved.
+    """
+    with Reality(machine_root) as reality:
+        judging = _Judging(bases, expected, reality)
+        return {change.path: judging.of(change) for change in changes}
+
+
+def with_judged(drift: Drift, verdicts: Mapping[str, Verdict]) -> Drift:
+    """Drift with what a judgement has found beyond it: paths that the sandbox changed, and that moved on before this clone was made."""
+    known = {entry.path for entry in drift.entries}
+    moved = [path for path, verdict in verdicts.items() if isinstance(verdict, Moved) and path not in known]
+    return replace(drift, entries=(*drift.entries, *(Drifted(path, DriftKind.CHANGED, yours=True) for path in moved)))
+
+
+class _Judging:
+    def __init__(self, bases: Bases, expected: Mapping[str, Seen | None], reality: Reality) -> None:
+        self._bases, self._expected, self._reality = bases, expected, reality
+        self._seen_paths: Sequence[str] = ()
+        self._based_paths: Sequence[str] = ()
+
+    def of(self, change: Change) -> Verdict:
+        base, seen = self._base(change.path), self._expected.get(change.path)
+        if seen is None and not base.known:
+            return Unmoved(None)
+        same, seen = self._compare(base, seen)
+        if not same:
+            return Moved(base, seen)
+        goes = seen is not None and seen.node.type is EntryType.DIRECTORY and _ends(change)
+        below = tuple(self._moved_below(change.path)) if goes else ()
+        if not goes:
+            return Unmoved(seen)
+        listed = self._is_listed(change.path)
+        if below or (not listed and any(self._below(self._seen_below, change.path))):
+            return Moved(base if listed else replace(base, known=False), seen, below)
+        return Unmoved(seen)
+
+    def _base(self, path: str) -> Base:
+        return self._bases.get(path) or Base(path, None, known=False)
+
+    def _is_listed(self, path: str) -> bool:
+        """Whether all that was below a real directory has been noted, with it or with one that it is in."""
+        while path:
+            if self._base(path).listed:
+                return True
+            path = path.rpartition("/")[0]
+        return False
+
+    def _compare(self, base: Base, seen: Seen | None) -> tuple[bool, Seen | None]:
+        """Whether it is the base, and what was seen, with its digest if it had to be read."""
+        if not base.known:
+            return False, seen
+        if alike(base.seen, seen):
+            return True, seen
+        before = base.seen
+        if before is None or seen is None or before.node != seen.node or not before.digest or seen.digest:
+            return False, seen
+        parent, _, name = base.path.rpartition("/")
+        directory = self._reality.directory(parent.lstrip("/"))
+        if directory is None:
+            return False, seen
+        try:
+            seen = replace(seen, digest=digest_of(directory, name))
+        except OSError:
+            return False, seen  # what cannot be read cannot be shown to be the same
+        return alike(before, seen), seen
+
+    def _moved_below(self, path: str) -> Iterator[str]:
+        """Entries of a directory that would go that are not as they were, have come, or have gone."""
+        for inner in self._below(self._seen_below, path):
+            if inner not in self._bases or not self._compare(self._bases[inner], self._expected[inner])[0]:
+                yield inner
+        for inner in self._below(self._based_below, path):
+            base = self._bases[inner]
+            if base.known and base.seen is not None and self._expected.get(inner) is None:
+                yield inner
+
+    @property
+    def _seen_below(self) -> Sequence[str]:
+        if not self._seen_paths:
+            self._seen_paths = sorted(self._expected)
+        return self._seen_paths
+
+    @property
+    def _based_below(self) -> Sequence[str]:
+        if not self._based_paths:
+            self._based_paths = sorted(self._bases)
+        return self._based_paths
+
+    @staticmethod
+    def _below(paths: Sequence[str], directory: str) -> Iterator[str]:
+        prefix = directory.rstrip("/") + "/"
+        for at in range(bisect_left(paths, prefix), len(paths)):
+            if not paths[at].startswith(prefix):
+                return
+            yield paths[at]
+
+
+def _ends(change: Change) -> bool:
+    """Whether a real directory would end with this change, and with it all that is in it."""
+    return change.after is None or change.after.type is not EntryType.DIRECTORY
+
+
+OWN = ".agent-sandbox-"  # how the names of our own directories in a project begin: promotions are staged in them
+_MOST_TOLD = 20
+_LETTERS = {EntryType.DIRECTORY: "d", EntryType.FILE: "f", EntryType.SYMLINK: "l"}
+
+
+@dataclass
+class LookBudget:
+    """How much is looked at: entries, and bytes of files that only their content can tell about."""
+
+    entries: int = 2_000_000
+    bytes: int = 2 << 30
+
+
+def look_for_drift(
+    project: str,
+    cloned_ns: int,
+    names: Names | Unfinished,
+    changes: ChangeSet,
+    bases: Bases,
+    *,
+    masks: Collection[str] = (),
+    reads: Reads | None = None,
+    budget: LookBudget | None = None,
+    now_ns: Callable[[], int] = time.time_ns,
+) -> Drift:
+    """What changed, appeared or went in `project`, an absolute path, since `cloned_ns`. Raises OSError when there is no such directory."""
+    looking = _Looking(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, reads, budget or LookBudget(), now_ns)
+    looking.know(changes, masks)
+    if isinstance(names, Unfinished):
+        looking.untold.append(f"what has gone cannot be told: {names.why}")
+    root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        looking.all(root)
+    finally:
+        os.close(root)
+    found = sorted(looking.found, key=lambda entry: entry.path.replace("/", "\0"))
+    return Drift(cloned_ns, now_ns(), tuple(found), tuple(looking.untold))
+
+
+@dataclass
+class _Fold:
+    """A directory whose files are counted instead of listed, but for those that the sandbox changed too."""
+
+    path: str
+    kind: DriftKind
+    files: int = 0
+
+
+@dataclass
+class _Looking:
+    project: str
+    before: int  # what changed before this has not changed since the clone
+    names: Names | Unfinished
+    bases: Bases
+    reads: Reads | None
+    budget: LookBudget
+    now_ns: Callable[[], int]
+    found: list[Drifted] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
+    _hidden: dict[str, set[str]] = field(default_factory=dict)  # names by their directory
+    _changed: set[str] = field(default_factory=set)
+    _ended: set[str] = field(default_factory=set)
+    _above: set[str] = field(default_factory=set)
+
+    def know(self, changes: ChangeSet, masks: Collection[str]) -> None:
+        """Remember what the sandbox never saw, what it changed, and which directories it removed with all that is in them."""
+        for mask in masks:
+            if mask.startswith(f"{self.project}/"):
+                parent, _, name = mask[len(self.project) + 1 :].rpartition("/")
+                self._hidden.setdefault(parent, set()).add(name)
+        for change in changes:
+            self._changed.add(change.path)
+            if _ended(change):
+                self._ended.add(change.path)
+            parent = change.path.rpartition("/")[0]
+            while parent and parent not in self._above:
+                self._above.add(parent)
+                parent = parent.rpartition("/")[0]
+
+    def all(self, root: int) -> None:
+        pending: list[tuple[str, _Fold | None]] = [("", None)]
+        folds: list[_Fold] = []
+        while pending:
+            path, fold = pending.pop()
+            try:
+                directory = open_inside(root, path)
+            except OSError as error:
+                self._unseen(path, error)
+                continue
+            try:
+                for inner, inner_fold in self._directory(directory, path, fold):
+                    pending.append((inner, inner_fold))
+                    if inner_fold is not None and inner_fold is not fold:
+                        folds.append(inner_fold)
+            except OSError as error:
+                self._unseen(path, error)
+            finally:
+                os.close(directory)
+            if self.budget.entries < 0:
+                self.untold.append("the project has more entries than are looked at, so not all of it was")
+                break
+        for fold in folds:
+            if fold.files:
+                read = self.reads.opened_below(fold.path) if self.reads is not None else None
+                self.found.append(Drifted(fold.path, fold.kind, self._is_yours(fold.path), read, fold.files))
+
+    def _directory(self, directory: int, path: str, fold: _Fold | None) -> list[tuple[str, _Fold | None]]:
+        """Look at what is in one directory; returns the directories in it, which come next."""
+        deeper: list[tuple[str, _Fold | None]] = []
+        prefix = f"{path}/" if path else ""
+        absolute = f"{self.project}/{prefix}"
+        hidden = self._hidden.get(path, set())
+        is_new, remembered = self._remembered(directory, path)
+        there: set[str] = set()
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                self.budget.entries -= 1
+                name = entry.name
+                if remembered is not None:
+                    there.add(name)
+                    is_new = name not in remembered
+                if name in hidden or name.startswith(OWN):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    deeper.append((prefix + name, fold or self._fold(absolute + name, name, is_new)))
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if is_new or status.st_ctime_ns >= self.before:
+                    self._candidate(directory, name, absolute + name, status, is_new, (remembered or {}).get(name), fold)
+        for name in (remembered or {}).keys() - there - hidden:
+            if not name.startswith(OWN):
+                self._add(absolute + name, DriftKind.GONE, fold)
+        return deeper
+
+    def _remembered(self, directory: int, path: str) -> tuple[bool, dict[str, str] | None]:
+        """Whether all in a directory is new, or the names that were in it; neither where no name has changed or nobody knows."""
+        if isinstance(self.names, Unfinished):
+            return False, None
+        if path not in self.names.records:  # it is new itself, or it could not be listed when the clone was made
+            return not any(path == unlisted or path.startswith(unlisted + "/") for unlisted in self.names.unlisted), None
+        if os.fstat(directory).st_ctime_ns < self.before:  # a name that comes or goes changes the directory
+            return False, None
+        return False, self.names.in_directory(path)
+
+    def _fold(self, path: str, name: str, is_new: bool) -> _Fold | None:
+        if name == ".git":
+            return _Fold(path, DriftKind.GIT)
+        return _Fold(path, DriftKind.APPEARED) if is_new else None
+
+    def _candidate(
+        self, directory: int, name: str, path: str, status: os.stat_result, is_new: bool, letter: str | None, fold: _Fold | None
+    ) -> None:
+        base = self.bases.get(path)
+        if base is not None and base.known:
+            if self._is_base(directory, name, status, base):
+                return
+            is_new = base.seen is None
+        retyped = letter is not None and letter != _LETTERS.get(EntryType.of(status.st_mode), "o")
+        self._add(path, DriftKind.APPEARED if is_new and not retyped else DriftKind.CHANGED, fold)
+
+    def _is_base(self, directory: int, name: str, status: os.stat_result, base: Base) -> bool:
+        """Whether a file that was changed after the clone is again, or still, what it was."""
+        if base.seen is None or EntryType.of(status.st_mode) is not base.seen.node.type:
+            return False
+        size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+        if base.seen.untouched(status):
+            return True
+        if size != base.seen.node.size:
+            return False
+        self.budget.bytes -= size
+        if self.budget.bytes < 0:
+            self._tell(f"{base.path!r} was not read: there is too much to read, so it counts as changed")
+            return False
+        try:
+            return alike(base.seen, look(directory, name, now_ns=self.now_ns(), content=bool(base.seen.digest)))
+        except OSError:
+            return False
+
+    def _add(self, path: str, kind: DriftKind, fold: _Fold | None) -> None:
+        yours = self._is_yours(path) or (kind is DriftKind.GONE and path in self._above)
+        if fold is not None and not yours:
+            fold.files += 1
+            return
+        read = self.reads.opened(path) if self.reads is not None else None
+        self.found.append(Drifted(path, kind, yours, read))
+
+    def _is_yours(self, path: str) -> bool:
+        if path in self._changed:
+            return True
+        while self._ended and path:
+            if path in self._ended:
+                return True
+            path = path.rpartition("/")[0]
+        return False
+
+    def _unseen(self, path: str, error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):
+            return  # it has just gone
+        self._tell(f"{f'{self.project}/{path}'!r} was not looked into: {error.strerror}")
+
+    def _tell(self, sentence: str) -> None:
+        if len(self.untold) < _MOST_TOLD:
+            self.untold.append(sentence)
+
+
+def _ended(change: Change) -> bool:
+    before, after = change.before, change.after
+    was_directory = before is not None and before.type is EntryType.DIRECTORY
+    return was_directory and (after is None or after.type is not EntryType.DIRECTORY)
+
+
+__all__ = ["Drift", "DriftKind", "Drifted", "LookBudget", "Moved", "Unmoved", "Verdict", "judge", "look_for_drift", "with_judged"]

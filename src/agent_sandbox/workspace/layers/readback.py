@@ -1,0 +1,336 @@
+"""Read back from the layers of a sandbox what it changed.
+
+The raw upper directories are read, never a mounted overlay. Of the overlay's attributes only those with the prefix of this mount are
+believed, and of these only whiteout and opaque: the overlay is mounted so that a guest cannot set them and the kernel makes no others.
+What was copied up but is the same as on the machine is no change. Times are not compared.
+
+The top directory of a layer itself is not compared: its mode and owner are set by whoever mounts the overlay.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
+
+from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.values import replace
+from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.beneath import TooMany
+from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
+from agent_sandbox.workspace.fingerprint import Base, Bases, Seen, digest_of_open
+from agent_sandbox.workspace.layers.change_cache import Witnesses, uncollected
+from agent_sandbox.workspace.layers.overlay_tree import Merged
+from agent_sandbox.workspace.layers.stack import Stack
+from agent_sandbox.workspace.nodes import EntryType, Node, describe, same_content
+from agent_sandbox.workspace.reality import Reality
+
+
+class Counterpart:
+    """What is real beside an overlay's layers. A context manager. `left` is how many bytes may still be read to compare."""
+
+    def __init__(self, reality: Reality, *, prefix: str, left: int) -> None:
+        self.left = left
+        self._reality = reality
+        self._prefix = prefix
+        self._path: str | None = None
+        self._directory: int | None = None
+        self._file = -1  # the one looked at last, if it had to be opened
+
+    def __enter__(self) -> Counterpart:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close_file()
+
+    def status(self, path: str, name: str) -> os.stat_result | None:
+        """The status of a name in the directory at `path`, of a link itself. What follows is about this entry."""
+        self._close_file()
+        if path != self._path:
+            self._path, self._directory = path, self._reality.directory(path)
+        if self._directory is None:
+            return None
+        try:
+            return os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        except OSError:
+            return None
+
+    def node(self, name: str, status: os.stat_result, ours: Merged | None = None) -> Node | None:
+        """The node of that status; None when it has gone. `ours` is what it will be compared with."""
+        directory = self._directory
+        if directory is None:
+            return None
+        try:
+            attributes = self._attributes_of_file(directory, name, status, ours) if ours is not None else None
+            if attributes is None:
+                attributes = beneath.xattrs(directory, name)
+            return describe(directory, name, status, attributes, own_prefix=self._prefix)
+        except FileNotFoundError:
+            return None
+
+    def has_content_of(self, ours: Merged, status: os.stat_result | None, seen: Seen | None) -> bool | None:
+        """Whether a file of a layer has the content that is real, or that was `seen`; None when that cannot be told."""
+        own = ours.own
+        try:
+            if own is None:
+                own = beneath.open_file(ours.directory, ours.name, unlock=True)
+            if status is not None and (seen is None or seen.untouched(status)):
+                return self._same_as_real(own, ours, status)
+            if seen is None or not seen.digest or ours.status.st_size > self.left:
+                return None
+            self.left -= ours.status.st_size
+            return digest_of_open(own) == seen.digest
+        except OSError:
+            return None
+        finally:
+            if own is not None and own != ours.own:
+                os.close(own)
+
+    def forget(self) -> None:
+        """To be called when somebody else has used the same `Reality`."""
+        self._path = None
+
+    def _attributes_of_file(self, directory: int, name: str, status: os.stat_result, ours: Merged) -> dict[str, bytes] | None:
+        if ours.own is None or not 0 < ours.status.st_size == status.st_size:
+            return None
+        if not stat.S_ISREG(status.st_mode) or not stat.S_ISREG(ours.status.st_mode):
+            return None
+        try:
+            self._file = beneath.open_seen_file(directory, name)[0]
+        except OSError:
+            return None
+        return beneath.xattrs_of(self._file)
+
+    def _same_as_real(self, own: int, ours: Merged, status: os.stat_result) -> bool | None:
+        if self._file < 0 and self._directory is not None and stat.S_ISREG(status.st_mode):
+            self._file = beneath.open_seen_file(self._directory, ours.name)[0]
+        if self._file < 0:
+            return None
+        same, read = same_content(own, self._file, ours.status.st_size, most=self.left)
+        self.left -= read
+        return same
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+NO_BASES: Bases = MappingProxyType({})
+_PATH_CHARACTERS = 64 << 20  # of all paths together: 10,000 nested directories with long names would fill the memory
+_COMPARED_BYTES = 16 << 30
+
+
+def read_stack(
+    stack: Stack,
+    *,
+    machine_root: str = "/",
+    masks: Collection[str] = (),
+    bases: Bases = NO_BASES,
+    limit: int = beneath.ENTRY_LIMIT,
+    witnesses: Witnesses | None = None,
+) -> ChangeSet:
+    """What the layers of a sandbox change on the machine at `machine_root`.
+
+    `masks` are the absolute paths that were hidden from the guest. Where `bases` knows what was real when a layer first covered a path, the
+    change is from that; elsewhere from what is real now. Raises `TooMany` beyond `limit` entries: a list that leaves something out is worse
+    than none. `witnesses` are told what reality was asked.
+    """
+    changes: list[Change] = []
+    budget = _Budget(entries=limit)
+    there = frozenset(mask for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask))
+    for target in stack.targets:
+        try:
+            with (
+                Reality(machine_root.rstrip("/") + target) as reality,
+                Counterpart(reality, prefix=stack.prefix, left=budget.compared) as real,
+                uncollected(),
+            ):
+                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), there, budget, witnesses)
+                for entry in stack.walk(target, limit=budget.entries):
+                    reader.read(entry, changes)
+                budget.compared = real.left
+        except OSError as error:
+            raise WorkspaceError(
+                f"cannot read what this sandbox changed below {target!r}: {error.strerror or error}",
+                hint="wait until nothing runs in it; agent-sandbox reset drops it",
+            ) from error
+    return ChangeSet(tuple(changes))
+
+
+@dataclass(slots=True)
+class _Budget:
+    entries: int
+    characters: int = _PATH_CHARACTERS
+    compared: int = _COMPARED_BYTES
+
+    def spend(self, path: str) -> None:
+        self.entries -= 1
+        self.characters -= len(path)
+        if self.entries < 0 or self.characters < 0:
+            raise TooMany("this sandbox changed more than can be listed", hint="agent-sandbox reset drops it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What is known of a directory of the layers when its entries are read."""
+
+    path: str  # with a slash at the end
+    relative: str  # the same from the top of the overlay, without it
+    real: bool  # there is, or when it was covered there was, a real directory at this place
+    masked: bool  # it lies at or below a mask
+    hides: bool = False  # nothing real shows through: it is opaque, or lies below one that is, where no directory is marked again
+
+    def below(self, name: str) -> str:
+        """The path of an entry from the top of the overlay."""
+        return f"{self.relative}/{name}" if self.relative else name
+
+
+@dataclass(slots=True)
+class _Reader:
+    target: str
+    stack: Stack
+    reality: Reality
+    real: Counterpart
+    bases: Bases
+    masks: frozenset[str]
+    masks_with_something: frozenset[str]
+    budget: _Budget
+    witnesses: Witnesses | None = None
+    around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
+    links: dict[tuple[int, int], str] = field(default_factory=dict)
+    children: dict[str, list[str]] | None = None  # of the bases, made when first needed
+
+    def __post_init__(self) -> None:
+        masked = any(covers(mask, self.target) for mask in self.masks)
+        self.around.append(_Surroundings(self.target.rstrip("/") + "/", "", True, masked))
+
+    def read(self, entry: Merged, changes: list[Change]) -> None:
+        """Add the changes that one entry stands for. Entries come as `walk` gives them."""
+        if len(self.around) > entry.depth + 1:
+            del self.around[entry.depth + 1 :]
+        around = self.around[-1]
+        path = around.path + entry.name
+        self.budget.spend(path)
+        masked = around.masked or path in self.masks
+        status = self.real.status(around.relative, entry.name) if around.real or masked else None
+        base = self._base(path) if self.bases and not masked else None
+        if base is not None:
+            before = base.seen.node if base.seen else None
+        else:
+            before = self.real.node(entry.name, status, entry) if status is not None and not masked else None
+
+        if self.witnesses is not None and (around.real or masked):
+            if masked or around.hides or entry.opaque or (entry.whiteout and before is not None and before.type is EntryType.DIRECTORY):
+                self.witnesses.give_up()
+            elif base is None:
+                self.witnesses.note(path, status)
+        if entry.whiteout:
+            if before is not None:
+                changes.append(self._deleted(path, around.below(entry.name), before))
+            return
+        after = describe(
+            entry.directory, entry.name, entry.status, entry.attributes, own_prefix=self.stack.prefix, owner_shift=self.stack.owner_shift
+        )
+        covers_directory = before is not None and before.type is EntryType.DIRECTORY
+        hides = after.type is EntryType.DIRECTORY and (entry.opaque or around.hides)
+        if after.type is EntryType.DIRECTORY:
+            # Even below an opaque one the real directory counts: what is the same is no change.
+            self.around.append(_Surroundings(path + "/", around.below(entry.name), covers_directory, masked, hides))
+            merged = not hides and (before is None or covers_directory)
+            if masked and merged and status is not None and stat.S_ISDIR(status.st_mode):
+                return  # the empty directory that covers the real one; what the guest put into it comes next
+        kind, unread = self._kind(before, after, entry, base, status)
+        if kind is not None:
+            old, new = before.xattrs if before else {}, after.xattrs
+            differing = tuple(sorted(name for name in {*old, *new} if old.get(name) != new.get(name))) if old or new else ()
+            change = Change(path, kind, before, after, self.target, differing, 0, masked and status is not None, unread)
+            changes.append(self._completed(change, before, entry))
+        if hides and covers_directory and entry.own is not None:
+            changes.extend(self._removed_by_opaque(self.around[-1], frozenset(entry.names)))
+
+    def _base(self, path: str) -> Base | None:
+        base = self.bases.get(path)
+        return base if base is not None and base.known else None
+
+    def _kind(
+        self, before: Node | None, after: Node, entry: Merged, base: Base | None, status: os.stat_result | None
+    ) -> tuple[Kind | None, bool]:
+        """What happened, or None; and whether not everything could be read. What cannot be compared is taken as different."""
+        if before is None:
+            return Kind.ADDED, after.type is EntryType.DIRECTORY and entry.own is None
+        if before.type is not after.type:
+            return Kind.RETYPED, after.type is EntryType.DIRECTORY and entry.own is None
+        if before.size != after.size or before.target != after.target or before.device != after.device:
+            return Kind.MODIFIED, False
+        if after.size:
+            same = self.real.has_content_of(entry, status, base.seen if base else None)
+            if not same:
+                return Kind.MODIFIED, same is None
+        unread = after.type is EntryType.DIRECTORY and entry.own is None
+        owners = not self.stack.userxattr  # rootless there is only one, who gets what is copied up of others, with another mode
+        if before.mode != after.mode and (owners or before.uid == after.uid):
+            return Kind.MODE, unread
+        if owners and (before.uid, before.gid) != (after.uid, after.gid):
+            return Kind.OWNER, unread
+        return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
+
+    def _completed(self, change: Change, before: Node | None, entry: Merged) -> Change:
+        """With what only few have: a link to another, and entries that go with a directory."""
+        if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
+            first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
+            return replace(change, link_of=first) if first != change.path else change
+        if change.kind is Kind.RETYPED and before is not None and before.type is EntryType.DIRECTORY:
+            inside = self._count(self.around[entry.depth].below(entry.name))
+            return replace(change, inside=inside, masks_real=self._mask_below(change.path))
+        return change
+
+    def _deleted(self, path: str, relative: str, before: Node) -> Change:
+        inside = self._count(relative) if before.type is EntryType.DIRECTORY else 0
+        return Change(path, Kind.DELETED, before, None, self.target, inside=inside, masks_real=self._mask_below(path))
+
+    def _removed_by_opaque(self, within: _Surroundings, kept: frozenset[str]) -> Iterator[Change]:
+        """What an opaque directory, the last that was read, hides."""
+        names = {*self.reality.names(within.relative), *self._based_in(within.path)} - kept
+        self.real.forget()
+        for name in sorted(names):
+            path = within.path + name
+            if path in self.masks:
+                continue
+            self.budget.spend(path)
+            base, status = self._base(path), self.real.status(within.relative, name)
+            if base is not None:
+                before = base.seen.node if base.seen else None
+            else:
+                before = self.real.node(name, status) if status is not None else None
+            if before is not None:
+                yield self._deleted(path, within.below(name), before)
+
+    def _based_in(self, directory: str) -> list[str]:
+        """What was in a real directory as far as it has been kept, whether or not it still is."""
+        if self.children is None:
+            self.children = {}
+            for path in self.bases:
+                above, slash, name = path.rpartition("/")
+                self.children.setdefault(above + slash, []).append(name)
+        return self.children.get(directory, [])
+
+    def _mask_below(self, path: str) -> bool:
+        return any(covers(path, mask) for mask in self.masks_with_something)
+
+    def _count(self, relative: str) -> int:
+        """How many real entries are below a real directory, as far as may be looked."""
+        directory = self.reality.directory(relative)
+        self.real.forget()
+        if directory is None:
+            return 0
+        count = 0
+        try:
+            for _ in beneath.walk(directory, limit=max(self.budget.entries, 0), unlock=False):
+                count += 1
+        except (OSError, TooMany):
+            pass
+        self.budget.entries -= count
+        return count

@@ -1,0 +1,28 @@
+"""Merge what a sandbox changed with what has changed in reality meanwhile. Pure: bytes and values in, values out.
+
+*Ours* is the sandbox, *theirs* is reality, the *base* is what was real when the sandbox first covered a path.
+
+edits.py   how one list of lines became another, in bounded time
+text.py    three texts into one, or into conflicts
+tree.py    one path, whole trees, and answers to conflicts
+"""
+
+from __future__ import annotations
+
+from agent_sandbox.workspace.merge.text import Labels, Merged, TextConflict, merge_text
+from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, MergedTree, Version, merge_entry, merge_tree, resolve
+
+__all__ = [
+    "Conflict",
+    "ConflictKind",
+    "Labels",
+    "Merged",
+    "MergedEntry",
+    "MergedTree",
+    "TextConflict",
+    "Version",
+    "merge_entry",
+    "merge_text",
+    "merge_tree",
+    "resolve",
+]

@@ -1,0 +1,224 @@
+"""Merge two versions of a text that grew out of one base, line by line.
+
+*Ours* is what the sandbox made of it, *theirs* is what is real now. A change of one side alone is taken, the same change on both sides is
+taken once, and where both changed the same lines, or lines that touch, it is a conflict: a value with all three, never a guess. Lines end
+with a newline and are otherwise bytes: a carriage return before it is part of the line, and the last may lack it.
+
+Where each line occurs once, the result is git's, conflicts and all. Where lines repeat, there are several shortest ways to read an edit,
+and ours may be another one: then one of the two may see a conflict that the other does not.
+
+What has a NUL in it is not text, and what is too large is not searched: such a file is one conflict as a whole, unless only one side
+changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent_sandbox.values import dataclass
+from agent_sandbox.workspace.merge.edits import STEPS, Edit, find_edits
+
+MOST_BYTES = 8 << 20
+MOST_LINES = 400_000
+Lines = tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How the sides are called behind conflict markers."""
+
+    ours: str = "sandbox"
+    base: str = "base"
+    theirs: str = "real"
+
+
+@dataclass(frozen=True)
+class TextConflict:
+    """Lines that both sides changed, and what they were. `base` is None when it is not known."""
+
+    base: Lines | None
+    ours: Lines
+    theirs: Lines
+
+
+Piece = Lines | TextConflict
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The text in pieces. `why` says why it was not merged line by line but is a conflict as a whole, or is empty."""
+
+    pieces: tuple[Piece, ...]
+    why: str = ""
+
+    @property
+    def conflicts(self) -> tuple[TextConflict, ...]:
+        """Where both sides changed the same."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, TextConflict))
+
+    def text(self) -> bytes:
+        """The merged text. Raises ValueError while there are conflicts."""
+        if self.conflicts:
+            raise ValueError("a text with conflicts has to be resolved first")
+        return b"".join(line for piece in self.pieces if isinstance(piece, tuple) for line in piece)
+
+    def ours(self) -> bytes:
+        """What merges, and in conflicts what the sandbox has."""
+        return b"".join(line for piece in self.pieces for line in (piece.ours if isinstance(piece, TextConflict) else piece))
+
+    def theirs(self) -> bytes:
+        """What merges, and in conflicts what is real."""
+        return b"".join(line for piece in self.pieces for line in (piece.theirs if isinstance(piece, TextConflict) else piece))
+
+    def with_markers(self, labels: Labels | None = None) -> bytes:
+        """The text with every conflict in it as all tools mark them, the base between both sides.
+
+        A side that lacks the newline at its end gets one: a marker needs a line of its own.
+        """
+        named = labels or Labels()
+        return b"".join(line for piece in self.pieces for line in (_marked(piece, named) if isinstance(piece, TextConflict) else piece))
+
+
+def _marked(conflict: TextConflict, labels: Labels) -> Iterator[bytes]:
+    end = b"\r\n" if _ends_with_carriage_return(conflict) else b"\n"
+    yield b"<<<<<<< " + labels.ours.encode() + end
+    yield from _ended(conflict.ours, end)
+    if conflict.base is not None:
+        yield b"||||||| " + labels.base.encode() + end
+        yield from _ended(conflict.base, end)
+    yield b"=======" + end
+    yield from _ended(conflict.theirs, end)
+    yield b">>>>>>> " + labels.theirs.encode() + end
+
+
+def _ended(lines: Lines, end: bytes) -> Iterator[bytes]:
+    for line in lines:
+        yield line if line.endswith(b"\n") else line + end
+
+
+def _ends_with_carriage_return(conflict: TextConflict) -> bool:
+    lines = [line for line in (*conflict.ours, *conflict.theirs) if line.endswith(b"\n")]
+    return bool(lines) and all(line.endswith(b"\r\n") for line in lines)
+
+
+def merge_text(base: bytes | None, ours: bytes, theirs: bytes, *, steps: int = STEPS) -> Merged:
+    """Merge; without a base every difference is a conflict. Takes bounded time whatever the texts are."""
+    if ours == theirs or theirs == base:
+        return Merged((split_lines(ours),))
+    if ours == base:
+        return Merged((split_lines(theirs),))
+    sides = tuple(side for side in (base, ours, theirs) if side is not None)
+    if why := _not_for_lines(sides):
+        return Merged((TextConflict(None if base is None else split_whole(base), split_whole(ours), split_whole(theirs)),), why)
+    mine, yours = split_lines(ours), split_lines(theirs)
+    if base is None:
+        return Merged(tuple(_two_way(mine, yours, find_edits(mine, yours, steps=steps))))
+    old = split_lines(base)
+    pieces = _three_way(old, mine, yours, find_edits(old, mine, steps=steps), find_edits(old, yours, steps=steps))
+    return Merged(tuple(_joined(pieces)))
+
+
+def _not_for_lines(sides: tuple[bytes, ...]) -> str:
+    if any(b"\0" in side for side in sides):
+        return "it is not text"
+    if any(len(side) > MOST_BYTES for side in sides) or any(side.count(b"\n") > MOST_LINES for side in sides):
+        return "it is too large to be merged line by line"
+    return ""
+
+
+def split_lines(content: bytes) -> Lines:
+    """Lines by newline alone, each with its own; the last may lack it."""
+    *ended, last = content.split(b"\n")
+    return (*(line + b"\n" for line in ended), last) if last else tuple(line + b"\n" for line in ended)
+
+
+def split_whole(content: bytes) -> Lines:
+    """All of it as one piece, which is no line."""
+    return (content,) if content else ()
+
+
+def _two_way(mine: Lines, yours: Lines, edits: list[Edit]) -> Iterator[Piece]:
+    at = 0
+    for edit in edits:
+        if edit.old_from > at:
+            yield mine[at : edit.old_from]
+        yield TextConflict(None, mine[edit.old_from : edit.old_to], yours[edit.new_from : edit.new_to])
+        at = edit.old_to
+    if at < len(mine):
+        yield mine[at:]
+
+
+@dataclass(frozen=True)
+class _Region:
+    """Lines of the base that edits changed which touch one another, and those edits, by side."""
+
+    start: int
+    stop: int
+    ours: tuple[Edit, ...]
+    theirs: tuple[Edit, ...]
+
+
+def _three_way(old: Lines, mine: Lines, yours: Lines, our_edits: list[Edit], their_edits: list[Edit]) -> Iterator[Piece]:
+    at = 0
+    for region in _regions(our_edits, their_edits):
+        yield old[at : region.start]
+        at = region.stop
+        before = old[region.start : region.stop]
+        ours = _side(mine, region, region.ours) if region.ours else before
+        theirs = _side(yours, region, region.theirs) if region.theirs else before
+        if ours == theirs or not region.theirs:
+            yield ours
+        elif not region.ours:
+            yield theirs
+        else:
+            yield TextConflict(before, ours, theirs)
+    yield old[at:]
+
+
+def _regions(our_edits: list[Edit], their_edits: list[Edit]) -> Iterator[_Region]:
+    """Edits of the two sides that overlap or touch belong together: the one may rest on what the other changed."""
+    ordered = sorted([(edit, True) for edit in our_edits] + [(edit, False) for edit in their_edits], key=lambda each: _extent(each[0]))
+    group: list[tuple[Edit, bool]] = []
+    stop = 0
+    for edit, own in ordered:
+        if group and edit.old_from > stop:
+            yield _region(group, stop)
+            group = []
+        stop = max(stop, edit.old_to) if group else edit.old_to
+        group.append((edit, own))
+    if group:
+        yield _region(group, stop)
+
+
+def _extent(edit: Edit) -> tuple[int, int]:
+    return edit.old_from, edit.old_to
+
+
+def _region(group: list[tuple[Edit, bool]], stop: int) -> _Region:
+    return _Region(
+        group[0][0].old_from,
+        stop,
+        tuple(edit for edit, own in group if own),
+        tuple(edit for edit, own in group if not own),
+    )
+
+
+def _side(lines: Lines, region: _Region, edits: tuple[Edit, ...]) -> Lines:
+    """What one side has for these lines of the base."""
+    first, last = edits[0], edits[-1]
+    return lines[first.new_from - (first.old_from - region.start) : last.new_to + (region.stop - last.old_to)]
+
+
+def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Lines that follow one another as one piece."""
+    lines: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, TextConflict):
+            if lines:
+                yield tuple(lines)
+                lines = []
+            yield piece
+        else:
+            lines += piece
+    if lines:
+        yield tuple(lines)

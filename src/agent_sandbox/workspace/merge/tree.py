@@ -1,0 +1,284 @@
+"""Merge one path: what it was, what the sandbox made of it (*ours*) and what is real now (*theirs*).
+
+Content, link target, permission bits, owner and attributes are merged each for itself: who changed it alone decides, both the same is no
+question, and anything else is a conflict. Where there is no base every difference is one, and it says so. Nothing is read or written here:
+the versions come with their content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from enum import Enum
+
+from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.workspace.merge.text import Labels, Merged, merge_text
+from agent_sandbox.workspace.nodes import EntryType, Node
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Version:
+    """What is at a path on one side. A file has its `content`, or only its digest when it is too large or was not kept."""
+
+    node: Node
+    content: bytes | None = None
+    digest: str = ""
+
+    def holds_the_same(self, other: Version | None) -> bool:
+        """Whether both are files with the same content; what cannot be told counts as different."""
+        if other is None:
+            return False
+        if self.content is not None and other.content is not None:
+            return self.content == other.content
+        return bool(self.digest) and self.digest == other.digest
+
+
+class ConflictKind(Enum):
+    """What both sides cannot have."""
+
+    CONTENT = "both changed the same lines"
+    WHOLE = "both changed it, and it cannot be merged line by line"
+    ADDED = "both added it"
+    DELETED_OURS = "the sandbox deleted it, and in reality it was changed"
+    DELETED_THEIRS = "the sandbox changed it, and in reality it was deleted"
+    TYPE = "both made something else of it"
+    TARGET = "both changed where the link leads"
+    MODE = "both changed its permissions"
+    OWNER = "both changed its owner"
+    XATTRS = "both changed the same extended attribute"
+    TREE = "one side has something below it, the other has no directory here"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A question for somebody. `known` is False when there was no base to compare with; `merged` is there when it is about text."""
+
+    path: str
+    kind: ConflictKind
+    base: Version | None
+    ours: Version | None
+    theirs: Version | None
+    known: bool = True
+    merged: Merged | None = None
+    why: str = ""
+
+    def sentence(self) -> str:
+        """The question, for a person."""
+        said = f"{self.path!r}: {self.kind.value}" + (f": {self.why}" if self.why else "")
+        return said if self.known else f"{said} (what it was before is not known)"
+
+
+@dataclass(frozen=True)
+class MergedEntry:
+    """What a path shall be, None being nothing. Where there are `conflicts`, the sandbox's side stands in for the answer."""
+
+    path: str
+    result: Version | None
+    conflicts: tuple[Conflict, ...] = ()
+
+
+def merge_entry(path: str, base: Version | None, ours: Version | None, theirs: Version | None, *, known: bool = True) -> MergedEntry:
+    """Merge one path. With `known` False there is no base, and `base` is not looked at."""
+    base = base if known else None
+    if _same(ours, theirs) or (known and _same(theirs, base)):
+        return MergedEntry(path, ours)
+    if known and _same(ours, base):
+        return MergedEntry(path, theirs)
+    if ours is None or theirs is None:
+        kind = ConflictKind.DELETED_OURS if ours is None else ConflictKind.DELETED_THEIRS
+        return MergedEntry(path, ours, (Conflict(path, kind, base, ours, theirs, known),))
+    merging = _Merging(path, base, ours, theirs, known)
+    if ours.node.type is not theirs.node.type or ours.node.device != theirs.node.device:
+        merging.conflict(ConflictKind.ADDED if known and base is None else ConflictKind.TYPE)
+        return MergedEntry(path, ours, tuple(merging.conflicts))
+    result = merging.of_one_type()
+    return MergedEntry(path, result, tuple(merging.conflicts))
+
+
+def _same(one: Version | None, other: Version | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.node == other.node and (one.node.type is not EntryType.FILE or one.holds_the_same(other))
+
+
+class _Merging:
+    """Two versions of the same type, property by property."""
+
+    def __init__(self, path: str, base: Version | None, ours: Version, theirs: Version, known: bool) -> None:
+        self._path, self._base, self._ours, self._theirs, self._known = path, base, ours, theirs, known
+        self.conflicts: list[Conflict] = []
+
+    def conflict(self, kind: ConflictKind, merged: Merged | None = None, why: str = "") -> None:
+        self.conflicts.append(Conflict(self._path, kind, self._base, self._ours, self._theirs, self._known, merged, why))
+
+    def of_one_type(self) -> Version:
+        mine, real = self._ours.node, self._theirs.node
+        # What was something else before is no base for any of its properties.
+        old = self._base if self._base is not None and self._base.node.type is mine.type else None
+        was = old.node if old is not None else None
+        content, digest, size = self._content(old) if mine.type is EntryType.FILE else (None, "", 0)
+        owner = self._choose(ConflictKind.OWNER, (was.uid, was.gid) if was else None, (mine.uid, mine.gid), (real.uid, real.gid))
+        node = Node(
+            type=mine.type,
+            mode=self._choose(ConflictKind.MODE, was.mode if was else None, mine.mode, real.mode),
+            uid=owner[0],
+            gid=owner[1],
+            size=size,
+            target=self._choose(ConflictKind.TARGET, was.target if was else None, mine.target, real.target),
+            device=mine.device,
+            xattrs=self._xattrs(was.xattrs if was else {}, mine.xattrs, real.xattrs),
+        )
+        return Version(node, content, digest)
+
+    def _choose(self, kind: ConflictKind, before: _T | None, mine: _T, real: _T) -> _T:
+        if mine == real or real == before:
+            return mine
+        if mine != before:
+            self.conflict(kind)
+            return mine
+        return real
+
+    def _content(self, old: Version | None) -> tuple[bytes | None, str, int]:
+        """Content, its digest where it is not at hand, and its size."""
+        ours, theirs = self._ours, self._theirs
+        taken = ours
+        if not ours.holds_the_same(theirs) and not theirs.holds_the_same(old):
+            if ours.holds_the_same(old):
+                taken = theirs
+            elif ours.content is None or theirs.content is None:
+                self.conflict(ConflictKind.WHOLE, why="it is too large")
+            else:
+                merged = merge_text(old.content if old else None, ours.content, theirs.content)
+                if not merged.conflicts:
+                    text = merged.text()
+                    return text, "", len(text)
+                added = self._known and self._base is None
+                self.conflict(
+                    ConflictKind.WHOLE if merged.why else ConflictKind.ADDED if added else ConflictKind.CONTENT, merged, merged.why
+                )
+        return taken.content, taken.digest, taken.node.size
+
+    def _xattrs(self, was: Mapping[str, bytes], mine: Mapping[str, bytes], real: Mapping[str, bytes]) -> dict[str, bytes]:
+        result: dict[str, bytes] = {}
+        clash = False
+        for name in sorted({*mine, *real}):
+            before, one, other = was.get(name), mine.get(name), real.get(name)
+            clash = clash or not (one == other or before in (one, other))
+            chosen = other if one == before else one
+            if chosen is not None:
+                result[name] = chosen
+        if clash:
+            self.conflict(ConflictKind.XATTRS)
+        return result
+
+
+Tree = Mapping[str, Version]
+
+
+@dataclass(frozen=True)
+class MergedTree:
+    """What shall be at each path; a path without anything is not in it. Paths with conflicts hold the sandbox's side meanwhile."""
+
+    tree: Tree
+    conflicts: tuple[Conflict, ...] = ()
+
+
+def merge_tree(base: Tree, ours: Tree, theirs: Tree, *, unknown: Container[str] = ()) -> MergedTree:
+    """Merge every path of the three. `unknown` are paths that have no base."""
+    entries = {
+        path: merge_entry(path, base.get(path), ours.get(path), theirs.get(path), known=path not in unknown)
+        for path in sorted({*base, *ours, *theirs})
+    }
+    homeless = _without_a_directory(entries)
+    conflicts = [conflict for entry in entries.values() for conflict in entry.conflicts]
+    conflicts += [
+        Conflict(path, ConflictKind.TREE, base.get(path), ours.get(path), theirs.get(path), path not in unknown)
+        for path in sorted(homeless)
+    ]
+    tree = {path: entry.result for path, entry in entries.items() if entry.result is not None}
+    return MergedTree(tree, tuple(sorted(conflicts, key=lambda conflict: conflict.path)))
+
+
+def _without_a_directory(entries: Mapping[str, MergedEntry]) -> set[str]:
+    """Parents that have something below them in the result, or may have, and are no directory there. Others' parents are not judged."""
+    found: set[str] = set()
+    for path, entry in entries.items():
+        parent = path.rpartition("/")[0]
+        nothing = entry.result is None and not entry.conflicts  # a conflict may be answered by the side that has something
+        if nothing or parent not in entries or entries[parent].conflicts:
+            continue
+        above = entries[parent].result
+        if above is None or above.node.type is not EntryType.DIRECTORY:
+            found.add(parent)
+    return found
+
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Word = Literal["ours", "theirs", "markers"]
+    Answer = Word | bytes | None
+    Choice = Callable[[Conflict], Answer]
+
+WORDS = ("ours", "theirs", "markers")
+_OF_ONE_PROPERTY = (ConflictKind.MODE, ConflictKind.OWNER, ConflictKind.TARGET, ConflictKind.XATTRS)
+
+
+def resolve(entry: MergedEntry, how: Word | Choice, labels: Labels | None = None) -> MergedEntry:
+    """The entry with its conflicts answered. Those that cannot be answered in this way stay.
+
+    "ours" is the sandbox's side, "theirs" is reality's. "markers" answers conflicts within a text. A function is given each conflict, and
+    returns one of these words, the content that the file shall have, or None to leave it. Raises ValueError for any other word.
+    """
+    result = entry.result
+    left: list[Conflict] = []
+    for conflict in entry.conflicts:
+        answer = how(conflict) if callable(how) else how
+        if isinstance(answer, str) and answer not in WORDS:
+            raise ValueError(f"a conflict is resolved by {', '.join(WORDS)} or by a function, not by {answer!r}")
+        content = _with_markers(conflict, labels) if answer == "markers" else answer
+        if content == "ours" or content == "theirs":
+            result = _by_side(result, conflict, ours=content == "ours")
+        elif isinstance(content, bytes) and conflict.kind not in _OF_ONE_PROPERTY:
+            result = _file(result or conflict.ours or conflict.theirs, content)
+        else:
+            left.append(conflict)
+    return MergedEntry(entry.path, result, tuple(left))
+
+
+def _with_markers(conflict: Conflict, labels: Labels | None) -> bytes | None:
+    merged = conflict.merged
+    return None if merged is None or merged.why else merged.with_markers(labels)
+
+
+def _file(like: Version | None, content: bytes) -> Version:
+    """A file with this content, otherwise like what is there; of a thing that is no file only the owner is taken."""
+    assert like is not None, "a conflict has a side"
+    node = like.node if like.node.type is EntryType.FILE else Node(EntryType.FILE, 0o644, like.node.uid, like.node.gid)
+    return Version(replace(node, size=len(content)), content)
+
+
+def _by_side(result: Version | None, conflict: Conflict, *, ours: bool) -> Version | None:
+    side = conflict.ours if ours else conflict.theirs
+    if side is None or result is None:
+        return side
+    match conflict.kind:
+        case ConflictKind.CONTENT:
+            assert conflict.merged is not None
+            return _file(result, conflict.merged.ours() if ours else conflict.merged.theirs())
+        case ConflictKind.WHOLE:
+            return Version(replace(result.node, size=side.node.size), side.content, side.digest)
+        case ConflictKind.MODE:
+            return replace(result, node=replace(result.node, mode=side.node.mode))
+        case ConflictKind.OWNER:
+            return replace(result, node=replace(result.node, uid=side.node.uid, gid=side.node.gid))
+        case ConflictKind.TARGET:
+            return replace(result, node=replace(result.node, target=side.node.target))
+        case ConflictKind.XATTRS:
+            return replace(result, node=replace(result.node, xattrs=side.node.xattrs))
+        case _:
+            return side

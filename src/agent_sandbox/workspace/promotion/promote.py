@@ -1,0 +1,255 @@
+"""Carry a plan out: all of it, or none.
+
+Readers of the tree may see a mixture while it happens. What is promised is that afterwards, or after the recovery of what was
+interrupted, all of the plan is there or nothing of it; that nothing outside the tree is written; and that what somebody else saves
+meanwhile is not lost: it stays in the tree, and the promotion is taken back.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
+from agent_sandbox.kernel.syscalls import syncfs
+from agent_sandbox.spelling import sha256
+from agent_sandbox.values import dataclass, replace
+from agent_sandbox.workspace.beneath import identity
+from agent_sandbox.workspace.changes import Contents
+from agent_sandbox.workspace.lock import Holder
+from agent_sandbox.workspace.promotion import backup, exchange, staging
+from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals, next_journal
+from agent_sandbox.workspace.promotion.recovery import lock, recover_locked, roll_back
+from agent_sandbox.workspace.promotion.steps import Move, Plan, split
+from agent_sandbox.workspace.promotion.target import Anchor, Surprise
+from agent_sandbox.workspace.removal import remove_tree
+
+REMEMBERED = 20  # promotions, undos counted, whose old files are kept
+_REMEDIES = {
+    errno.ENOSPC: "free some space; the changes are still in the sandbox",
+    errno.EDQUOT: "your disk quota is used up; the changes are still in the sandbox",
+    errno.EROFS: "the filesystem is read-only; the changes are still in the sandbox",
+    errno.EACCES: "you may not write there; the changes are still in the sandbox",
+    errno.EPERM: "you may not do that there; the changes are still in the sandbox",
+}
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What was done. `number` is 0 when there was nothing to do; `digest` names exactly what was put where, for the record."""
+
+    number: int
+    root: str
+    counts: dict[str, int]
+    bytes: int
+    digest: str
+    paths: tuple[str, ...]
+    undoes: int = 0
+    note: str = ""  # what is left to be done, in words
+
+
+def promote(
+    plan: Plan,
+    contents: Contents,
+    promotions: str,
+    *,
+    holder: Holder,
+    wait: bool = False,
+    undoes: int = 0,
+    clock: Callable[[], float] = time.time,
+) -> Promotion:
+    """Make the tree what the plan says, and remember what was there for an undo in `promotions`, the project's directory in the state.
+
+    Raises `PolicyError` for a plan with something refused or held, `Drift` when the tree is not what the plan expects, `Busy` when somebody
+    else promotes to it, `Unfinished` when an earlier promotion cannot be brought to an end, and `WorkspaceError` when the disk refuses.
+    In each case the tree is as it was.
+    """
+    _refuse(plan)
+    if not plan.steps:
+        return Promotion(0, plan.root, plan.counts(), 0, "", (), undoes)
+    with lock(promotions, holder, wait=wait):
+        if (recovered := recover_locked(promotions)).problems:
+            raise Unfinished(recovered.problems[0], hint="nothing can be promoted before that")
+        with Anchor(plan.root) as anchor, _alone(anchor, wait):
+            return _Promoting(plan, contents, anchor, next_journal(promotions), undoes, clock).run()
+
+
+def _refuse(plan: Plan) -> None:
+    refuse_impossible(plan)
+    if plan.held:
+        first_held = plan.held[0]
+        needed = ", ".join(sorted({name for held in plan.held for name in held.classes}))
+        raise PolicyError(f"{len(plan.held)} of the changes need their own approval ({needed}); the first: {first_held.path!r}")
+
+
+def refuse_impossible(plan: Plan) -> None:
+    """Raise `PolicyError` for a plan with something that is never promoted, whoever agrees."""
+    if plan.refused:
+        first, count = plan.refused[0], len(plan.refused)
+        what = "a change" if count == 1 else f"{count:,} changes"
+        raise PolicyError(
+            f"{what} cannot be promoted{'' if count == 1 else '; the first'}: {first.path!r}: {first.why}; nothing was changed",
+            hint="leave it out: --skip" if count == 1 else "leave them out: --skip",
+        )
+
+
+@contextmanager
+def _alone(anchor: Anchor, wait: bool) -> Iterator[None]:
+    """Nobody else promotes to this tree, not even with another state directory. The lock ends with the descriptor."""
+    try:
+        fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise Busy(f"somebody else promotes to {anchor.path!r}", hint="wait for it, or end that process") from None
+    yield
+
+
+def place_of(plan: Plan) -> str:
+    """Where the staging directory goes: to the root of a project; for the whole machine, to the directory that holds all that changes."""
+    if plan.root != "/":
+        return ""
+    parents = [f"/{split(step.path)[0]}" for step in plan.steps]
+    return os.path.commonpath(parents).lstrip("/")
+
+
+def _room(where: int | str, needed: int, called: str) -> None:
+    space = os.statvfs(where)
+    free = (space.f_bavail if os.geteuid() else space.f_bfree) * space.f_frsize
+    if free < needed:
+        raise WorkspaceError(
+            f"{needed} bytes are to be written to {called!r}, and {free} are free; nothing was changed", hint=_REMEDIES[errno.ENOSPC]
+        )
+
+
+class _Promoting:
+    def __init__(self, plan: Plan, contents: Contents, anchor: Anchor, journal: Journal, undoes: int, clock: Callable[[], float]) -> None:
+        self.plan = plan
+        self.contents = contents
+        self.anchor = anchor
+        self.journal = journal
+        place = place_of(plan)
+        self.intent = Intent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), boot_id(), undoes)
+
+    def run(self) -> Promotion:
+        self._look_around()
+        prepared = self._prepare()
+        try:
+            done = self._make(prepared)
+        except BaseException as error:
+            self._back(prepared, error)
+            raise
+        try:
+            backup.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+        except (WorkspaceError, OSError) as error:  # it is done, whatever becomes of the old
+            left = os.path.join(self.plan.root, self.intent.place, self.intent.staging)
+            return replace(done, note=f"what was there before is still in {left}, and is put away the next time: {error}")
+        self._forget_the_oldest()
+        return done
+
+    def _look_around(self) -> None:
+        _room(self.anchor.root, self.plan.bytes, self.plan.root)
+        if os.stat(self.journal.promotions).st_dev != self.anchor.identity[0]:  # then what was there before is copied
+            _room(self.journal.promotions, self.plan.replaced_bytes, self.journal.promotions)
+        with self._explained():
+            place = self.anchor.directory(self.intent.place)
+        left = [name for name in os.listdir(place) if name.startswith(staging.PREFIX)]
+        if left:
+            path = os.path.join(self.plan.root, self.intent.place, left[0])
+            raise Unfinished(
+                f"{path!r} was left by a promotion that this state directory does not know",
+                hint="finish it with the state directory it was begun with; it may hold the only copy of files that were there before",
+            )
+
+    def _prepare(self) -> Prepared:
+        """Stage everything. Afterwards nothing in the tree has changed but for the staging directory; after an error, not even that."""
+        with self._explained():
+            try:
+                self.journal.begin(self.intent)
+                place = self.anchor.directory(self.intent.place)
+                self.staging = staging.make(place, self.intent.staging)
+                try:
+                    moves = [
+                        staging.stage(step, str(number), self.anchor, self.staging, self.contents)
+                        for number, step in enumerate(self.plan.steps)
+                    ]
+                    for move in moves:
+                        exchange.check(move, self.anchor)
+                    known = self.anchor.known()
+                    known[os.path.join(self.intent.place, self.intent.staging)] = identity(self.staging)
+                    prepared = Prepared(tuple(moves), known)
+                    syncfs(self.staging)
+                    self.journal.prepare(prepared.moves, prepared.directories)
+                except BaseException:
+                    os.close(self.staging)
+                    raise
+            except BaseException:
+                self._clear_away()
+                raise
+        return prepared
+
+    def _make(self, prepared: Prepared) -> Promotion:
+        with self._explained():
+            for move in prepared.moves:
+                try:
+                    exchange.make(move, self.anchor, self.staging)
+                except OSError as error:  # which names a slot, and means this
+                    raise OSError(error.errno, os.strerror(error.errno or 0), move.path) from error
+            if moved := self.anchor.moved():
+                raise Surprise(moved[0], "it was moved while it was being written to")
+            syncfs(self.staging)
+            done = self._done(prepared.moves)
+            self.journal.commit({name: value for name, value in vars(done).items() if name not in ("paths", "note")})
+        os.close(self.staging)
+        return done
+
+    def _done(self, moves: tuple[Move, ...]) -> Promotion:
+        digest = sha256()
+        for move in moves:
+            for path, seen in (("", move.new), *move.within.items()):
+                what = (move.path, path, (seen.node.type.value, seen.node.mode, seen.node.target, seen.digest) if seen else "")
+                digest.update(f"{what!r}\n".encode())
+        paths = tuple(os.path.join(self.plan.root, move.path) for move in moves)
+        return Promotion(
+            self.journal.number, self.plan.root, self.plan.counts(), self.plan.bytes, digest.hexdigest(), paths, self.intent.undoes
+        )
+
+    def _back(self, prepared: Prepared, error: BaseException) -> None:
+        """Take back what was made. Raises `Unfinished` when that cannot be done now."""
+        try:
+            self.journal.retract()
+            roll_back(self.journal, self.intent, prepared, self.anchor, self.staging)
+        finally:
+            os.close(self.staging)
+        self._clear_away()
+        if isinstance(error, Drift) and os.path.isdir(self.journal.kept):
+            error.kept = self.journal.kept
+
+    def _forget_the_oldest(self) -> None:
+        closed = [journal for journal in journals(self.journal.promotions) if journal.closed]
+        for journal in closed[:-REMEMBERED]:
+            with suppress(WorkspaceError):  # a file that cannot be removed is tried again the next time
+                journal.drop()
+
+    def _clear_away(self) -> None:
+        remove_tree(self.anchor.directory(self.intent.place), self.intent.staging)
+        self.journal.drop()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Surprise as error:
+            path = os.path.join(self.plan.root, error.path)
+            raise Drift(
+                f"{path!r} is not as expected: {error.why}; nothing was changed",
+                paths=(path,),
+                hint="look at the changes again; --merge brings both together",
+            ) from error
+        except OSError as error:
+            hint = _REMEDIES.get(error.errno or 0, "the changes are still in the sandbox")
+            what = f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}"
+            raise WorkspaceError(f"cannot promote to {self.plan.root!r}: {what}; nothing was changed", hint=hint) from error

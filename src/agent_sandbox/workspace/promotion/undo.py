@@ -1,0 +1,184 @@
+"""Take a promotion back: another promotion, of what was kept of the old, made by the same engine with the same promises.
+
+What it restores is exact: content, mode, owner, the attributes of the user and the time of the last change. What it does not restore: that
+two names were one file, and the times of directories that stayed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
+from agent_sandbox.values import replace
+from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.fingerprint import Seen
+from agent_sandbox.workspace.lock import Holder
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.promotion.inspect import seen_at
+from agent_sandbox.workspace.promotion.journal import Journal, journals
+from agent_sandbox.workspace.promotion.plan import ordered
+from agent_sandbox.workspace.promotion.promote import Promotion, promote
+from agent_sandbox.workspace.promotion.recovery import recover
+from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Plan, Put, Remove, Step, carried, split
+from agent_sandbox.workspace.promotion.target import Anchor, Surprise
+from agent_sandbox.workspace.promotion.verify import status_of
+
+
+def last(promotions: str) -> Journal | None:
+    """The promotion that an undo would take back: the last one that is none itself and has not been taken back."""
+    taken_back: set[int] = set()
+    for journal in reversed([each for each in journals(promotions) if each.committed]):
+        undoes = int(journal.facts().get("undoes", 0))
+        if undoes:
+            taken_back.add(undoes)
+        elif journal.number not in taken_back:
+            return journal
+    return None
+
+
+def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time) -> Promotion:
+    """Take the last promotion back. Raises what `promote` raises; `Drift` when what it left has changed since."""
+    if problems := recover(promotions, holder, wait=wait).problems:
+        raise Unfinished(problems[0], hint="nothing can be taken back before that")
+    journal = last(promotions)
+    if journal is None:
+        raise WorkspaceError("there is no promotion to take back")
+    with Olds(journal) as olds:
+        return promote(plan_back(journal, olds), olds, promotions, holder=holder, wait=wait, undoes=journal.number, clock=clock)
+
+
+def plan_back(journal: Journal, olds: Olds) -> Plan:
+    """The steps back from what a promotion has left. Raises `Drift`, with every path that is not as it was left."""
+    intent, prepared = journal.intent(), journal.prepared()
+    if intent is None or prepared is None or not all(olds.has(move.slot) for move in prepared.moves if move.old and not move.in_place):
+        raise WorkspaceError(
+            f"what promotion {journal.number} replaced is not there any more, so it cannot be taken back", hint=f"see {journal.path!r}"
+        )
+    steps: list[Step] = []
+    drifted: list[str] = []
+    with Anchor(intent.root) as anchor:
+        for move in prepared.moves:
+            try:
+                steps.append(_back(move, anchor, olds, intent.root))
+            except Surprise as error:
+                drifted.append(os.path.join(intent.root, error.path))
+    if drifted:
+        what = f"{drifted[0]!r} has" if len(drifted) == 1 else f"{len(drifted):,} of the promoted files, the first {drifted[0]!r}, have"
+        raise Drift(
+            f"{what} changed since the promotion; nothing was changed",
+            paths=tuple(drifted),
+            hint="bring back what was promoted there, or change by hand what should be undone",
+        )
+    return Plan(intent.root, tuple(ordered(steps)))
+
+
+class Olds:
+    """What a promotion replaced and removed, as contents to be put back. A context manager."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._directory = os.open(journal.olds, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._places: dict[str, str] = {}
+
+    def __enter__(self) -> Olds:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        os.close(self._directory)
+
+    def at(self, path: str, place: str, seen: Seen) -> Change:
+        """The change that puts something back; `place` is where it is kept."""
+        self._places[path] = place
+        return Change(path, Kind.ADDED, None, seen.node)
+
+    def has(self, slot: str) -> bool:
+        """Whether something is kept under this name."""
+        return status_of(self._directory, slot) is not None
+
+    def open_file(self, change: Change) -> int:
+        """See `Contents`."""
+        return beneath.open_file(self._directory, self._places[change.path])
+
+
+def _back(move: Move, anchor: Anchor, olds: Olds, root: str) -> Step:
+    now, inside = _unchanged(move, anchor)
+    if move.old is None:
+        assert now is not None
+        return Remove(move.path, now, inside)
+    if move.in_place:
+        assert now is not None
+        return Adjust(move.path, now, _look(move.old))
+    items = [_item(move.path, move.slot, move.old, olds, root)]
+    for path, seen in sorted(move.beside.items(), key=lambda each: each[0].replace("/", "\0")):
+        items.append(_item(f"{move.path}/{path}", f"{move.slot}/{path}", seen, olds, root))
+    return Put(move.path, tuple(items), now, inside)
+
+
+def _item(path: str, place: str, seen: Seen, olds: Olds, root: str) -> Item:
+    node = seen.node
+    content = olds.at(os.path.join(root, path), place, seen) if node.type is EntryType.FILE else None
+    return Item(path, node.type, _look(seen), node.size, node.target, node.device, content, seen.digest)
+
+
+def _look(seen: Seen) -> Look:
+    node = seen.node
+    return Look(node.mode, {name: value for name, value in node.xattrs.items() if _restored(name)}, node.uid, node.gid, seen.mtime_ns)
+
+
+def _restored(attribute: str) -> bool:
+    return carried(attribute, powers=True) or attribute.startswith("system.posix_acl_")
+
+
+def _unchanged(move: Move, anchor: Anchor) -> tuple[Seen | None, dict[str, Seen]]:
+    """What is there now, and below it, if that is what the promotion left. Raises `Surprise` if it is not."""
+    if move.in_place:
+        return _adjusted(move, anchor), {}
+    parent, name = split(move.path)
+    directory = anchor.directory(parent)
+    now = seen_at(directory, name, content=True)
+    if not _same(move.new, now):
+        raise Surprise(move.path, "it has changed since it was promoted")
+    inside: dict[str, Seen] = {}
+    if now is not None and now.node.type is EntryType.DIRECTORY:
+        inside = dict(_below(anchor.directory(move.path), move.within, move.path))
+        if inside.keys() != move.within.keys():
+            raise Surprise(move.path, "something has been added or removed in it since it was promoted")
+    return now, inside
+
+
+def _adjusted(move: Move, anchor: Anchor) -> Seen:
+    assert move.new is not None
+    directory = anchor.directory(move.path)
+    status = os.fstat(directory)
+    now = replace(move.new, device=status.st_dev, inode=status.st_ino)
+    if stat.S_IMODE(status.st_mode) != move.new.node.mode:
+        raise Surprise(move.path, "it has changed since it was promoted")
+    return now
+
+
+def _below(directory: int, left: Mapping[str, Seen], path: str) -> Iterator[tuple[str, Seen]]:
+    for entry in beneath.walk(directory, unlock=False):
+        now = seen_at(entry.directory, entry.name, content=True)
+        if now is None or not _same(left.get(entry.path), now):
+            raise Surprise(f"{path}/{entry.path}", "it has changed since it was promoted")
+        yield entry.path, now
+
+
+def _same(left: Seen | None, now: Seen | None) -> bool:
+    """Whether this is as it was left, on whichever inode. Attributes that are not the user's are the machine's own business."""
+    if left is None or now is None:
+        return left is now
+    one, other = left.node, now.node
+    told = (one.type, one.mode, one.uid, one.gid, one.size, one.target) == (
+        other.type,
+        other.mode,
+        other.uid,
+        other.gid,
+        other.size,
+        other.target,
+    )
+    attributes = [{name: value for name, value in node.xattrs.items() if carried(name, powers=True)} for node in (one, other)]
+    return told and attributes[0] == attributes[1] and left.digest == now.digest

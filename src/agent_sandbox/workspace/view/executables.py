@@ -1,0 +1,369 @@
+"""From names of programs to the files that make them run: their own, what starts and interprets them, the libraries they are linked with.
+
+Everything is found on the machine itself, under real paths, before there is a guest: what a guest writes is never among it. What is missed
+here fails to start; it is never the other way round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel import elf
+from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, covers, interprets, is_pattern
+from agent_sandbox.policy.programs import covers as names_match
+from agent_sandbox.values import dataclass
+from agent_sandbox.workspace.view.plan import contains
+
+
+@dataclass(frozen=True)
+class Kit:
+    """Belongs to every tool with one of these names."""
+
+    of: tuple[str, ...]
+    helpers: tuple[str, ...] = ()  # directories whose programs it starts
+    modules: tuple[str, ...] = ()  # trees whose shared libraries it loads
+    tools: tuple[str, ...] = ()  # other tools that it is nothing without
+
+
+KITS = (
+    Kit(("git",), helpers=("lib/git-core", "libexec/git-core")),
+    Kit(
+        ("gcc*", "g++*", "cc", "c++", "cpp*", "*-gcc-*", "*-g++-*", "*-cpp-*"),
+        helpers=("lib/gcc/*/*", "libexec/gcc/*/*"),
+        tools=("as", "ld"),
+    ),
+    Kit(
+        ("python[0-9]*", "pypy[0-9]*"),
+        modules=("lib/{name}", "lib64/{name}", "lib/python3/dist-packages", "local/lib/{name}/dist-packages", "lib/*/{name}"),
+    ),
+    Kit(("perl*",), modules=("lib/*/perl", "lib/*/perl-base", "lib/*/perl5", "lib/perl5", "lib64/perl5", "local/lib/*/perl")),
+    Kit(("ruby*",), modules=("lib/*/ruby", "lib/ruby", "lib64/ruby", "../var/lib/gems")),
+    Kit(("cargo", "rustc", "rustup"), helpers=("../.rustup/toolchains/*/bin",)),
+    Kit(("go",), helpers=("pkg/tool/*",)),
+    Kit(("dpkg",), tools=("dpkg-deb", "dpkg-query", "dpkg-split")),
+    Kit(("apt", "apt-get", "apt-cache"), helpers=("lib/apt/methods", "lib/apt/solvers"), tools=("dpkg",)),
+    Kit(("java", "javac", "jar", "jshell"), modules=("lib",)),
+    Kit(("iconv",), modules=("lib/*/gconv", "lib64/gconv", "lib/gconv")),
+    Kit(("openssl",), modules=("lib/*/ossl-modules", "lib/*/engines-3", "lib64/ossl-modules", "lib64/engines-3")),
+)
+# Many tools in one file, told apart by the name they are called by: who may start one of them may start them all.
+MULTI_CALL = frozenset({"busybox", "toybox", "coreutils", "sbase-box", "box"})
+
+
+def kits_of(name: str) -> list[Kit]:
+    """What belongs to a tool with this file name."""
+    return [kit for kit in KITS if covers(kit.of, name)]
+
+
+def found(prefix: str, pattern: str) -> Iterator[str]:
+    """The directories that a pattern of a kit stands for, as they are on this machine."""
+    places = [prefix]
+    for part in pattern.split("/"):
+        if is_pattern(part):
+            places = [f"{place}/{name}" for place in places for name in _listing(place) if covers((part,), name)]
+        else:
+            places = [os.path.normpath(f"{place}/{part}") for place in places]
+    for place in places:
+        if os.path.isdir(place):
+            yield os.path.realpath(place)
+
+
+def _listing(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+# Where programs are on any machine, whatever PATH says.
+STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
+MOST_REMARKED_ON = 20  # names in a list; a longer one is somebody's habit, or a preset, and not every machine has all of it
+_SHIMS = "shims"  # of version managers: scripts that look for the real program with others
+_FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
+_DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
+_NAME_SERVICE = b"libnss_"  # loaded by the C library, by a name that is in no file but /etc/nsswitch.conf
+_LONGEST_CHAIN = 40  # links behind one another, as in the kernel
+
+
+@dataclass(frozen=True)
+class Executables:
+    """What may be executed, as files. `programs` are started, `libraries` only mapped; all are real paths.
+
+    `directories` are those of PATH in which nothing else is shown, and `links` the names in them that lead to what is.
+    """
+
+    programs: tuple[str, ...]
+    libraries: tuple[str, ...]
+    directories: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+
+
+def find_executables(
+    rules: ProgramRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), project: str | None = None
+) -> Executables:
+    """The files of the programs that are allowed.
+
+    `programs` are to be started whatever the rules say, and shared libraries beneath `modules` loaded: what runs the code of a run. A
+    directory of PATH that is not one for programs by its name, or that is part of the project, is shown as it is: what is in there can be
+    read, and no more be executed than anything else.
+    """
+    search = _Search(rules, search_path, project)
+    for shell in LINE_SHELLS if rules.lines else ():
+        search.take_named(shell)
+    search.interpreters.clear()  # that a line is run by a shell needs no remark; a shell that is named does
+    # What is in all groups is in the one that is quickest to look for, too.
+    named = min(rules.groups, key=lambda group: sum(map(is_pattern, group)), default=())
+    search.brief = len(named) > MOST_REMARKED_ON
+    for pattern in named:
+        search.take_named(pattern)
+    for program in programs:
+        search.take_program(os.path.realpath(program))
+    for tree in modules:
+        search.take_modules(os.path.realpath(tree))
+    hidden = [place for place in search.directories if os.path.basename(place) in _FOR_PROGRAMS]
+    if project is not None:
+        hidden = [place for place in hidden if not (contains(project, place) or contains(place, project))]
+    links = [(path, to) for path, to in search.links.items() if os.path.dirname(path) in hidden]
+    if search.interpreters:
+        search.notes.append(
+            f"{', '.join(search.interpreters)}: runs what it is given, and that can do whatever the sandbox lets it do itself"
+        )
+    return Executables(tuple(search.programs), tuple(search.libraries), tuple(hidden), tuple(links), tuple(search.notes))
+
+
+def denied_files(rules: ProgramRules, *, search_path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where only some programs are denied: the names that must not be there, and what has to be said about it."""
+    hidden: dict[str, None] = {}
+    notes: list[str] = []
+    for directory in _directories(search_path):
+        for name in _names(directory):
+            if not rules.denies(name):
+                continue
+            *links, real = _chain(f"{directory}/{name}")
+            hidden.update(dict.fromkeys(links))
+            if os.path.basename(real) in MULTI_CALL and not rules.denies(os.path.basename(real)):
+                hidden[f"{directory}/{name}"] = None
+                notes.append(
+                    f"{name} is denied, but it is part of {real}, which can still be asked for it: deny {os.path.basename(real)} too"
+                )
+            else:
+                hidden[real] = None
+    return tuple(hidden), tuple(notes)
+
+
+class _Search:
+    """Collects files, each once, in the order of their finding."""
+
+    def __init__(self, rules: ProgramRules, search_path: str, project: str | None) -> None:
+        self.rules = rules
+        self.project = project
+        self.directories = _directories(search_path)
+        self.programs: dict[str, None] = {}
+        self.libraries: dict[str, None] = {}
+        self.links: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.brief = False  # whether it is not said of each name what became of it
+        self.interpreters: dict[str, None] = {}
+        self._seen: set[tuple[str, tuple[str, ...], int]] = set()
+        self._real_directories: dict[str, str] = {}
+        self._cache = elf.cached_libraries(_content(elf.CACHE))
+        self._name_services = [os.fsdecode(name) for name in self._cache if name.startswith(_NAME_SERVICE)]
+
+    def take_named(self, pattern: str, *, implied: bool = False) -> None:
+        """Every file in PATH that the pattern stands for, if it is permitted; or, where another tool implies it, unless it is denied."""
+        several = is_pattern(pattern)
+        any_found = False
+        for directory in self.directories:
+            names = [name for name in _names(directory) if names_match((pattern,), name)] if several else [pattern]
+            for name in names:
+                path = f"{directory}/{name}"
+                if (
+                    (not self.rules.denies(name) if implied else self.rules.permits(name))
+                    and os.access(path, os.X_OK)
+                    and os.path.isfile(path)
+                ):
+                    any_found = self._take(path, several=several) or any_found
+        if not (any_found or several or self.brief or pattern in LINE_SHELLS) and self.rules.permits(pattern):
+            self.notes.append(f"{pattern} is allowed, but there is no such program here")
+
+    def _take(self, path: str, *, several: bool) -> bool:
+        """One name of PATH. False for what would not start."""
+        *links, real = _chain(path)
+        name, own = os.path.basename(path), os.path.basename(real)
+        if denied := self.rules.denies(*map(os.path.basename, (*links, real))):
+            self.notes.append(f"{name} is not there: it is the same file as {denied}, which is denied")
+            return False
+        if own in MULTI_CALL and not self.rules.permits(own):
+            if several:
+                return False
+            raise PolicyError(
+                f"{name} is a part of {real}, and who may start it may start everything in there", hint=f"allow {own} by its name"
+            )
+        if os.path.basename(os.path.dirname(real)) == _SHIMS or not self.take_program(real, quiet=several or self.brief):
+            return False
+        if self.project is not None and contains(self.project, real):
+            self.notes.append(f"{name} is a file of the project, and is executed as it is there now: {real}")
+        for link in links:
+            self.links[link] = os.readlink(link)
+            self._take_virtual_environment(link)
+        return True
+
+    def take_program(self, real: str, *, quiet: bool = False) -> bool:
+        """One file that will be executed, with all that it takes to run it. False, and nothing taken, when that is not allowed."""
+        if interprets(os.path.basename(real)):
+            self.interpreters[os.path.basename(real)] = None
+        if real in self.programs:
+            return True
+        found = elf.read(real)
+        if found is None and (words := elf.interpreter_of(real)) and not self._take_interpreter(real, words, quiet=quiet):
+            return False
+        self.programs[real] = None
+        if found is not None:
+            if found.loader:
+                self.programs[os.path.realpath(found.loader)] = None
+            self._take_libraries(found, os.path.dirname(os.path.realpath(found.loader or real)), ())
+        self._take_kit(real)
+        return True
+
+    def _take_interpreter(self, script: str, words: Sequence[str], *, quiet: bool) -> bool:
+        """A script is started by the program in its first line, which has to be allowed for it."""
+        program = words[0]
+        if os.path.basename(program) == "env":
+            self.take_program(os.path.realpath(program))
+            named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+            program = next((path for place in self.directories if os.access(path := f"{place}/{named}", os.X_OK)), "") if named else ""
+        *links, real = _chain(program) if program else [""]
+        if not real or self.rules.denies(os.path.basename(program), *map(os.path.basename, (*links, real))):
+            what = os.path.basename(program) or "a program that is not there"
+            if not quiet:
+                self.notes.append(f"{os.path.basename(script)} is not there: it is a script of {what}, which is not allowed")
+            return False
+        self.links.update({link: os.readlink(link) for link in links})
+        if real not in self.programs and not quiet:
+            self.notes.append(f"{os.path.basename(script)} is a script of {os.path.basename(program)}, which is therefore allowed, too")
+        return self.take_program(real, quiet=quiet)
+
+    def _take_kit(self, real: str) -> None:
+        prefix, name = os.path.dirname(os.path.dirname(real)), os.path.basename(real)
+        for kit in kits_of(name):
+            for pattern in kit.helpers:
+                for place in found(prefix, pattern):
+                    self._take_helpers(place)
+            for pattern in kit.modules:
+                for place in found(prefix, pattern.replace("{name}", name)):
+                    self.take_modules(place)
+            for tool in kit.tools:
+                self.take_named(tool, implied=True)
+
+    def _take_helpers(self, directory: str) -> None:
+        """The programs in a directory. Scripts only if what interprets them is allowed anyway."""
+        for name in _names(directory):
+            path = f"{directory}/{name}"
+            if os.path.islink(path) or not os.path.isfile(path):
+                continue
+            if ".so" in name:
+                self._take_library(path)
+            elif os.access(path, os.X_OK) and not self.rules.denies(name):
+                words = elf.interpreter_of(path)
+                if not words or self.rules.permits(os.path.basename(words[-1] if words[0].endswith("/env") else words[0])):
+                    self.take_program(os.path.realpath(path), quiet=True)
+
+    def _take_virtual_environment(self, link: str) -> None:
+        """An interpreter that is reached through a link of a virtual environment loads the modules that are there."""
+        place = os.path.dirname(os.path.dirname(link))
+        if os.path.isfile(f"{place}/pyvenv.cfg"):
+            self.take_modules(f"{place}/lib")
+
+    def take_modules(self, tree: str) -> None:
+        """Every shared library beneath a directory, with what each is linked with. Not programs, whatever they are called."""
+        pending = [tree]
+        while pending:
+            try:
+                entries = list(os.scandir(pending.pop()))
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif (entry.name.endswith((".so", ".node")) or ".so." in entry.name) and entry.is_file(follow_symlinks=False):
+                    self._take_library(entry.path)
+
+    def _take_library(self, path: str) -> None:
+        if path not in self.libraries and (found := elf.read(path)) is not None and not found.program:
+            self.libraries[path] = None
+            self._take_libraries(found, os.path.dirname(path), ())
+
+    def _take_libraries(self, of: elf.Object, beside: str, inherited: tuple[str, ...]) -> None:
+        """What an object is linked with, and what that is linked with. All variants of a library, because the loader chooses later."""
+        search = (*of.search, *inherited)
+        for name in (*of.needed, *(self._name_services if of.loader else ())):
+            if (name, search, of.machine) in self._seen:
+                continue
+            self._seen.add((name, search, of.machine))
+            for path in self._places(name, search, beside):
+                real = self._real(path)
+                if real not in self.libraries and (found := elf.read(real)) is not None and found.machine == of.machine:
+                    self.libraries[real] = None
+                    self._take_libraries(found, beside, search if of.inherited else inherited)
+
+    def _places(self, name: str, search: Sequence[str], beside: str) -> Iterator[str]:
+        if "/" in name:
+            yield name
+            return
+        for directory in search:
+            if os.path.exists(f"{directory}/{name}"):
+                yield f"{directory}/{name}"
+        known = [os.fsdecode(path) for path in self._cache.get(os.fsencode(name), ())]
+        yield from known
+        if not known:
+            yield from (f"{directory}/{name}" for directory in (beside, *_DEFAULT_LIBRARIES) if os.path.exists(f"{directory}/{name}"))
+
+    def _real(self, path: str) -> str:
+        """The real path of a library: hundreds of them lie in a handful of directories, as links to one another."""
+        for _ in range(_LONGEST_CHAIN):
+            directory, name = os.path.split(path)
+            if directory not in self._real_directories:
+                self._real_directories[directory] = os.path.realpath(directory)
+            path = f"{self._real_directories[directory]}/{name}"
+            try:
+                path = os.path.join(os.path.dirname(path), os.readlink(path))
+            except OSError:  # no link, or not there
+                return path
+        return os.path.realpath(path)
+
+
+def _directories(search_path: str) -> list[str]:
+    """The real directories in which programs are looked for. A relative one is none: what is there is the guest's."""
+    named = [path for path in search_path.split(os.pathsep) if path.startswith("/")]
+    real = dict.fromkeys(os.path.realpath(path) for path in (*named, *STANDARD))
+    return [path for path in real if path != "/" and os.path.isdir(path)]
+
+
+def _chain(path: str) -> list[str]:
+    """The links that a path leads over, each under its real directory, and last the real file."""
+    chain: list[str] = []
+    for _ in range(_LONGEST_CHAIN):
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        chain.append(path)
+        if not os.path.islink(path):
+            return chain
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return [os.path.realpath(path)]
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

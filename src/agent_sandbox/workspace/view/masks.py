@@ -1,0 +1,174 @@
+"""Hide what is denied or secret from a view: by name where the mount allows it, otherwise by copying what may be seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel import mountinfo
+from agent_sandbox.kernel.mount_plan import Bind, Copies, Directory, Mask, Overlay, Step
+from agent_sandbox.policy.model import FileRules
+from agent_sandbox.policy.paths import Beneath, Glob, ancestors
+from agent_sandbox.values import replace
+from agent_sandbox.workspace.layers.stack import quote_target
+from agent_sandbox.workspace.view.plan import Draft, Host, Needs, contains
+
+
+def hide(plan: Draft, needs: Needs) -> None:
+    """Hide what is denied or secret wherever it can be reached, and give what must stay an overlay of its own."""
+    hidden: dict[str, bool] = {}  # path: whether the directory itself stays
+    places = _Places(plan.host)
+    for path, stays in _hidden_paths(plan.rules):
+        for place in places.of(path):
+            hidden[place] = hidden.get(place, False) or stays
+    real_needed = {tree: real for tree in needs.trees if os.path.isdir(real := os.path.realpath(tree))}
+    kept = [tree for tree, real in real_needed.items() if any(above in hidden for above in ancestors(real))]
+    for file in needs.files:
+        hidden.pop(file, None)
+    files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
+    masks: dict[str, list[Mask]] = {}
+    room: dict[str, list[str]] = {}  # directories to mount on, below hidden ones
+    room_for_files: dict[str, list[str]] = {}
+    for path in sorted(hidden, key=lambda path: path.count("/")):
+        inside = [real_needed[tree] for tree in kept if contains(path, real_needed[tree])]
+        files_inside = [file for file in files if contains(path, file)]
+        for overlay in list(plan.overlays):
+            if path == overlay.source:
+                plan.overlays.remove(overlay)
+                plan.steps.append(Directory(overlay.target))
+            elif contains(path, overlay.source):  # a filesystem mounted below what is hidden
+                plan.overlays.remove(overlay)
+            elif contains(overlay.source, path):
+                start = len(overlay.source.rstrip("/")) + 1
+                masks.setdefault(overlay.target, []).append(Mask(path[start:], hidden[path] or bool(inside or files_inside)))
+                room.setdefault(overlay.target, []).extend(tree[start:] for tree in inside)
+                room_for_files.setdefault(overlay.target, []).extend(file[start:] for file in files_inside)
+    plan.overlays[:] = [
+        replace(
+            each,
+            masks=tuple(masks.get(each.target, ())),
+            places=tuple(room.get(each.target, ())),
+            files=tuple(dict.fromkeys(room_for_files.get(each.target, ()))),
+        )
+        for each in plan.overlays
+        if each.source not in {real_needed[tree] for tree in kept}
+    ]
+    for real in dict.fromkeys(real_needed[tree] for tree in kept):
+        plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
+    plan.steps += [Bind(file, file) for file in files]
+    plan.steps[:] = _without_hidden_files(plan.steps, hidden, needs.files)
+
+
+def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
+    """Whether a file that must stay would go with a hidden directory above it."""
+    shown = any(contains(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
+    return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
+
+
+def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
+    """Single files are bound and copied under their own names, past every overlay: what is hidden must be left out of them too."""
+
+    def is_hidden(path: str) -> bool:
+        return any(above in hidden and not (above == path and hidden[above]) for above in ancestors(path))
+
+    for step in steps:
+        if isinstance(step, Copies):
+            yield replace(step, entries=tuple(entry for entry in step.entries if not is_hidden(f"{step.source}/{entry}")))
+        elif not isinstance(step, Bind) or step.source in needed or not is_hidden(step.source):
+            yield step
+
+
+def stand_in_for_others(plan: Draft) -> None:
+    """Rootless: a write below another's directory copies that directory up, for an owner who does not exist here, and fails.
+
+    So directories of others in which we may write, such as /var/tmp, are made beforehand in a layer of ours. Only those right below the
+    top of an overlay are looked for: finding all of them would cost a walk through the machine.
+    """
+    me = os.geteuid()
+    for index, overlay in enumerate(plan.overlays):
+        if overlay.writable:
+            with suppress(OSError), os.scandir(overlay.source) as entries:
+                names = tuple(
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_uid != me
+                    and os.access(entry.path, os.W_OK | os.X_OK)
+                )
+                plan.overlays[index] = replace(overlay, stand_ins=names)
+
+
+def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
+    for pattern in rules.denied:
+        if not isinstance(pattern, Glob):
+            yield pattern.path, isinstance(pattern, Beneath)
+    for mask in rules.masks:
+        yield mask.path, mask.stays
+
+
+class _Places:
+    """Everywhere the same thing can be reached: under its own name, behind links, and where its filesystem is mounted again."""
+
+    def __init__(self, host: Host) -> None:
+        devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
+        self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
+        self._directories: dict[str, str] = {}  # hundreds of masks lie in a handful of directories
+
+    def of(self, path: str) -> Iterator[str]:
+        if path == "/":
+            raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
+        head, _, name = path.rpartition("/")
+        if head not in self._directories:
+            self._directories[head] = os.path.realpath(head or "/").rstrip("/")
+        named = f"{self._directories[head]}/{name}"
+        for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
+            yield place
+            if self._mounts:
+                yield from mountinfo.aliases(self._mounts, place)
+
+
+MOST_ENTRIES = 10_000
+MOST_BYTES = 64 << 20
+
+
+def select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
+    """Relative paths below `directory` that the rules let through, parents first. Links are taken as links and never followed.
+
+    Raises PolicyError when that is more than a copy at every start should be.
+    """
+    chosen: dict[str, None] = {}
+    total = 0
+    pending = [""]
+    seen = 0
+    while pending:
+        inner = pending.pop()
+        try:
+            entries = sorted(os.scandir(f"{directory}/{inner}" if inner else directory), key=lambda entry: entry.name)
+        except OSError:
+            continue  # unreadable for us, so for the guest
+        for entry in entries:
+            seen += 1
+            relative = f"{inner}/{entry.name}" if inner else entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_directory:
+                pending.append(relative)
+            if rules.reaches(f"{shown_as.rstrip('/')}/{relative}"):
+                if entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+                elif not is_directory and not entry.is_symlink():
+                    continue
+                _add_with_parents(chosen, relative)
+            if seen > MOST_ENTRIES or total > MOST_BYTES:
+                raise PolicyError(
+                    f"the rules for {shown_as} would copy more than {MOST_ENTRIES} entries or {MOST_BYTES >> 20} MiB at every start",
+                    hint="name whole directories (DIR/*), set allow_hidden=True, or narrow the pattern",
+                )
+    return tuple(sorted(chosen, key=lambda path: path.split("/")))
+
+
+def _add_with_parents(chosen: dict[str, None], relative: str) -> None:
+    parts = relative.split("/")
+    for depth in range(1, len(parts) + 1):
+        chosen["/".join(parts[:depth])] = None

@@ -1,0 +1,371 @@
+"""Plan what a guest will see: file rules and the machine's mounts in, a mount plan out. Nothing is mounted here.
+
+Two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory (rootless, where
+the kernel does not let `/` be a layer). A view of chosen trees stands on an empty root. Either way what is denied or masked is not there,
+by name, so that it stays hidden when it appears later or is replaced; what cannot be hidden by name is copied (`workspace.view.masks`) or
+refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel import mountinfo
+from agent_sandbox.kernel.mount_plan import (
+    Bind,
+    Code,
+    Copies,
+    Devices,
+    Directory,
+    File,
+    Layers,
+    Mask,
+    MountPlan,
+    Overlay,
+    Proc,
+    SealRoot,
+    SkeletonRoot,
+    Step,
+    Symlink,
+    Tmpfs,
+)
+from agent_sandbox.kernel.mountinfo import Mount
+from agent_sandbox.policy.model import FileRules
+from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
+from agent_sandbox.values import TYPE_CHECKING, dataclass, field, replace
+from agent_sandbox.workspace.layers.stack import quote_target
+from agent_sandbox.workspace.view.executables import Executables
+from agent_sandbox.workspace.view.masks import hide, select, stand_in_for_others
+
+if TYPE_CHECKING:
+    from agent_sandbox.workspace.view.executables import Executables
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What of the machine a language needs: `trees` and `files` stay whatever the rules, read-only; `links` and `contents` are made.
+
+    `tools` are shown with them, but what the rules deny of those is not there.
+    """
+
+    trees: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    contents: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class Host:
+    """What planning has to know of this machine."""
+
+    mounts: tuple[Mount, ...]  # visible ones
+    privileged: bool
+
+    @classmethod
+    def look(cls) -> Host:
+        """This machine, now."""
+        with open("/proc/self/mountinfo", "rb") as file:
+            return cls(_visible_mounts(file.read()), os.geteuid() == 0)
+
+
+@lru_cache(maxsize=4)  # the table hardly ever changes, and reading it tells whether it has
+def _visible_mounts(table: bytes) -> tuple[Mount, ...]:
+    return mountinfo.visible(mountinfo.parse(table))
+
+
+@dataclass
+class Draft:
+    """A plan in the making."""
+
+    host: Host
+    rules: FileRules
+    scratch: int
+    steps: list[Step] = field(default_factory=list)
+    overlays: list[Overlay] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def contains(directory: str, path: str | None) -> bool:
+    """Whether a path is a directory or lies beneath it."""
+    return path is not None and (path == directory or directory == "/" or path.startswith(directory + "/"))
+
+
+# Made anew for each run. Nothing of the machine's own is shown there unless the rules or the project name it.
+PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
+RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
+_LONGEST_CHAIN = 40  # links behind one another, as in the kernel
+
+
+def plan_view(
+    rules: FileRules,
+    needs: Needs,
+    layers: Layers,
+    *,
+    host: Host,
+    project: str | None = None,
+    scratch_bytes: int = 256 << 20,
+    executables: Executables | None = None,
+) -> MountPlan:
+    """The plan for these rules on this machine; with `executables`, nothing else can be executed in it.
+
+    Raises PolicyError for a rule that no view can keep.
+    """
+    plan = Draft(host, rules, scratch_bytes)
+    if rules.read and any(isinstance(pattern, Tree | Beneath) and pattern.path == "/" for pattern in rules.allowed):
+        _whole_machine(plan, project)
+    else:
+        _chosen_trees(plan, needs)
+    _copy_what_cannot_be_masked(plan)
+    _make_files_where_copies_are(plan)
+    hide(plan, needs)
+    if not host.privileged:
+        stand_in_for_others(plan)
+    if executables is not None:
+        pass  # few runs say which programs they may start
+
+        gate(plan, executables)
+    _make_room_in_copies(plan)
+    steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
+    if isinstance(steps[0], SkeletonRoot):
+        steps.append(SealRoot())
+    return MountPlan(layers, tuple(_in_order(steps, plan.overlays)), tuple(plan.notes))
+
+
+def _whole_machine(plan: Draft, project: str | None) -> None:
+    if not plan.rules.allow_hidden:
+        raise PolicyError(
+            "hidden names cannot be left out of a view of the whole machine: an overlay hides names it knows, not those that appear later",
+            hint="set allow_hidden=True, or name allowed_paths",
+        )
+    shown = [mount for mount in plan.host.mounts if mount.fstype not in mountinfo.PSEUDO and not _private(mount.target, project)]
+    if plan.host.privileged:
+        for mount in shown:
+            _show(plan, mount.target, required=mount.target == "/" or contains(mount.target, project))
+    else:
+        plan.steps.append(SkeletonRoot())
+        _split(plan, "/", project)
+    plan.steps += [Tmpfs("/tmp", plan.scratch, 0o1777), Tmpfs("/run", RUN_BYTES), Tmpfs("/sys", 4096, 0o555)]
+    if project is not None and _private(project, None):
+        _show(plan, project, required=True)
+
+
+def _chosen_trees(plan: Draft, needs: Needs) -> None:
+    plan.steps.append(SkeletonRoot())
+    plan.steps += [Directory("/sys"), *(Symlink(target, to) for target, to in needs.links)]
+    allowed = _outermost(anchor(p) for p in plan.rules.allowed if not isinstance(p, Glob) and (plan.rules.read or plan.rules.write))
+    for private, size, mode in (("/tmp", plan.scratch, 0o1777), ("/run", RUN_BYTES, 0o755)):
+        if private not in allowed:
+            plan.steps.append(Tmpfs(private, size, mode))
+    shown = _outermost([*needs.trees, *needs.tools, *(path for path in allowed if plan.rules.read and plan.rules.allow_hidden)])
+    for tree in shown:
+        _show_tree(plan, tree, shown, writable=plan.rules.write and any(contains(path, tree) for path in allowed))
+    for tree in allowed:
+        if not (plan.rules.read and plan.rules.allow_hidden):
+            _copy(plan, tree)
+    made = {overlay.target for overlay in plan.overlays}
+    plan.steps += [Bind(path, path) for path in needs.files if not any(contains(target, path) for target in made)]
+    plan.steps += [File(path, content) for path, content in needs.contents if not any(contains(target, path) for target in made)]
+
+
+def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) -> None:
+    """One tree the rules name, with the filesystems mounted below it. What does not exist is no error; a single file is copied.
+
+    If its name is a link, that is there as a link, and what it leads to under its own name, unless that is among what is `shown` anyway.
+    """
+    real = os.path.realpath(path)
+    try:
+        mode = os.stat(real).st_mode
+    except OSError:
+        return
+    if stat.S_ISREG(mode):
+        for place, parent in _on_the_way(path):
+            if not plan.rules.bars(place) and (place == path or not any(contains(tree, place) for tree in shown)):
+                _copy_file(plan, place, parent, writable=writable)
+    elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
+        _show(plan, path, source=real, writable=writable)
+        for mount in _mounted_below(plan.host, real):
+            if mount.fstype not in mountinfo.PSEUDO:
+                _show(plan, path + mount.target[len(real) :], source=mount.target, writable=writable, required=False)
+    elif stat.S_ISDIR(mode):
+        _split(plan, real, None)
+
+
+def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
+    """The links that a name leads over, and last the file: where each really is, and the directory it is to be shown in."""
+    parent = os.path.dirname(path)
+    for _ in range(_LONGEST_CHAIN):
+        directory = os.path.realpath(parent)
+        place = os.path.join(directory, os.path.basename(path))
+        yield place, parent
+        if not os.path.islink(place):
+            return
+        path = os.path.join(directory, os.readlink(place))
+        parent = os.path.realpath(os.path.dirname(path))
+
+
+def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
+    """One file, in a directory of its own. Several files of one directory share it: a second mount would hide the first."""
+    directory, name = os.path.split(place)
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies) and (step.source, step.target) == (directory, parent):
+            entries = step.entries if name in step.entries else (*step.entries, name)
+            plan.steps[index] = replace(step, entries=entries, writable=step.writable or writable)
+            return
+    plan.steps.append(Copies(directory, parent, quote_target(parent), (name,), writable))
+
+
+def _split(plan: Draft, directory: str, project: str | None) -> None:
+    """Rootless: a directory with mounts below it cannot be one layer, so its entries become one each."""
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except PermissionError:
+        entries = []  # the guest could not look in either
+    except FileNotFoundError:
+        return  # gone since its parent was read
+    plan.steps.append(Directory(directory))
+    targets = {mount.target: mount for mount in plan.host.mounts}
+    for entry in entries:
+        mount = targets.get(entry.path)
+        if entry.path in PRIVATE or (mount is not None and mount.fstype in mountinfo.PSEUDO):
+            continue
+        if entry.is_symlink():
+            with suppress(FileNotFoundError):  # the same
+                plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
+        elif entry.is_dir(follow_symlinks=False):
+            if not os.access(entry.path, os.R_OK | os.X_OK):
+                plan.steps.append(Directory(entry.path))
+            elif _mounted_below(plan.host, entry.path):
+                _split(plan, entry.path, project)
+            else:
+                _show(plan, entry.path, required=contains(entry.path, project))
+        elif entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
+            plan.steps.append(Bind(entry.path, entry.path, required=False))
+
+
+def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None = None, required: bool = True) -> None:
+    source = source or target
+    if os.path.isfile(source):  # a file bound over a file, as container engines do with /etc/resolv.conf
+        plan.steps.append(Bind(source, target, required=required))
+        return
+    plan.overlays.append(
+        Overlay(source, target, quote_target(target), writable=plan.rules.write if writable is None else writable, required=required)
+    )
+
+
+def _copy_what_cannot_be_masked(plan: Draft) -> None:
+    """Patterns that are not whole trees: the directory they start from is replaced by copies of what the rules let through."""
+    for pattern in (*plan.rules.allowed, *plan.rules.denied):
+        if isinstance(pattern, Glob) and (plan.rules.read or plan.rules.write):
+            if pattern.directory == "/":
+                raise PolicyError(
+                    f"the pattern {pattern.pattern!r} reaches over the whole machine, and a view cannot hide names that appear later",
+                    hint="name the directory it is about, as in /project/**/.env, or name whole trees",
+                )
+            _copy(plan, pattern.directory)
+
+
+def _make_files_where_copies_are(plan: Draft) -> None:
+    """A file of ours in a directory that is replaced by copies has to be made among them."""
+    files = [step for step in plan.steps if isinstance(step, File)]
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies):
+            inside = [file for file in files if os.path.dirname(file.target) == step.target]
+            plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
+    made = {step.target for step in plan.steps if isinstance(step, Copies)}
+    plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in made)]
+
+
+def _make_room_in_copies(plan: Draft) -> None:
+    """What is mounted below a directory of copies needs a place there: when it is mounted, nothing can be made in what is read-only."""
+    files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | File | Symlink)]
+    mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copies):
+            start = len(step.target.rstrip("/")) + 1
+            inside = {path[start:] for path in (*files, *mounted) if path != step.target and contains(step.target, path)}
+            plan.steps[index] = replace(step, places=tuple(sorted(inside)))
+
+
+def _copy(plan: Draft, directory: str) -> None:
+    real = os.path.realpath(directory)
+    if not os.path.isdir(real) or any(isinstance(step, Copies) and contains(step.target, directory) for step in plan.steps):
+        return
+    entries = select(plan.rules, real, directory) if plan.rules.read else ()
+    plan.overlays[:] = [overlay for overlay in plan.overlays if not contains(directory, overlay.target)]
+    plan.steps.append(Copies(real, directory, quote_target(directory), entries, plan.rules.write))
+    plan.notes.append(f"{directory} is a copy made as the run starts: what changes there meanwhile is not seen")
+
+
+def _mounted_below(host: Host, directory: str) -> list[Mount]:
+    return [mount for mount in host.mounts if mount.target != directory and contains(directory, mount.target)]
+
+
+def _private(path: str, project: str | None) -> bool:
+    """Whether a path lies where each run has its own; the project and what is mounted in it are shown all the same."""
+    return any(contains(private, path) for private in PRIVATE) and not (project is not None and contains(project, path))
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    kept: list[str] = []
+    for path in sorted(set(paths), key=lambda path: path.count("/") if path != "/" else -1):
+        if not any(contains(other, path) for other in kept):
+            kept.append(path)
+    return kept
+
+
+def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
+    """Outer mounts before inner ones: a mount hides what was mounted below it. Seals come last."""
+
+    def depth(step: Step) -> int:
+        if isinstance(step, SkeletonRoot):
+            return -2
+        if isinstance(step, Code | SealRoot):
+            return 10_000 + isinstance(step, SealRoot)
+        target = "/dev" if isinstance(step, Devices) else "/proc" if isinstance(step, Proc) else step.target
+        return -1 if target == "/" else target.count("/")
+
+    return iter(sorted([*steps, *overlays], key=depth))
+
+
+def gate(plan: Draft, executables: Executables) -> None:
+    """Gate the plan, which is otherwise complete."""
+    hidden = {place for place in executables.directories if not plan.rules.bars(place)}
+    bound = {step.target for step in plan.steps if isinstance(step, Bind)}
+
+    def shown(paths: tuple[str, ...]) -> tuple[str, ...]:
+        there = (path for path in paths if path in bound or any(contains(overlay.target, path) for overlay in plan.overlays))
+        return tuple(path for path in there if not plan.rules.bars(path))
+
+    code = Code(shown(executables.programs), shown(executables.libraries))
+    files = [*code.programs, *code.libraries]
+    plan.overlays[:] = [_showing_only(overlay, hidden, files, executables.links) for overlay in plan.overlays]
+    plan.steps.append(code)
+    plan.notes += executables.notes
+
+
+def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: tuple[tuple[str, str], ...]) -> Overlay:
+    """The overlay with the directories of PATH in it emptied, and places in them for what is allowed."""
+    inside = [
+        place for place in sorted(hidden, key=lambda place: place.count("/")) if place != overlay.source and contains(overlay.source, place)
+    ]
+    if not inside:
+        return overlay
+    start = len(overlay.source.rstrip("/")) + 1
+    masked = {mask.path for mask in overlay.masks if not mask.keep}
+    emptied = {mask.path for mask in overlay.masks}
+    masks = [Mask(place[start:], keep=True) for place in inside if place[start:] not in emptied]
+    masks = [mask for mask in masks if not any(contains(path, mask.path) for path in masked)]
+    names = {f"{overlay.source.rstrip('/')}/{mask.path}" for mask in masks}
+    narrower = [mask for mask in overlay.masks if not any(mask.path != each.path and contains(each.path, mask.path) for each in masks)]
+    return replace(
+        overlay,
+        masks=tuple(sorted([*narrower, *masks], key=lambda mask: mask.path.count("/"))),
+        files=(*overlay.files, *(path[start:] for path in files if any(contains(place, path) for place in names))),
+        links=tuple((path[start:], to) for path, to in links if os.path.dirname(path) in names),
+    )
