@@ -19,7 +19,7 @@ from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.secrets import default_masks
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from bench.peers import ENVIRONMENT, Call, Job, Missing, command, expect
 from scripts.compile_wasm import CACHE, RECORDS

@@ -16,7 +16,7 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Launch, PythonCode
-from agent_sandbox.runtime.probe import trial
+from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
 from scripts.conformance import driver

@@ -18,7 +18,7 @@ from agent_sandbox.workspace.changes import ChangeSet
 if TYPE_CHECKING:
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.policy.decide import Verdict
-    from agent_sandbox.runtime.routing.model import Route
+    from agent_sandbox.runtime.router.model import Route
 
 NOTHING_CHANGED = ChangeSet()
 _TRACEBACK = "Traceback (most recent call last):"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WARM = 24  # guests that may wait ready: at 8 MB each at most, about as much as one browser tab
 
 if sys.platform == "linux":
-    from agent_sandbox.runtime.process import ProcessRuntime
+    from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
     _RUNTIME = ProcessRuntime(warm=WARM)
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "agent_sandbox"
 TOP_FLOOR = "surfaces"
 
 # Run inside the sandbox in the place of a fresh interpreter: the environment and the streams that it sees are the guest's own.
-INSIDE = ("src/agent_sandbox/runtime/guest.py", "src/agent_sandbox/runtime/script.py")
+INSIDE = ("src/agent_sandbox/runtime/guest/entry.py", "src/agent_sandbox/runtime/guest/script_runner.py")
 
 # Attempts of the self-test: sent into sandboxes as text, and never part of a process of ours.
 SENT = "src/agent_sandbox/surfaces/selftest/attempts/"

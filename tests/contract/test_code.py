@@ -15,7 +15,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Script
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.testing import CODE_CLAIMS, JAVASCRIPT_CLAIMS, Bench, Claim
 from tests import compiled

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.leftovers import children, left_since, traces
 from tests.patience import until
 from tests.security.harness import Box

@@ -23,8 +23,8 @@ from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.runtime.base import Launch
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.kernel.children import in_child
 
 ROOT = os.geteuid() == 0

@@ -17,7 +17,7 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.runtime.base import Launch, Process
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.testing import CLAIMS, Bench, Claim
 from agent_sandbox.values import replace
 from tests import compiled
@@ -274,7 +274,7 @@ def test_settings_that_an_earlier_run_has_written_hold_nothing_up(box: Box, made
 
 
 def test_a_flood_is_bounded_and_said_to_be(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_sandbox.runtime.observing.MOST", 50)
+    monkeypatch.setattr("agent_sandbox.runtime.observe.observer.MOST", 50)
     outcome = box.python(_FLOOD, observe=True)
     assert outcome.exit.code == 0 and len(outcome.observed) == 50
     assert any("950 calls after 50 of them were not looked at" in note for note in outcome.notes)
@@ -300,7 +300,7 @@ _SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.harness import Box
 project = Path(sys.argv[1])
 box = Box(ProcessRuntime(), project, project, Ledger(str(project / "ledger"), clock=time.time))

@@ -13,7 +13,7 @@ from agent_sandbox.errors import Denied, LaunchFailed
 from agent_sandbox.kernel import landlock
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.programs import ProgramRules
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.harness import Box
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent_sandbox.kernel import namespaces
 from agent_sandbox.runtime.base import Terminal
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from tests.patience import until
 from tests.security.harness import ROOT, Box, knows, listening, outside
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent_sandbox.runtime.probe import trial
+from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests import compiled
 

@@ -27,7 +27,7 @@ from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.store import Store

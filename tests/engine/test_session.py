@@ -19,7 +19,7 @@ from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.programs import ProgramRules
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.store import Store
 
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}

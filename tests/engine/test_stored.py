@@ -19,7 +19,7 @@ from agent_sandbox.kernel import loop
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.layers import history, image
 from agent_sandbox.workspace.store import SandboxState, Store

@@ -13,8 +13,8 @@ from agent_sandbox.engine.tools import KEPT_ERRORS, Hearing
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.event import Entry, Event
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.base import Nonsense
+from agent_sandbox.runtime.guest_rpc import codec
 
 
 class Memory:
@@ -39,7 +39,7 @@ def hearing(ledger: Memory, most_calls: int = 1000, **tools: Any) -> Hearing:
 
 
 def said(name: str, *args: Any) -> bytes:
-    return crossing.spell({"call": name, "args": list(args), "kwargs": {}})
+    return codec.spell({"call": name, "args": list(args), "kwargs": {}})
 
 
 def lookup() -> int:

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import wasmtime
 
-from agent_sandbox.runtime.wasm import package
+from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache
 from agent_sandbox.runtime.wasm.machine import PAGE, Determinism, Machine, compiled, configuration
 from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime, cache_for
-from agent_sandbox.runtime.wasm.wasi.guest_memory import OutOfBounds
+from agent_sandbox.runtime.wasm.wasi.abi import OutOfBounds
 from scripts.compile_wasm import CACHE
 
 PAGES = 4
@@ -149,7 +149,7 @@ def garbage(function: Function, seed: int, count: int) -> Iterable[tuple[int, ..
         yield from ((draw.randrange(6), *draw.choices(_EDGES, k=width - 1))[:width] for _ in range(count))
 
 
-def lend_javascript(cache: Cache, found: package.Package) -> None:
+def lend_javascript(cache: Cache, found: recipe.Package) -> None:
     """The real interpreter of JavaScript as it was compiled for this checkout: no zygote comes up without it."""
     name = javascript_stored_as(found.javascript_digest, counting=False)
     lent = next(CACHE.glob(f"*-{name}")).read_bytes()
@@ -160,7 +160,7 @@ def lend_javascript(cache: Cache, found: package.Package) -> None:
 def runtime(directory: Path, module: bytes, memory: bytes = b"") -> Iterator[WasmRuntime]:
     """A runtime whose interpreter is this module, compiled into a cache of its own, with this memory for its images."""
     made = WasmRuntime(str(directory / "cache"), str(directory / "records"))
-    made._package = replace(package.find(), digest=hashlib.sha256(module).hexdigest())
+    made._package = replace(recipe.find_package(), digest=hashlib.sha256(module).hexdigest())
     cache = cache_for(made._package, *made._directories)
     cache.keep(MODULE, lambda file: file.write(compiled(module, counting=False)))
     lend_javascript(cache, made._package)

@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.kernel import guest_setup
 from agent_sandbox.kernel.wire import INPUTS, READY
-from agent_sandbox.runtime.answer import Answer, Said
+from agent_sandbox.runtime.process.guest_handle import Answer, Said
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agent_sandbox.kernel.wire import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
-from agent_sandbox.runtime.conversation import LARGEST, TURN, Conversation
-from agent_sandbox.runtime.pump import Poller
+from agent_sandbox.runtime.guest_rpc.server import LARGEST, TURN, Conversation
+from agent_sandbox.runtime.process.pump import Poller
 
 
 class Line:

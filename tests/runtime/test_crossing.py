@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.runtime import crossing
+from agent_sandbox.runtime.guest_rpc import codec
 
 TEXT = st.text(st.characters())  # surrogates among them
 SCALARS = st.none() | st.booleans() | st.integers() | st.integers(-(2**9000), 2**9000) | st.floats(allow_nan=False) | TEXT | st.binary()
@@ -20,13 +20,13 @@ DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEY
 @settings(max_examples=50)
 @given(DATA)
 def test_what_is_spelt_is_understood_exactly(value: Any) -> None:
-    assert _typed(crossing.understood(crossing.spell(value))) == _typed(value)
+    assert _typed(codec.understood(codec.spell(value))) == _typed(value)
 
 
 @settings(max_examples=50)
 @given(DATA)
 def test_what_is_packed_is_unpacked_exactly(value: Any) -> None:
-    assert _typed(marshal.loads(crossing.packed(crossing.plain(value)))) == _typed(value)
+    assert _typed(marshal.loads(codec.packed(codec.plain(value)))) == _typed(value)
 
 
 def _typed(value: Any) -> Any:
@@ -42,27 +42,27 @@ def _typed(value: Any) -> Any:
 @given(
     st.binary()
     | st.text().map(str.encode)
-    | DATA.map(crossing.spell).flatmap(lambda words: st.integers(0, len(words)).map(lambda n: words[:n]))
+    | DATA.map(codec.spell).flatmap(lambda words: st.integers(0, len(words)).map(lambda n: words[:n]))
 )
 def test_whatever_is_said_is_understood_or_refused(words: bytes) -> None:
     try:
-        value = crossing.understood(words)
+        value = codec.understood(words)
     except ValueError:
         return
-    crossing.plain(value)
+    codec.plain(value)
 
 
 WRONG = (
     b"", b"{", b"nul", b"[1,]", b'"\xff"', b'{"$int":"x"}', b'{"$int":1}', b'{"$bytes":"="}', b'{"$bytes":null}', b'{"$dict":1}',
     b'{"$dict":[["a"]]}', b'{"$dict":[[1,2]]}', b'{"$dict":[[{},2]]}', b"[" * 101 + b"]" * 101, b"[" * 1_000_000, b"9" * 5_000,
-    b"[" + b"[]," * crossing.MOST + b"0]", b'"' + b"x" * crossing.LARGEST + b'"',
+    b"[" + b"[]," * codec.MOST + b"0]", b'"' + b"x" * codec.LARGEST + b'"',
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WRONG, ids=lambda words: repr(words[:20]))
 def test_what_nobody_spelt_is_refused(words: bytes) -> None:
     with pytest.raises(ValueError):
-        crossing.understood(words)
+        codec.understood(words)
 
 
 class Whole(int):
@@ -84,5 +84,5 @@ class Words(str):
 def test_what_is_derived_from_data_crosses_as_what_it_is() -> None:
     value = [Whole(7), Words("text"), {Words("key"): Whole(8)}, bytearray(b"x"), memoryview(b"y"), (1, 2)]
     wanted = [7, "text", {"key": 8}, b"x", b"y", [1, 2]]
-    assert crossing.understood(crossing.spell(value)) == wanted
-    assert marshal.loads(crossing.packed(crossing.plain(value))) == wanted
+    assert codec.understood(codec.spell(value)) == wanted
+    assert marshal.loads(codec.packed(codec.plain(value))) == wanted

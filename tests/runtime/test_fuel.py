@@ -12,8 +12,8 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Completed, Launch, Reason
-from agent_sandbox.runtime.probe import trial
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.probe import trial
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests import compiled
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.runtime import naming
-from agent_sandbox.runtime.naming import Names
+from agent_sandbox.runtime.observe import fake_dns
+from agent_sandbox.runtime.observe.fake_dns import Names
 
 A, AAAA, TXT = 1, 28, 16
 
@@ -90,7 +90,7 @@ def test_what_is_no_plain_question_has_no_answer(packet: bytes) -> None:
 
 
 def test_there_is_an_end_to_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming, "MOST_NAMES", 3)
+    monkeypatch.setattr(fake_dns, "MOST_NAMES", 3)
     names = Names()
     codes = [told(names.answer(question(f"n{number}.example.com"))[0])[1] for number in range(5)]
     assert codes == [0, 0, 0, 2, 2]

@@ -14,8 +14,7 @@ from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
-from agent_sandbox.runtime.wasm.one_wall import OneWall
-from agent_sandbox.runtime.wasm.one_wall_guest import NOTE, remove
+from agent_sandbox.runtime.wasm.one_wall import NOTE, OneWall, remove
 from agent_sandbox.runtime.wasm.one_wall_program import written
 from agent_sandbox.values import replace
 from scripts.compile_wasm import CACHE, RECORDS

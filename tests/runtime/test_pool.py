@@ -17,11 +17,11 @@ from agent_sandbox.engine.languages import prepare
 from agent_sandbox.kernel.mount_plan import Copies, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime import pool
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal
-from agent_sandbox.runtime.pool import kind_of
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.runtime.process import pool
+from agent_sandbox.runtime.process.pool import kind_of
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.workspace.view.plan import Host, plan_view
 from tests.patience import stretched, until
 

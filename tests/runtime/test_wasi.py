@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-from agent_sandbox.runtime.probe import trial
+from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.machine import Determinism, Machine, configuration
 from agent_sandbox.runtime.wasm.wasi import abi
-from agent_sandbox.runtime.wasm.wasi.clock import READING_NS, START_NS, Clock
-from agent_sandbox.runtime.wasm.wasi.guest_memory import OutOfBounds
-from agent_sandbox.runtime.wasm.wasi.names import Names
-from agent_sandbox.runtime.wasm.wasi.polling import poll
-from agent_sandbox.runtime.wasm.wasi.randomness import Stream
+from agent_sandbox.runtime.wasm.wasi.abi import OutOfBounds
+from agent_sandbox.runtime.wasm.wasi.deterministic import READING_NS, START_NS, Clock, Stream, poll
+from agent_sandbox.runtime.wasm.wasi.listing import Names
 from tests import compiled
 
 # A program of one page of memory that makes one call, with whatever numbers the test wants.

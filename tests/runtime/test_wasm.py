@@ -24,7 +24,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as

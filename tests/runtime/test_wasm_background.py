@@ -24,12 +24,12 @@ from agent_sandbox.engine.work import Work as Submitted
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.routing.model import Work
-from agent_sandbox.runtime.wasm import background, building
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.process.zygote import argv_for
+from agent_sandbox.runtime.router.model import Work
+from agent_sandbox.runtime.wasm import background_compiler, compiler
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.runtime.zygote import argv_for
 from agent_sandbox.surfaces import compiling
 from scripts.compile_wasm import CACHE, RECORDS
 from tests.runtime.test_wasm import run
@@ -55,43 +55,47 @@ def awaited(cache: Cache) -> None:
 
 
 def begun(cache: Cache, now: float) -> str:
-    said = background.begin(cache, words(cache), now=now)
+    said = background_compiler.begin(cache, words(cache), now=now)
     awaited(cache)
     return said
 
 
 def test_what_fails_is_not_tried_again_at_once_and_later_ever_more_rarely(cache: Cache) -> None:
-    assert begun(cache, time.time()) == background.GOING_ON
+    assert begun(cache, time.time()) == background_compiler.GOING_ON
     now = time.time()
-    assert background.standing(cache, now=now).startswith("compiling it failed: ")
+    assert background_compiler.standing(cache, now=now).startswith("compiling it failed: ")
     assert "agent-sandbox setup" in begun(cache, now)
-    assert begun(cache, now + 700) == background.GOING_ON, "ten minutes later"
+    assert begun(cache, now + 700) == background_compiler.GOING_ON, "ten minutes later"
     assert "failed" in begun(cache, now + 700), "but the second time it takes longer"
-    assert begun(cache, now + 1400) == background.GOING_ON
+    assert begun(cache, now + 1400) == background_compiler.GOING_ON
     assert (Path(cache.records) / f"{cache.key}-attempt").read_text().startswith("3\n")
 
 
 def test_while_one_goes_on_there_is_no_second(cache: Cache) -> None:
-    lock = building.try_lock(cache)
+    lock = compiler.try_lock(cache)
     assert lock is not None
-    assert building.try_lock(cache) is None
-    assert background.begin(cache, words(cache), now=NOW) == background.GOING_ON == background.standing(cache, now=NOW)
-    assert building.holder(cache) == 0
+    assert compiler.try_lock(cache) is None
+    assert (
+        background_compiler.begin(cache, words(cache), now=NOW)
+        == background_compiler.GOING_ON
+        == background_compiler.standing(cache, now=NOW)
+    )
+    assert compiler.holder(cache) == 0
     assert not os.path.exists(cache.records), "it was not begun"
     os.close(lock)
-    assert building.holder(cache) is None
-    assert "not been compiled" in background.standing(cache, now=NOW)
+    assert compiler.holder(cache) is None
+    assert "not been compiled" in background_compiler.standing(cache, now=NOW)
 
 
 def test_with_little_memory_it_is_not_begun(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "available_memory", lambda: 3 << 30)
-    assert "3072 MB" in background.begin(cache, words(cache), now=NOW)
+    monkeypatch.setattr(background_compiler, "available_memory", lambda: 3 << 30)
+    assert "3072 MB" in background_compiler.begin(cache, words(cache), now=NOW)
     assert not os.path.exists(cache.records)
 
 
 def test_where_it_may_not_write_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "cannot be compiled" in background.begin(Cache(str(tmp_path / "file" / "cache"), str(tmp_path), "k"), [], now=NOW)
+    assert "cannot be compiled" in background_compiler.begin(Cache(str(tmp_path / "file" / "cache"), str(tmp_path), "k"), [], now=NOW)
 
 
 @pytest.fixture
@@ -136,7 +140,7 @@ class Gateway:
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
     """A closed one, for what this test has compiled in the background; it opens when this file is closed."""
     gateway = Gateway(tmp_path / "gate")
-    monkeypatch.setattr(background, "argv_for", gateway.argv_for)
+    monkeypatch.setattr(background_compiler, "argv_for", gateway.argv_for)
     with gateway.close() as file:
         yield file
 
@@ -149,7 +153,7 @@ def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[
     now, process, wasm = [0.0], ProcessRuntime(), own()
     runtimes = Runtimes("auto", lambda: process, lambda: wasm, background=True, clock=lambda: now[0])
     chosen = runtimes.choose(locked(), question).route
-    assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", f"not available: {background.GOING_ON}"),))
+    assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", f"not available: {background_compiler.GOING_ON}"),))
     assert wasm.compiler is not None
     with pytest.raises(RuntimeUnavailable, match="is being compiled") as refusal:
         run(wasm, "print(1)")
@@ -196,7 +200,7 @@ def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Cal
     wasm = own()
     command = [sys.executable, "-c", BEGIN, gate.name, *wasm._directories]
     started = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    assert (started.stdout, started.stderr) == (f"{background.GOING_ON}\n", "")
+    assert (started.stdout, started.stderr) == (f"{background_compiler.GOING_ON}\n", "")
     pid = 0
     while not pid and wasm.compiler is not None:  # from its first moment it holds the lock, and soon says who it is
         pid = wasm.compiler or 0
@@ -219,7 +223,7 @@ def test_setup_waits_for_what_goes_on_in_the_background(
 ) -> None:
     wasm = own()
     monkeypatch.setattr(shared, "wasm", lambda: wasm)
-    lock = building.try_lock(wasm._cache)
+    lock = compiler.try_lock(wasm._cache)
     assert lock is not None
     waited: list[int] = []
 

@@ -22,7 +22,7 @@ import pytest
 import wasmtime
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.runtime.wasm import package
+from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import MODULE, SCRATCH, Cache, sound
 from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime, cache_for
@@ -143,7 +143,7 @@ def bare(tmp_path: Path) -> WasmRuntime:
     """A runtime of the obliging interpreter that has not been compiled yet."""
     (tmp_path / "module.wasm").write_bytes(wasm := bytes(wasmtime.wat2wasm(OBLIGING)))
     made = WasmRuntime(str(tmp_path / "cache"), str(tmp_path / "records"))
-    real = package.find()
+    real = recipe.find_package()
     digest = hashlib.sha256(wasm).hexdigest()
     made._package = replace(real, module=str(tmp_path / "module.wasm"), digest=digest)
     hostile.lend_javascript(cache_of(made), real)
@@ -238,6 +238,6 @@ def test_what_is_not_installed_or_another_version_is_named_with_its_remedy(tmp_p
 
 def test_the_versions_that_are_taken_are_those_that_the_extra_installs() -> None:
     extra = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["wasm"]
-    assert [f"{name}>={series.rstrip('.')}" for name, series in package._SERIES.items()] == sorted(
+    assert [f"{name}>={series.rstrip('.')}" for name, series in recipe._SERIES.items()] == sorted(
         (each.partition(",")[0] for each in extra), reverse=True
     )

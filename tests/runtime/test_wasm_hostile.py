@@ -15,9 +15,8 @@ import wasmtime
 from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.answer import Answer
 from agent_sandbox.runtime.base import Completed, Launch, PythonCode, Reason
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import Answer, ProcessGuest
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.plan import Host, Needs, plan_view

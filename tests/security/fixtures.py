@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests import compiled
 from tests.security.harness import RUNTIMES, Box

@@ -30,8 +30,8 @@ from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
 from agent_sandbox.policy.secrets import Mask, default_masks
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers.image import opened
 from agent_sandbox.workspace.store import SandboxState, Store

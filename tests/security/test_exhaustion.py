@@ -16,7 +16,7 @@ import pytest
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from tests.patience import given_time, stretched, until
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case
@@ -99,7 +99,7 @@ import json, sys, time
 from dataclasses import replace
 from pathlib import Path
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.harness import GENEROUS, Box
 here, limit, script = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 seen = 0

@@ -167,7 +167,7 @@ def test_no_program_of_the_projects_is_run_on_the_host(
         (fakes / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
     monkeypatch.chdir(box.project)
-    from agent_sandbox.runtime.process import ProcessRuntime
+    from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
     runtime = ProcessRuntime()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.kernel import namespaces
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.patience import machine_wide, until
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, ROOT, Box, case, outside

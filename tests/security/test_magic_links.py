@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case, outside, reading
 

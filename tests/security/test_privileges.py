@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import capabilities, landlock, seccomp, syscalls
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.conftest import Tell
 from tests.security.harness import ENVIRONMENT, GENEROUS, Box, case, outside
 

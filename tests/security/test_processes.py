@@ -9,7 +9,7 @@ import pty
 import pytest
 
 from agent_sandbox.runtime.base import Reason, Terminal
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside
 

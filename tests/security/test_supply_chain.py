@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.patience import until
 from tests.security.conftest import Tell
 from tests.security.harness import ENVIRONMENT, Box, Listener, case, listening, outside, snapshot

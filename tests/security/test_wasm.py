@@ -18,8 +18,8 @@ import wasmtime
 
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.runtime.wasm import package
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from scripts.compile_wasm import CACHE
 from tests.leftovers import children
@@ -213,7 +213,7 @@ for _ in range(2):
 
 def _used_again(code: str) -> str:
     """The control: one instance that serves twice keeps what the first call left."""
-    found = package.find()
+    found = recipe.find_package()
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copyfile(found.library, f"{scratch}/{found.library_name}")
         words = [sys.executable, "-c", _AGAIN, str(next(CACHE.glob("*-module"))), scratch, code]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agent_sandbox import Sandbox, SandboxError
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.store import Store
 from tests.e2e.program import PROGRAM
 from tests.leftovers import children, process

@@ -15,7 +15,7 @@ from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import read_tracking
 from agent_sandbox.workspace.read_tracking import Reads, ReadWatch
 from agent_sandbox.workspace.view.plan import Host, plan_view

@@ -13,7 +13,7 @@ from agent_sandbox.errors import Overtaken
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import DEVNULL, Completed, Reason, Usage
-from agent_sandbox.runtime.routing.model import COMMAND, Work
+from agent_sandbox.runtime.router.model import COMMAND, Work
 from agent_sandbox.values import TYPE_CHECKING, replace
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
 
 def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Question:
     """What the router has to know of a piece of work. What a `stored` sandbox keeps of a first try could not be taken back."""
-    from agent_sandbox.runtime.talking import MODULE
+    from agent_sandbox.runtime.guest_rpc.inside import MODULE
 
     language: str = getattr(work.what, "language", COMMAND)
     goes_on = work.talk is not None and work.talk.offer["turns"]
@@ -60,7 +60,7 @@ def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Compl
         return None
     if guest.refused or guest.irrevocable:
         return None
-    from agent_sandbox.runtime.routing.forward import lack_in
+    from agent_sandbox.runtime.router.route import lack_in
 
     return lack_in(end.code, completed.stderr if held is None else held.stderr)
 

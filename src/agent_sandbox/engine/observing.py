@@ -14,7 +14,7 @@ from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.observed import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
+from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
 from agent_sandbox.workspace.view.plan import PRIVATE, contains
 
 _CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}

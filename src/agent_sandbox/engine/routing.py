@@ -1,6 +1,6 @@
 """Which runtime does a piece of work: those of this machine, each made when it is first needed, and what the caller wishes for.
 
-The router is pure (`runtime.routing`). Here it gets its facts, and its answer is carried out. Whatever a runtime is to give, each launch
+The router is pure (`runtime.router`). Here it gets its facts, and its answer is carried out. Whatever a runtime is to give, each launch
 puts in force or fails before anything has run. So the launch itself is the live try, and no other is made before it: where it fails, the
 work goes to the next runtime that gives the same, and what was learnt counts for a while.
 """
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.routing.model import Host, Permits, Route, Work
+from agent_sandbox.runtime.router.model import Host, Permits, Route, Work
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 
 if TYPE_CHECKING:
     from typing import Any
 
     from agent_sandbox.engine.holding import Held
-    from agent_sandbox.runtime.process import ProcessRuntime
+    from agent_sandbox.runtime.process.runtime import ProcessRuntime
     from agent_sandbox.runtime.wasm.one_wall import OneWall
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
@@ -150,7 +150,7 @@ class Runtimes:
         return Choice(self._made(route.runtime), route, may_lack=route.runtime != "process")
 
     def _routed(self, policy: Policy, question: Question, acting: bool, failed: Mapping[str, str] = _NONE) -> Route:
-        from agent_sandbox.runtime.routing.route import route
+        from agent_sandbox.runtime.router.route import route
 
         hosts = [self._process_host(failed.get("process", ""))]
         if self._wasm is not None:
@@ -158,12 +158,12 @@ class Runtimes:
         return route(question.work, policy.requires, Permits.of(policy), hosts)
 
     def _process_host(self, unavailable: str) -> Host:
-        from agent_sandbox.runtime.routing.hosts import process_host
+        from agent_sandbox.runtime.router.route import process_host
 
         return process_host(self._process().guarantees, unavailable=unavailable)
 
     def _wasm_host(self, wasm: Callable[[], WasmRuntime], policy: Policy, question: Question, acting: bool) -> Host:
-        from agent_sandbox.runtime.routing.hosts import wasm_host
+        from agent_sandbox.runtime.router.route import wasm_host
 
         if why := self._absence_of_wasm(wasm, acting):
             return wasm_host(frozenset(), unavailable=why)

@@ -23,7 +23,7 @@ from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, PythonCode, Reason, Script, Usage
-from agent_sandbox.runtime.routing.model import Route
+from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.stored import ForRun, Stored
     from agent_sandbox.engine.validating import EarlyLook
     from agent_sandbox.runtime.base import Guest
-    from agent_sandbox.runtime.observed import Observed
+    from agent_sandbox.runtime.observe.events import Observed
     from agent_sandbox.workspace.store import SandboxState
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins

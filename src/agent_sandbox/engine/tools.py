@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError, ToolError
 from agent_sandbox.policy.action import CallTool
-from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.base import Clock, Nonsense, Talk
+from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
         about["required"] = parameter.default is parameter.empty
         if not about["required"]:
             try:
-                about["default"] = crossing.plain(parameter.default)
+                about["default"] = codec.plain(parameter.default)
             except (TypeError, ValueError):
                 if parameter.kind is parameter.POSITIONAL_ONLY:
                     why = f"the default of {parameter.name!r} of the tool {name!r} is no data, and it can be given by place alone"
@@ -108,7 +108,7 @@ class Hearing:
     def hear(self, words: bytes) -> bytes:
         """Answer a question. Raises `Nonsense` for one that no honest program asks, and whatever keeps the gate from recording."""
         try:
-            match crossing.understood(words):
+            match codec.understood(words):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
                     pass
                 case _:
@@ -148,7 +148,7 @@ class Hearing:
         finally:
             self._clock.stop()
         try:
-            return crossing.packed({"value": crossing.plain(value)})
+            return codec.packed({"value": codec.plain(value)})
         except (TypeError, ValueError, RecursionError) as error:
             raise _Failed(error, f"{name} failed: what it returned cannot cross") from error
 
@@ -163,7 +163,7 @@ class _Failed(Exception):
 
 
 def _raised(kind: str, text: str) -> bytes:
-    return crossing.packed({"raise": kind, "text": text})
+    return codec.packed({"raise": kind, "text": text})
 
 
 def _cut(text: str) -> str:

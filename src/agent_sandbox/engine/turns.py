@@ -16,19 +16,19 @@ from agent_sandbox.engine.work import Code, Opened, Outcome, Work, facts
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
-from agent_sandbox.runtime import crossing
 from agent_sandbox.runtime.base import Exit, Launch, Reason
+from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.running import ProcessGuest
+    from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
 LONGEST_REPR = 10_000  # characters
-_NO_MORE = crossing.packed(None)
+_NO_MORE = codec.packed(None)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Turns:
         assert isinstance(self._work.what, Code)
         action = self._session.judged(replace(self._work, what=replace(self._work.what, source=turn.source)))
         try:
-            message = crossing.packed({"source": turn.source, "stdin": turn.stdin})
+            message = codec.packed({"source": turn.source, "stdin": turn.stdin})
         except ValueError as error:
             raise PolicyError(f"the code and input of a turn: {error}", hint="put it into a file, or take several turns") from None
         gate = self._session.gate
@@ -178,7 +178,7 @@ class Turns:
 
 
 def _understood(said: bytes) -> tuple[int, Any, str | None]:
-    match crossing.understood(said):
+    match codec.understood(said):
         case {"turn": {"code": int(code), "value": value, **more}} if 0 <= code <= 255:
             described = more.get("repr")
             return int(code), value, described[:LONGEST_REPR] if isinstance(described, str) else None

@@ -9,7 +9,7 @@ from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Exit, Talk, Terminal
-from agent_sandbox.runtime.routing.model import Route
+from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.spelling import as_json, sha256
 from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.workspace.changes import ChangeSet, Contents
@@ -17,8 +17,8 @@ from agent_sandbox.workspace.changes import ChangeSet, Contents
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.observed import Observed
-    from agent_sandbox.runtime.running import ProcessGuest
+    from agent_sandbox.runtime.observe.events import Observed
+    from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The mount plan: what a guest will see, as values that can be printed, sent and then carried out.
 
 `workspace.view` makes a plan, `describe()` shows it (`run --explain`), and `mount_steps` performs it in a fresh mount namespace, before
-the guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons and commas
-in paths matter:
+the guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons
+and commas in paths matter:
 
     r/        the guest's future root          l/N  a private copy of a host mount, lower layer of overlay N
     u/        upper and work directories        m/N  the mask layer of overlay N: whiteouts, opaque directories, copied files

@@ -137,7 +137,7 @@ class Nature(Enum):
 
 
 class Seen(Protocol):
-    """Something that a program tried: see `runtime.observed`."""
+    """Something that a program tried: see `runtime.observe.events`."""
 
     @property
     def kind(self) -> str: ...

@@ -17,7 +17,7 @@ from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from agent_sandbox.runtime.observed import Seen
+    from agent_sandbox.runtime.observe.events import Seen
 
 DEVNULL = -3  # as `subprocess` has it, without loading it
 

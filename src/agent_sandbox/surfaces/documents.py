@@ -17,8 +17,8 @@ from agent_sandbox.engine.session import Session
 from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import Denied, SandboxError
 from agent_sandbox.policy.decide import Deny, granting, lifting
-from agent_sandbox.runtime.observed import Observed
-from agent_sandbox.runtime.routing.model import Route
+from agent_sandbox.runtime.observe.events import Observed
+from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.current import Current
 from agent_sandbox.surfaces.pending import Pending, stored

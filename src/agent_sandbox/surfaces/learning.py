@@ -26,7 +26,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy_files import chosen, layers_of
 from agent_sandbox.runtime.base import DEVNULL
-from agent_sandbox.runtime.process import ProcessRuntime
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.spelling import sha256
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.arguments import Request

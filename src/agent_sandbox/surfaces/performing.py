@@ -14,9 +14,9 @@ from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Exit, Reason
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.surfaces import streams
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import Current, session_for, working_directory
@@ -189,7 +189,7 @@ def directory_of(request: Request, project: Project, policy: Policy | None = Non
 
 
 def _explain(session: Session, work: Work) -> int:
-    from agent_sandbox.runtime.routing.route import explain
+    from agent_sandbox.runtime.router.route import explain
 
     route, plan = session.route(work), session.explain(work)
     for line in (*explain(route), *plan.describe(), *(f"note: {note}" for note in plan.notes)):

@@ -6,7 +6,7 @@ waits for the other: the keeper is forked first, while there is little to copy, 
 
 from __future__ import annotations
 
-from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.surfaces.arguments import Request
 from agent_sandbox.values import replace
 

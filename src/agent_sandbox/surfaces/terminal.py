@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from agent_sandbox.runtime.base import Terminal
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 
 def size() -> Terminal:

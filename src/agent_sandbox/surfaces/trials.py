@@ -20,9 +20,9 @@ from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.probe import trial
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.probe import trial
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.surfaces.quantities import human_size
 from agent_sandbox.workspace.layers.image import attach, make
 from agent_sandbox.workspace.removal import remove_tree

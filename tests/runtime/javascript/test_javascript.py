@@ -16,10 +16,10 @@ from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Completed, JavaScriptCode, Launch, PythonCode, Reason
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.routing.forward import lack_in
-from agent_sandbox.runtime.wasm import package
-from agent_sandbox.runtime.wasm.javascript.adapting import EXPORTED, Unknown, adapted
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.router.route import lack_in
+from agent_sandbox.runtime.wasm import recipe
+from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED, Unknown, adapted
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
 from tests import compiled
@@ -186,7 +186,7 @@ def test_the_process_runtime_has_no_interpreter_of_it() -> None:
 
 
 def test_a_module_that_is_another_is_refused_before_it_is_compiled() -> None:
-    module = Path(package.find().javascript).read_bytes()
+    module = Path(recipe.find_package().javascript).read_bytes()
     changed = adapted(module)
     assert all(name.encode() in changed for name in EXPORTED) and len(changed) > len(module)
     for strange in (b"", module[:1000], module.replace(b"JS_ExecutePendingJob", b"JS_ExecutePendingBoj"), changed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.runtime.routing.forward import lack_in
+from agent_sandbox.runtime.router.route import lack_in
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
 

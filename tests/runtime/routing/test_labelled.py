@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.routing.hosts import process_host, wasm_host
-from agent_sandbox.runtime.routing.model import Permits, Work
-from agent_sandbox.runtime.routing.route import route
+from agent_sandbox.runtime.router.model import Permits, Work
+from agent_sandbox.runtime.router.route import process_host, route, wasm_host
 from tests.runtime.routing.snippets import PROCESS, UNTOLD, WASM, labelled
 
 ALL = frozenset(Guarantee)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from tests.architecture.test_start_up import SLOW, loaded_by
 
 ROUTE = (
-    "from agent_sandbox.runtime.routing.route import route; from agent_sandbox.runtime.routing.model import Permits, Work; "
-    "from agent_sandbox.runtime.routing.hosts import process_host; "
+    "from agent_sandbox.runtime.router.route import route; from agent_sandbox.runtime.router.model import Permits, Work; "
+    "from agent_sandbox.runtime.router.route import process_host; "
     "route(Work({!r}, {!r}), frozenset(), Permits(), [process_host(frozenset())])"
 )
 
 
 def test_reading_python_loads_nothing_slow() -> None:
     loaded = loaded_by(ROUTE.format("python", "import os; os.fork()"))
-    assert "agent_sandbox.runtime.routing.python" in loaded
+    assert "agent_sandbox.runtime.router.python" in loaded
     assert sorted(loaded & SLOW) == []
 
 
 def test_a_command_loads_no_reader() -> None:
     loaded = loaded_by(ROUTE.format("command", ""))
-    assert "agent_sandbox.runtime.routing.route" in loaded
+    assert "agent_sandbox.runtime.router.route" in loaded
     assert sorted(name for name in loaded if name.endswith((".routing.python", ".routing.javascript"))) == []

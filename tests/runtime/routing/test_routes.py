@@ -17,9 +17,8 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.readers.bounds import LARGEST, MOST_MARKS
-from agent_sandbox.runtime.routing.hosts import process_host, wasm_host
-from agent_sandbox.runtime.routing.model import COMMAND, EVERY_FEATURE, Feature, Host, Permits, Route, Work
-from agent_sandbox.runtime.routing.route import explain, read, route
+from agent_sandbox.runtime.router.model import COMMAND, EVERY_FEATURE, Feature, Host, Permits, Route, Work
+from agent_sandbox.runtime.router.route import explain, process_host, read, route, wasm_host
 from tests.runtime.routing.snippets import labelled
 
 ALL = frozenset(Guarantee)

@@ -24,7 +24,7 @@ from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.observed import Observed
+    from agent_sandbox.runtime.observe.events import Observed
 
 MOST_READ = 2 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
 _CHUNK = 1 << 20

@@ -18,7 +18,7 @@ from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import covers
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.observed import Observed
+    from agent_sandbox.runtime.observe.events import Observed
 
 MOST_FILES = 5_000
 MOST_BYTES = 256 << 20

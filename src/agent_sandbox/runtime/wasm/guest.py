@@ -6,11 +6,14 @@ other program, and of the machine what its view shows.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import resource
 import select
 import signal
 import socket
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,12 +21,10 @@ from functools import partial
 import wasmtime
 
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.wire import JAVASCRIPT, SCRIPT, SCRIPTS
-from agent_sandbox.runtime import crossing
-from agent_sandbox.runtime.guest import enter, refuse, write_script
-from agent_sandbox.runtime.speaking import Speaker
-from agent_sandbox.runtime.wasm.ending import Counted, Ending
-from agent_sandbox.runtime.wasm.inputs import Inputs
+from agent_sandbox.kernel.wire import FAREWELL, FAREWELL_FD, INPUTS, JAVASCRIPT, NOT_COUNTED, SCRIPT, SCRIPTS
+from agent_sandbox.runtime.guest.entry import enter, refuse, write_script
+from agent_sandbox.runtime.guest_rpc import codec
+from agent_sandbox.runtime.guest_rpc.client import Speaker
 from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, Interpreter, prelude
 from agent_sandbox.runtime.wasm.machine import Determinism, Image, Inside, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
@@ -32,6 +33,88 @@ from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
+
+MOST = 4096  # that are noted: many more than people would look through
+
+
+class Inputs:
+    """Files and directories, in the order in which the program first opened them, as they were then."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], str] = {}
+
+    def note(self, kind: str, path: str) -> None:
+        """It opens this, by the name that it has in our own process. Neither the interpreter's library nor its own text is an input."""
+        if not path.startswith(VIEW) or path.startswith(VIEW + SCRIPTS) or (kind, path) in self._found or len(self._found) >= MOST:
+            return
+        digest = _listing(path) if kind == "directory" else _content(path)
+        if digest is not None:
+            self._found[kind, path] = digest
+
+    def report(self) -> bytes:
+        """A line for each: what it is, its digest, and its path inside in hexadecimal."""
+        lines = (f"{kind} {digest} {os.fsencode(path[len(VIEW) :]).hex()}\n" for (kind, path), digest in self._found.items())
+        return "".join(lines).encode()
+
+
+def _content(path: str) -> str | None:
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # opened to be written, and not readable
+        return None
+
+
+def _listing(path: str) -> str | None:
+    try:
+        names = sorted(map(os.fsencode, os.listdir(path)))
+    except OSError:
+        return None
+    return hashlib.sha256(b"\0".join(names)).hexdigest()
+
+
+class Ending:
+    """Of a program that nobody counts."""
+
+    def begin(self, fuel: int | None) -> None:
+        """The program starts now, with so much fuel at most."""
+
+    def leave(self, code: int) -> NoReturn:
+        """End with this exit code, or by this signal if it is below 0."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        status = -code if code < 0 else (code & 0xFF) << 8
+        with suppress(OSError):  # nobody is there any more
+            os.write(FAREWELL_FD, FAREWELL.pack(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, self._fuel()))
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code & 0xFF)
+
+    def _fuel(self) -> int:
+        return NOT_COUNTED
+
+
+class Counted(Ending):
+    """Of a program that is counted and, with `inputs`, watched. The socket is one that nothing inside WebAssembly can reach."""
+
+    def __init__(self, instance: Inside, socket: socket.socket, inputs: Inputs | None) -> None:
+        self._instance, self._socket, self._inputs = instance, socket, inputs
+
+    def begin(self, fuel: int | None) -> None:
+        """What was used before, by us, does not count."""
+        self._instance.give_fuel(fuel)
+
+    def leave(self, code: int) -> NoReturn:
+        """Say what it looked into, and end."""
+        if self._inputs is not None:
+            with suppress(OSError):
+                self._socket.sendall(INPUTS + self._inputs.report())
+        super().leave(code)
+
+    def _fuel(self) -> int:
+        return self._instance.fuel_used()
+
 
 _DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
@@ -46,10 +129,10 @@ _RUN = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {ar
 _TALK = """
 ours = __import__("sys").modules.pop({ours})
 ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
-ask, spell, talk = __import__("_host").call, ours.crossing.spell, __import__("marshal").loads({talk})
-names = ours.talking.offered(talk["tools"], ask, spell)
+ask, spell, talk = __import__("_host").call, ours.codec.spell, __import__("marshal").loads({talk})
+names = ours.inside.offered(talk["tools"], ask, spell)
 if talk["turns"]:
-    turns = ours.talking.Turns(names, ask, spell, ours.ended)
+    turns = ours.inside.Turns(names, ask, spell, ours.ended)
     ours.end(turns.main, turns.take())
 ours.run({path}, {source}, names)
 """
@@ -68,7 +151,7 @@ class Guest:
         self._held = held
 
     def run(self, payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
-        """Say that we are ready, receive what to run, and run it. As in `runtime.guest`."""
+        """Say that we are ready, receive what to run, and run it. As in `runtime.guest.entry`."""
         try:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
             self._open_again()
@@ -169,7 +252,7 @@ def _start(message: dict[str, Any], *, seeded: bool) -> str:
         "path": SCRIPT,
         "ours": OURS,
         "seeded": seeded,
-        "talk": crossing.packed(message.get("talk")),
+        "talk": codec.packed(message.get("talk")),
     }
     code = _TALK if "talk" in message else _RUN
     return code.format(**{name: ascii(value) for name, value in given.items()})

@@ -13,19 +13,19 @@ from functools import cached_property
 
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Launch, Support
-from agent_sandbox.runtime.process import GUARANTEES, ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.runtime.wasm import package
+from agent_sandbox.runtime.base import Completed, Hosted, JavaScriptCode, Launch, Reason, Support
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.probe import trial
+from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
+from agent_sandbox.runtime.process.zygote import Zygote, argv_for, packages
+from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
-from agent_sandbox.runtime.wasm.package import Package
-from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, javascript_stored_as, stored_as
+from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
-from agent_sandbox.runtime.zygote import Zygote, argv_for, packages
-from agent_sandbox.values import replace
+from agent_sandbox.values import TYPE_CHECKING, replace
 
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
-BUILDER = "agent_sandbox.runtime.wasm.building"
+BUILDER = "agent_sandbox.runtime.wasm.compiler"
 # What only a program inside WebAssembly can be given: every instruction is ours to count, and every system call ours to answer.
 ONLY_HERE = frozenset({Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC})
 _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
@@ -50,7 +50,7 @@ class WasmRuntime:
 
     @cached_property
     def _package(self) -> Package:
-        return package.find()
+        return recipe.find_package()
 
     @cached_property
     def _cache(self) -> Cache:
@@ -89,21 +89,21 @@ class WasmRuntime:
 
     def compile_in_background(self) -> str:
         """Have that done while nobody waits for it; says how it stands. Raises `RuntimeUnavailable` when the extra is not installed."""
-        from agent_sandbox.runtime.wasm import background
+        from agent_sandbox.runtime.wasm import background_compiler
 
-        return background.begin(self._cache, self._told(MODULE), now=time.time())
+        return background_compiler.begin(self._cache, self._told(MODULE), now=time.time())
 
     @property
     def standing(self) -> str:
         """How it stands with compiling, in words. Raises as `ready` does."""
-        from agent_sandbox.runtime.wasm import background
+        from agent_sandbox.runtime.wasm import background_compiler
 
-        return background.standing(self._cache, now=time.time())
+        return background_compiler.standing(self._cache, now=time.time())
 
     @property
     def compiler(self) -> int | None:
         """The process that compiles just now; None when there is none."""
-        from agent_sandbox.runtime.wasm.building import holder
+        from agent_sandbox.runtime.wasm.compiler import holder
 
         return holder(self._cache)
 
@@ -128,8 +128,9 @@ class WasmRuntime:
     def probe(self) -> Support:
         """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;
         and what only code inside WebAssembly can be given, as live runs show."""
-        from agent_sandbox.runtime.probe import probe, trial
-        from agent_sandbox.runtime.wasm.proving import proved
+        from agent_sandbox.runtime.process.probe import probe, trial
+
+        pass
 
         walls = ProcessRuntime()
         try:
@@ -216,3 +217,38 @@ def cache_for(found: Package, cache: str, records: str) -> Cache:
 
 def _nothing(why: str) -> Support:
     return Support(WasmRuntime.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
+
+
+if TYPE_CHECKING:
+    pass
+
+# Each of these differs from one ordinary run to the next.
+_TELLTALE = """
+import os, random, secrets, tempfile, time, uuid
+time.sleep(3600)
+print(time.time(), time.monotonic(), time.perf_counter(), random.random(), secrets.token_hex(), uuid.uuid1(), tempfile.mkdtemp())
+print([os.stat(os.path.join("/tmp", name)) for name in os.listdir("/tmp")], object())
+"""
+_ENDLESS = "while True: pass"
+_OURS = (Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED)
+_FUEL = 10_000_000  # a hundredth of a second
+
+
+def proved(runtime: WasmRuntime, support: Support) -> Support:
+    """What was found of the walls, and what the program inside them is given besides. Raises what a launch raises."""
+    if not runtime.ready_to_count:
+        why = "the second module, which counts what it executes, has not been compiled: agent-sandbox setup"
+        return replace(support, missing={**support.missing, **{each.value: why for each in _OURS}})
+    first, second = (_ran(runtime, replace(trial(_TELLTALE), deterministic=7)) for _ in range(2))
+    same = (first.stdout, first.exit.usage.fuel) == (second.stdout, second.exit.usage.fuel) and first.stdout.count(b"\n") == 2
+    launch = trial(_ENDLESS)
+    ended = _ran(runtime, replace(launch, limits=replace(launch.limits, fuel=_FUEL))).exit
+    shown = {Guarantee.DETERMINISTIC: same, Guarantee.FUEL_LIMITED: ended.reason is Reason.FUEL_LIMIT}
+    missing = {name: why for name, why in support.missing.items() if name not in {each.value for each in _OURS}}
+    missing |= {each.value: "live runs showed that it does not hold" for each, holds in shown.items() if not holds}
+    return replace(support, guarantees=support.guarantees | {each for each, holds in shown.items() if holds}, missing=missing)
+
+
+def _ran(runtime: WasmRuntime, launch: Launch) -> Completed:
+    with runtime.launch(launch) as guest:
+        return guest.wait()

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 from agent_sandbox.kernel import keeper, memory, seccomp, wire
 from agent_sandbox.kernel.wire import FAREWELL_FD
+from agent_sandbox.runtime.process.zygote_program import begin
 from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Entry, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
-from agent_sandbox.runtime.zygote_program import begin
 
 
 def main() -> None:

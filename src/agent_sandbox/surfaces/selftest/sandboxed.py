@@ -19,8 +19,8 @@ from agent_sandbox.policy.model import Policy, implied
 from agent_sandbox.policy.paths import Tree, ancestors
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Terminal
-from agent_sandbox.runtime.process import ProcessRuntime
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.sandbox import Run, Sandbox
 from agent_sandbox.surfaces.selftest.bench import SCRIPTS, Bench
 from agent_sandbox.surfaces.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, Ran, program, read_answer

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import wasmtime
 
-from agent_sandbox.runtime.wasm.javascript.adapting import EXPORTED
+from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED
 from agent_sandbox.runtime.wasm.machine import Inside
 from agent_sandbox.values import TYPE_CHECKING
 

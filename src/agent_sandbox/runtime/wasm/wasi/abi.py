@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
+
+import wasmtime
 
 MODULE = "wasi_snapshot_preview1"
 
@@ -56,3 +59,81 @@ EVENT = struct.Struct("<QHB5xQH6x")  # the caller's word, error, what for, bytes
 def unsigned(number: int) -> int:
     """An address or length, which arrives as a signed number."""
     return number & 0xFFFFFFFF
+
+
+class OutOfBounds(Exception):
+    """It points outside its own memory. Not caught: the run ends there, as it would in the engine."""
+
+
+class GuestMemory:
+    """Reads and writes within bounds, or raises `OutOfBounds`."""
+
+    def __init__(self, store: wasmtime.Store, memory: wasmtime.Memory) -> None:
+        self._store, self._memory = store, memory
+
+    def read(self, address: int, length: int) -> bytes:
+        """Exactly so many bytes."""
+        start, size = unsigned(address), unsigned(length)
+        self._check(start, size)
+        return bytes(self._memory.read(self._store, start, start + size)) if size else b""
+
+    def write(self, address: int, data: bytes) -> None:
+        """All of it."""
+        start = unsigned(address)
+        self._check(start, len(data))
+        if data:
+            self._memory.write(self._store, data, start)
+
+    def write_word(self, address: int, value: int) -> None:
+        """One 32-bit number."""
+        self.write(address, WORD.pack(value))
+
+    def _check(self, start: int, size: int) -> None:
+        if start + size > self._memory.data_len(self._store):
+            raise OutOfBounds(f"{size} bytes at {start:#x}")
+
+
+_TYPES = {"i": "i32", "l": "i64"}
+_OWN_PAGES = 16  # of 64 KiB: a listing of many thousand names at once
+OWN_BYTES = _OWN_PAGES << 16
+
+Call = Callable[..., int]
+
+
+class Shim:
+    """Compiled once, for these functions, before any fork."""
+
+    def __init__(self, engine: wasmtime.Engine, names: Iterable[str], *, own_memory: bool = False) -> None:
+        self._names = tuple(names)
+        self._own = own_memory
+        self._linker = wasmtime.Linker(engine)
+        self._linker.define_wasi()
+        self._module = wasmtime.Module(engine, _text(self._names, own_memory))
+
+    def instance(self, store: wasmtime.Store, memory: wasmtime.Memory) -> tuple[dict[str, Call], GuestMemory]:
+        """The functions, and the memory that they work on; `memory` is the program's, which an instance with its own does not touch."""
+        functions = [self._linker.get(store, MODULE, name) for name in self._names]
+        made = wasmtime.Instance(store, self._module, functions if self._own else [*functions, memory]).exports(store)
+        lent = made["memory"]
+        assert isinstance(lent, wasmtime.Memory)
+        return {name: _bound(made[name], store) for name in self._names}, GuestMemory(store, lent)
+
+
+def _bound(function: object, store: wasmtime.Store) -> Call:
+    assert isinstance(function, wasmtime.Func)
+    return lambda *arguments: int(function(store, *arguments))
+
+
+def _text(names: tuple[str, ...], own_memory: bool) -> str:
+    lines = []
+    for name in names:
+        parameters = " ".join(_TYPES[each] for each in SIGNATURES[name])
+        lines.append(f'(import "{MODULE}" "{name}" (func ${name} (param {parameters}) (result i32)))')
+    lines.append(
+        f'(memory (export "memory") {_OWN_PAGES})' if own_memory else '(import "program" "memory" (memory 0)) (export "memory" (memory 0))'
+    )
+    for name in names:
+        parameters = " ".join(_TYPES[each] for each in SIGNATURES[name])
+        arguments = " ".join(f"(local.get {index})" for index in range(len(SIGNATURES[name])))
+        lines.append(f'(func (export "{name}") (param {parameters}) (result i32) (call ${name} {arguments}))')
+    return f"(module {' '.join(lines)})"

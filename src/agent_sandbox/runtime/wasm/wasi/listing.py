@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_sandbox.runtime.wasm.wasi.abi import DIRENT, OK, WORD, unsigned
-from agent_sandbox.runtime.wasm.wasi.guest_memory import GuestMemory
-from agent_sandbox.runtime.wasm.wasi.shim import OWN_BYTES, Call
+from agent_sandbox.runtime.wasm.wasi.abi import DIRENT, OK, OWN_BYTES, WORD, Call, GuestMemory, unsigned
+from agent_sandbox.runtime.wasm.wasi.deterministic import START_NS, Clock
 from agent_sandbox.values import dataclass
 
 _USED = 0  # where the engine puts how much it wrote, in memory of our own
@@ -84,3 +83,97 @@ def _parse(data: bytes, found: list[Entry]) -> int:
         found.append(Entry(data[position + DIRENT.size : end], number, kind))
         position, after = end, following
     return after
+
+
+@dataclass
+class File:
+    """One file or directory. Whatever was there before the run was last touched when it began."""
+
+    number: int
+    accessed: int = START_NS
+    modified: int = START_NS
+    changed: int = START_NS
+    ours: bool = False  # the run has made it, or could have written to it
+
+
+@dataclass
+class Opened:
+    """A descriptor: where what it stands for was found, and has been moved to since."""
+
+    path: str
+    file: File
+    writable: bool = False
+
+
+class Names:
+    """The files that a program has met, by path, and its descriptors. Paths have no symbolic links in them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._files: dict[str, File] = {}
+        self._met = 0
+        self.open: dict[int, Opened] = {}
+
+    def file(self, path: str) -> File:
+        """The file at a path; a new one if nothing there was met yet."""
+        found = self._files.get(path)
+        if found is None:
+            self._met += 1
+            found = self._files[path] = File(self._met)
+        return found
+
+    def opened(self, fd: int, path: str, *, writable: bool = False) -> None:
+        """A descriptor of what is at this path."""
+        self.open[fd] = Opened(path, self.file(path), writable)
+        if writable:
+            self.touched(self.open[fd].file)
+            self.open[fd].file.ours = True
+
+    def closed(self, fd: int) -> None:
+        """It is gone. What could be written through it counts as written now: nobody looks at each write."""
+        gone = self.open.pop(fd, None)
+        if gone is not None and gone.writable:
+            self.touched(gone.file)
+
+    def renumbered(self, old: int, new: int) -> None:
+        """A descriptor has another number, in place of what had it."""
+        self.closed(new)
+        if old in self.open:
+            self.open[new] = self.open.pop(old)
+
+    def made(self, path: str) -> None:
+        """Something new is at a path."""
+        self._files.pop(path, None)
+        self.touched(self.file(path))
+        self.file(path).ours = True
+        self._parent_touched(path)
+
+    def linked(self, old: str, new: str) -> None:
+        """One file has another name, too."""
+        self._files[new] = self.file(old)
+        self._parent_touched(new)
+
+    def removed(self, path: str) -> None:
+        """Nothing is there any more."""
+        self._files.pop(path, None)
+        self._parent_touched(path)
+
+    def renamed(self, old: str, new: str) -> None:
+        """Something is elsewhere now, and with it all that is in it."""
+        self.file(old)
+        self._files.pop(new, None)
+        moved = [path for path in self._files if path == old or path.startswith(old + "/")]
+        for path in moved:
+            self._files[new + path[len(old) :]] = self._files.pop(path)
+        for opened in self.open.values():
+            if opened.path == old or opened.path.startswith(old + "/"):
+                opened.path = new + opened.path[len(old) :]
+        self._parent_touched(old)
+        self._parent_touched(new)
+
+    def touched(self, file: File) -> None:
+        """It was written to."""
+        file.modified = file.changed = self._clock.stamp()
+
+    def _parent_touched(self, path: str) -> None:
+        self.touched(self.file(path.rpartition("/")[0] or "/"))

@@ -16,7 +16,7 @@ from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
 from agent_sandbox.values import replace
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.process import ProcessRuntime
+    from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
 SIZE = 16 * MIB
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=512 * MIB, disk_bytes=SIZE)

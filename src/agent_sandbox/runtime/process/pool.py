@@ -18,8 +18,8 @@ from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mount_plan import Copies, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
-from agent_sandbox.runtime.request import request_for
-from agent_sandbox.runtime.running import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.request import request_for
 from agent_sandbox.values import dataclass, field, replace
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared

@@ -1,4 +1,4 @@
-"""What a run was seen to try, as values: for learning, for simulating, for a verbose log. Never for deciding: see `runtime.observing`."""
+"""What a run was seen to try, as values: for learning, simulation and a verbose log. Never for deciding: see `observer`."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_sandbox.kernel.memory import available_memory
-from agent_sandbox.runtime.wasm import building
+from agent_sandbox.runtime.process.zygote import argv_for
+from agent_sandbox.runtime.wasm import compiler
 from agent_sandbox.runtime.wasm.cache import Cache
-from agent_sandbox.runtime.zygote import argv_for
 
 NEEDED_BYTES = 4 << 30  # available: it takes two and a half, and others are not to be pushed out
 GOING_ON = "it is being compiled in the background"
 _FIRST_WAIT, _LONGEST_WAIT = 600.0, 86400.0  # seconds
-_PROGRAM = "agent_sandbox.runtime.wasm.background"
+_PROGRAM = "agent_sandbox.runtime.wasm.background_compiler"
 _LOCK = 3  # its descriptor in the compiling process
 _REMEDY = "run: agent-sandbox setup"
 
@@ -31,7 +31,7 @@ def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
     `words` are what `building` is told.
     """
     try:
-        lock = building.try_lock(cache)
+        lock = compiler.try_lock(cache)
         if lock is None:
             return GOING_ON
         try:
@@ -47,7 +47,7 @@ def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
 
 def standing(cache: Cache, *, now: float) -> str:
     """How it stands with compiling, in words. Nothing is begun."""
-    if building.holder(cache) is not None:
+    if compiler.holder(cache) is not None:
         return GOING_ON
     return _hindrance(cache, now) or f"it has not been compiled yet ({_REMEDY})"
 
@@ -104,5 +104,5 @@ def main() -> None:
         score.write("1000")  # the first to go where memory runs out
     root, note, *words = sys.argv[1:]
     os.set_inheritable(_LOCK, False)
-    building.make([root, *words], _LOCK)
+    compiler.make([root, *words], _LOCK)
     os.unlink(note)

@@ -10,7 +10,7 @@ import re
 
 from agent_sandbox.readers.bounds import too_much
 from agent_sandbox.readers.javascript import Token, tokens_of
-from agent_sandbox.runtime.routing.model import Feature, Reading
+from agent_sandbox.runtime.router.model import Feature, Reading
 
 _WORD = re.compile(r"[^\W\d][\w$]*")
 

@@ -14,8 +14,9 @@ from contextlib import suppress
 
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
-from agent_sandbox.runtime import crossing, script, talking
-from agent_sandbox.runtime.speaking import Speaker
+from agent_sandbox.runtime.guest import script_runner
+from agent_sandbox.runtime.guest_rpc import codec, inside
+from agent_sandbox.runtime.guest_rpc.client import Speaker
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
             write_script(f"{SCRIPTS}/{message['file']}", message["source"])
         if "argv" in message:
             _execute(message["argv"], message["env"])
-        script.give(SCRIPT, message["env"], message["arguments"], message["cwd"])
+        script_runner.give(SCRIPT, message["env"], message["arguments"], message["cwd"])
         if "talk" in message:
             speaker = Speaker(payload)
-            names = talking.offered(message["talk"]["tools"], speaker.ask, crossing.spell)
+            names = inside.offered(message["talk"]["tools"], speaker.ask, codec.spell)
             speaker.begin()
         else:
             payload.close()
@@ -49,9 +50,9 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
         refuse(payload, error)
     _forget_ourselves()
     if speaker is not None and message["talk"]["turns"]:
-        turns = talking.Turns(names, speaker.ask, crossing.spell, script.ended)
-        script.end(turns.main, turns.take())
-    script.run(SCRIPT, message["source"], names)
+        turns = inside.Turns(names, speaker.ask, codec.spell, script_runner.ended)
+        script_runner.end(turns.main, turns.take())
+    script_runner.run(SCRIPT, message["source"], names)
 
 
 def enter(directory: str) -> None:
@@ -90,8 +91,8 @@ def _prepare_interpreter() -> None:
     """What a script will find, and what it will touch."""
     with suppress(OSError):  # a view may have no such place; then a script that needs it says so
         os.mkdir(SCRIPTS)
-    script.reseed()
-    script.prepare(SCRIPT)
+    script_runner.reseed()
+    script_runner.prepare(SCRIPT)
 
 
 def _forget_ourselves() -> None:

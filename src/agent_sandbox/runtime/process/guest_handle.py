@@ -16,21 +16,93 @@ from contextlib import suppress
 
 from agent_sandbox.errors import LaunchFailed, Overtaken
 from agent_sandbox.kernel import cgroups, namespaces, wire
-from agent_sandbox.kernel.wire import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.wire import (
+    GO,
+    HERE,
+    INPUTS,
+    JAVASCRIPT,
+    MAPPED,
+    ORDER,
+    PYTHON,
+    READY,
+    REFUSAL_BYTES,
+    REPORT_BYTES,
+    SCRIPTS,
+    SIGNAL,
+)
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.answer import Answer, Said, parsed
 from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
-from agent_sandbox.runtime.conversation import Conversation
-from agent_sandbox.runtime.ending import await_end_of, exit_of
-from agent_sandbox.runtime.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.request import counted, request_for, watched
-from agent_sandbox.runtime.zygote import Line, Zygote
-from agent_sandbox.values import TYPE_CHECKING, assert_never, replace
+from agent_sandbox.runtime.guest_rpc.server import Conversation
+from agent_sandbox.runtime.process.exit_status import await_end_of, exit_of
+from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
+from agent_sandbox.runtime.process.request import counted, request_for, watched
+from agent_sandbox.runtime.process.zygote import Line, Zygote
+from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass, replace
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.observing import Observer
+    from agent_sandbox.runtime.observe.observer import Observer
+
+
+@dataclass(frozen=True)
+class Said:
+    """What it came to. `refused` is the exit code for a program that was not started, for the reason in `why`; else None."""
+
+    inputs: bytes = b""
+    refused: int | None = None
+    why: str = ""
+
+
+class Answer:
+    """Taken as it comes, or at the end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._kept = b""
+
+    def refusal(self) -> str | None:
+        """Wait for the first byte. None when the guest is ready, otherwise its reason. Raises TimeoutError as the socket's timeout says.
+
+        No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
+        """
+        first = self._socket.recv(1)
+        if first == READY:
+            return None
+        words = first
+        while len(words) < REFUSAL_BYTES and (more := self._socket.recv(REFUSAL_BYTES - len(words))):
+            words += more
+        return parsed(words).why or "it ended before it was ready"
+
+    def take(self) -> bool:
+        """Take what there is. False when the other side has gone."""
+        self._socket.settimeout(0)
+        try:
+            said = self._socket.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._kept += said[: REPORT_BYTES - len(self._kept)]
+        return bool(said)
+
+    def said(self) -> Said:
+        """All of it, once nobody can say more. Nothing may have come: it was ended before it could answer."""
+        before = -1
+        while len(self._kept) != before and self.take():
+            before = len(self._kept)
+        return parsed(self._kept)
+
+
+def parsed(words: bytes) -> Said:
+    """What a guest's last words mean."""
+    if words.startswith(INPUTS):
+        return Said(words.removeprefix(INPUTS))
+    if not words:
+        return Said()
+    code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
+    return Said(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
+
 
 READY_SECONDS = 60.0  # a guard against a host that hangs, far above the few milliseconds it takes: heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
@@ -200,7 +272,7 @@ class ProcessGuest:
         self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
         if self.launch.observe:
-            from agent_sandbox.runtime.observing import observe  # and threads: few runs are observed
+            from agent_sandbox.runtime.observe.observer import observe  # and threads: few runs are observed
 
             self._observer = observe(self._payload, asked, message["search"])
         if (why := self._answer.refusal()) is not None:

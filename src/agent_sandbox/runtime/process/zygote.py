@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
-_PROGRAM = "agent_sandbox.runtime.zygote_program"
+_PROGRAM = "agent_sandbox.runtime.process.zygote_program"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
-_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PACKAGE_ROOT = os.path.abspath(__file__).removesuffix("/agent_sandbox/runtime/process/zygote.py")
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, the same on every machine (PROC_PID_INIT_INO)
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
@@ -254,10 +254,10 @@ def _fork(link: socket.socket, supervisor: int) -> int:
             os.dup2(nothing, standard)
         wire.close_others((link.fileno(), supervisor))
         from agent_sandbox.kernel import keeper, seccomp  # here, where the supervisor does not wait for it
-        from agent_sandbox.runtime import guest
+        from agent_sandbox.runtime.guest import entry
 
         seccomp.compile_filter(processes=True, execute=True, system=False)
-        keeper.serve(link, supervisor, guest.run)
+        keeper.serve(link, supervisor, entry.run)
     finally:
         os._exit(0)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from agent_sandbox.kernel.wire import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
-from agent_sandbox.runtime.pump import CHUNK, Poller
+from agent_sandbox.runtime.process.pump import CHUNK, Poller
 
 TURN = b'{"turn":'  # so begins what is said at the end of a turn
 LARGEST = (16 << 20) + 4096  # bytes of a question: what may cross, and the words around it

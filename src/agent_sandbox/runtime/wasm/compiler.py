@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Sequence
 
 from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
-from agent_sandbox.runtime.wasm.javascript.adapting import adapted
-from agent_sandbox.runtime.wasm.package import INTERPRETER, JAVASCRIPT, Package
-from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, preparation, stored_as
+from agent_sandbox.runtime.wasm.javascript.module_patch import adapted
+from agent_sandbox.runtime.wasm.recipe import IMAGES, INTERPRETER, JAVASCRIPT, Package, javascript_stored_as, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
 from agent_sandbox.values import TYPE_CHECKING
 

@@ -6,7 +6,7 @@ which the view, the filter and the empty network would not have let it do anyway
 
 A guest waits while its call is looked at, so nothing piles up here: a flood of calls is slow by its own doing. What is kept is bounded;
 beyond that calls are let go unseen, and it is said. When the supervisor dies, the calls fail with it, and init ends the run as always. When
-something here goes wrong, the call goes on, and it is counted. The made-up names of `runtime.naming` are answered for by the same thread.
+something here goes wrong, the call goes on, and it is counted. The made-up names of `fake_dns` are answered for by the same thread.
 
 Not quite the same for the guest: a call takes some hundred microseconds longer, and milliseconds while the application keeps Python busy.
 A signal that comes before the call has been heard of interrupts it, which a program without SA_RESTART is told (EINTR); nothing was done
@@ -27,9 +27,9 @@ from contextlib import suppress
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.notify import Listener, take_listener
 from agent_sandbox.kernel.wire import HEARD, LISTENING, SCRIPTS
-from agent_sandbox.runtime.interpreting import Found, Interpreter
-from agent_sandbox.runtime.naming import LARGEST_QUESTION, Names
-from agent_sandbox.runtime.observed import FAILED, RESOLVE, TOO_MANY, Seen
+from agent_sandbox.runtime.observe.decoder import Found, Interpreter
+from agent_sandbox.runtime.observe.events import FAILED, RESOLVE, TOO_MANY, Seen
+from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, Names
 
 MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of what is kept: things that differ, and all that they are called
 _QUESTIONS_AT_ONCE = 16

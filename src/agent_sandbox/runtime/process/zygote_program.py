@@ -15,7 +15,7 @@ import socket
 import sys
 
 from agent_sandbox.kernel import keeper, seccomp, wire
-from agent_sandbox.runtime import guest
+from agent_sandbox.runtime.guest import entry
 
 
 def begin() -> tuple[socket.socket, int, list[str]]:
@@ -47,4 +47,4 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a guest would touch, and so copy, every object of the zygote
     gc.disable()  # here and in every init, which make no cycles; a guest has it back before its program comes
-    keeper.serve(link, supervisor, guest.run)
+    keeper.serve(link, supervisor, entry.run)

@@ -1,7 +1,7 @@
 """What a program inside has of its host: tools to call as functions and, in a session, the turns to take.
 
 The process guest imports this. The interpreter inside WebAssembly is given its text, so nothing here may import anything of ours: `spell`
-is `crossing.spell`, `ended` is `script.ended`, and `ask` sends a question out and returns its answer.
+is `codec.spell`, `ended` is `script_runner.ended`, and `ask` sends a question out and returns its answer.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import JavaScriptCode, Launch, PythonCode, Support
-from agent_sandbox.runtime.running import ProcessGuest
-from agent_sandbox.runtime.zygote import Zygote
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.pool import Pool
+    from agent_sandbox.runtime.process.pool import Pool
 
 # What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup
 # for it.
@@ -82,13 +82,13 @@ class ProcessRuntime:
     def _new_pool(self) -> Pool | None:
         if not self._warm:
             return None
-        from agent_sandbox.runtime.pool import Pool
+        from agent_sandbox.runtime.process.pool import Pool
 
         return Pool(self._make, most=self._warm)
 
     def probe(self) -> Support:
         """What a launch would enforce here, as a live one shows."""
-        from agent_sandbox.runtime.probe import probe
+        from agent_sandbox.runtime.process.probe import probe
 
         return probe(self)
 

@@ -1,0 +1,1 @@
+"""What runs inside the sandbox: take the program from the supervisor and become it."""

@@ -1,0 +1,233 @@
+"""Choose a runtime: the cheapest that gives every required guarantee and, as far as its text shows, can run the work.
+
+Total and deterministic; the time it takes is bounded by the size of text that the readers accept. Where the text does not tell, the work
+goes to a lighter runtime only if it can start again on a heavier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.readers.bounds import shown
+from agent_sandbox.runtime.router import wasm_python
+from agent_sandbox.runtime.router.model import COMMAND, Feature, Host, Permits, Reading, Route, Work
+from agent_sandbox.values import dataclass
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`barred` excludes for good; `lacks` says what the work would miss, as far as its text shows; `doubts` what the text does not tell."""
+
+    host: Host
+    barred: str = ""
+    lacks: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be used at all: it is there, gives the guarantees and takes the language."""
+        return not self.barred
+
+    @property
+    def runs(self) -> bool:
+        """Whether nothing speaks against it."""
+        return not (self.barred or self.lacks or self.doubts)
+
+    @property
+    def reason(self) -> str:
+        """What speaks against it most, or nothing."""
+        return self.barred or next(iter((*self.lacks, *self.doubts)), "")
+
+
+def fit(host: Host, work: Work, requires: frozenset[Guarantee], reading: Reading) -> Fit:
+    """Judge a runtime. Guarantees come before anything that the code says of itself."""
+    if barred := _barred(host, work, requires):
+        return Fit(host, barred)
+    if host.whole:
+        return Fit(host)
+    if reading.unreadable:
+        return Fit(host, lacks=(f"the code could not be read: {reading.unreadable}",))
+    return Fit(host, "", tuple(_lacks(host, work, reading)), (*reading.unseen, *_unread(work, reading)))
+
+
+def _barred(host: Host, work: Work, requires: frozenset[Guarantee]) -> str:
+    if host.unavailable:
+        return f"not available: {host.unavailable}"
+    if missing := requires - host.guarantees:
+        return f"does not give {', '.join(sorted(each.value for each in missing))}"
+    if work.language not in host.languages:
+        return "runs no native programs" if work.language == COMMAND else f"does not run {work.language[:40]}"
+    return ""
+
+
+def _lacks(host: Host, work: Work, reading: Reading) -> Iterator[str]:
+    for feature, where in reading.features.items():
+        if feature not in host.features:
+            yield f"it {feature.value}: {where}"
+    for name, line in reading.modules.items():
+        if not _has(host, work, name):
+            yield f"it has no {name[:80]} (line {line})"
+    for name, line in reading.names.items():
+        if name in host.absent and not _lies_beside(work, name):
+            yield f"it has no {name[:80]} (line {line})"
+    for name in sorted(host.absent) if reading.loose else ():
+        module, _, attribute = name.rpartition(".")
+        if module in reading.loose and attribute in reading.words and not _lies_beside(work, module):
+            yield f"it has no {name} (line {reading.loose[module]})"
+    for alternatives in reading.choices:
+        if not any(all(_has(host, work, name) for name in names) for names in alternatives):
+            yield f"it has no {alternatives[0][0][:80]}, nor anything that the code would take instead"
+
+
+def _has(host: Host, work: Work, module: str) -> bool:
+    top = module.partition(".")[0]
+    if top in work.given or _lies_beside(work, module) or host.modules is None:
+        return True
+    return top in host.modules and module not in host.absent
+
+
+def _lies_beside(work: Work, name: str) -> bool:
+    return work.local is not None and name.partition(".")[0] in work.local
+
+
+def _unread(work: Work, reading: Reading) -> Iterator[str]:
+    if work.goes_on:
+        yield "what later turns need is not known"
+    chosen = {name for alternatives in reading.choices for names in alternatives for name in names}
+    for name in sorted({*reading.modules, *chosen} - work.given):
+        if work.local is None:
+            yield f"a module {name[:80]} may lie beside the code"
+        elif _lies_beside(work, name):
+            yield f"the module {name[:80]} lies beside the code and was not read"
+
+
+_BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
+
+
+def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Host]) -> Route:
+    """Where the work is to run. Never a runtime that is unavailable or lacks a required guarantee."""
+    reading = read(work)
+    fits = [fit(host, work, requires, reading) for host in sorted(hosts, key=lambda host: (host.cost, host.name))]
+    notes = _notes(reading, permits)
+    for index, candidate in enumerate(fits):
+        forward = _forward(candidate, fits[index + 1 :], work)
+        if candidate.runs or (candidate.eligible and not candidate.lacks and forward is not None):
+            return Route(candidate.host.name, shown(_why(candidate, work, reading)), _others(fits, candidate), forward, notes)
+    if not (eligible := [each for each in fits if each.eligible]):
+        return Route(None, shown(_why_none(fits, work)), _others(fits, None), None, notes)
+    # Nothing fits well. What gives the guarantees is safe to try, and its own error tells the author more than a refusal to guess.
+    least = min(eligible, key=lambda each: (len(each.lacks), len(each.doubts), each.host.cost, each.host.name))
+    why = f"nothing else here gives what is required, although {(*least.lacks, *least.doubts)[0]}"
+    return Route(least.host.name, shown(why), _others(fits, least), None, notes)
+
+
+def read(work: Work) -> Reading:
+    """What the text of the work shows. Languages that only whole runtimes take need no reading."""
+    if work.language == "python":
+        from agent_sandbox.runtime.router.python import read_python
+
+        return read_python(work.source)
+    if work.language == "javascript":
+        from agent_sandbox.runtime.router.javascript import read_javascript
+
+        return read_javascript(work.source)
+    return Reading()
+
+
+def explain(chosen: Route) -> tuple[str, ...]:
+    """The decision in lines, for `--explain` and for people who look at a result."""
+    lines = [f"runtime: {chosen.runtime or 'none'}: {chosen.why}"]
+    lines += [f"passed over: {name}: {why}" for name, why in chosen.passed_over]
+    if chosen.fall_forward is not None:
+        lines.append(f"falls forward: to {chosen.fall_forward}, once, on a fresh clone, if something turns out to be missing")
+    return (*lines, *(f"note: {note}" for note in chosen.notes))
+
+
+def _forward(chosen: Fit, heavier: list[Fit], work: Work) -> str | None:
+    if chosen.host.whole or not chosen.eligible or not work.repeatable:
+        return None
+    return next((each.host.name for each in heavier if each.runs), None)
+
+
+def _why(chosen: Fit, work: Work, reading: Reading) -> str:
+    if chosen.doubts:
+        return f"the cheapest that may do, and it can start again elsewhere: {chosen.doubts[0]}"
+    if work.language == COMMAND:
+        return "the cheapest that gives every required guarantee and runs native programs"
+    if chosen.host.whole:
+        return f"the cheapest that gives every required guarantee and runs this {work.language}"
+    used = ", ".join(sorted({name.partition(".")[0] for name in reading.modules})[:8])
+    return f"the cheapest that gives every required guarantee and has what the code uses{f' ({used})' if used else ''}"
+
+
+def _why_none(fits: list[Fit], work: Work) -> str:
+    if not any(work.language in each.host.languages for each in fits):
+        return f"no runtime here takes {'commands' if work.language == COMMAND else repr(work.language[:40])}"
+    return "no runtime here is available, gives every required guarantee and takes this work"
+
+
+def _others(fits: list[Fit], chosen: Fit | None) -> tuple[tuple[str, str], ...]:
+    return tuple((each.host.name, shown(each.reason) or "costs more") for each in fits if each is not chosen)
+
+
+def _notes(reading: Reading, permits: Permits) -> tuple[str, ...]:
+    permitted = {Feature.PROCESSES: permits.processes, Feature.SOCKETS: permits.network}
+    notes = [
+        f"it {feature.value} ({reading.features[feature]}), but the policy allows no {_BARRED_BY[feature]}"
+        for feature, allowed in permitted.items()
+        if not allowed and feature in reading.features
+    ]
+    if reading.open_loop:
+        notes.append(f"how long the loop at line {reading.open_loop} runs cannot be told from the text")
+    return tuple(map(shown, notes))
+
+
+_REJECTED = "Possibly unhandled promise rejection: "  # QuickJS, before the error that a promise was rejected with
+_TAIL = 4096  # bytes of stderr that are looked at: a traceback ends with what matters
+_MISSING = ("ModuleNotFoundError: ", "ImportError: ")
+_UNSUPPORTED = (
+    "RuntimeError: can't start new thread",
+    "OSError: [Errno 58] ",  # ENOTSUP as WASI counts
+    "OSError: [Errno 52] ",  # ENOSYS
+    "ReferenceError: ",  # of JavaScript: a name that only Node.js has
+)
+_UNAVAILABLE = " is unavailable on wasm32-wasi"  # what `ctypes` and `mmap` say there, after the name
+_AFTERTHOUGHT = "RuntimeWarning: "  # follows the error that ended an event loop
+
+
+def lack_in(code: int, stderr: bytes) -> str | None:
+    """What the runtime seems to have lacked, in the words of the error that ended the program; None when it ended in another way."""
+    if code == 0:
+        return None
+    lines = stderr[-_TAIL:].decode("utf-8", "replace").splitlines()
+    # JavaScript's stack follows, set in.
+    last = next((line for line in reversed(lines) if line and not line[0].isspace() and _AFTERTHOUGHT not in line), "")
+    last = last.removeprefix(_REJECTED)
+    if last.startswith((*_MISSING, *_UNSUPPORTED)) or (last.startswith("OSError: ") and last.endswith(_UNAVAILABLE)):
+        return shown(last, 200)
+    if last.startswith("AttributeError: module '") and " has no attribute " in last:
+        return shown(last, 200)
+    return None
+
+
+# Steps of an order, with room between them; what a start costs is measured elsewhere.
+WASM_COST = 10
+PROCESS_COST = 20
+
+
+def wasm_host(
+    guarantees: frozenset[Guarantee],
+    *,
+    languages: frozenset[str] = frozenset({"python", "javascript"}),
+    features: frozenset[Feature] = frozenset(),
+    unavailable: str = "",
+) -> Host:
+    """CPython and QuickJS in WebAssembly. `features` are those that the runtime gives its guests beyond what WASI has."""
+    return Host("wasm", WASM_COST, languages, guarantees, features, wasm_python.MODULES, wasm_python.ABSENT, unavailable)
+
+
+def process_host(guarantees: frozenset[Guarantee], *, unavailable: str = "") -> Host:
+    """Native programs in a confined process: whatever this machine has."""
+    languages = frozenset({"python", "javascript", "ruby", "bash", COMMAND})
+    return Host("process", PROCESS_COST, languages, guarantees, unavailable=unavailable)
