@@ -15,7 +15,8 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Launch, PythonCode
-from agent_sandbox.workspace.view.plan import Host, plan_view
+from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.plan import plan_view
 
 HOLD = "import os, time\n{hold}\ntime.sleep(120)\nprint('it was not noticed')"
 MEMFDS = "for _ in range(20):\n  f = os.memfd_create('x'); os.write(f, b'x' * (8 << 20))"

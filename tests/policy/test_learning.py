@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent_sandbox.policy.explanation import lint
 from agent_sandbox.policy.files.document import from_mapping, parse_toml
 from agent_sandbox.policy.files.layers import effective, widened
-from agent_sandbox.policy.files.settings import json_schema
+from agent_sandbox.policy.files.schema import json_schema
 from agent_sandbox.policy.learn import NAMED, Nature, Place, Programs, Spent, learn
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned

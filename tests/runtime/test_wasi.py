@@ -13,7 +13,8 @@ from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.machine import Determinism, Machine, configuration
 from agent_sandbox.runtime.wasm.wasi import abi
 from agent_sandbox.runtime.wasm.wasi.abi import OutOfBounds
-from agent_sandbox.runtime.wasm.wasi.deterministic import READING_NS, START_NS, Clock, Stream, poll
+from agent_sandbox.runtime.wasm.wasi.clock import READING_NS, START_NS, Clock, Stream
+from agent_sandbox.runtime.wasm.wasi.deterministic import poll
 from agent_sandbox.runtime.wasm.wasi.listing import Names
 from tests import compiled
 

@@ -29,7 +29,8 @@ from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, ch
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
+from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.plan import plan_view
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
 

@@ -19,7 +19,8 @@ from agent_sandbox.runtime.base import Completed, Launch, PythonCode, Reason
 from agent_sandbox.runtime.process.guest_handle import Answer, ProcessGuest
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
+from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.plan import plan_view
 from tests.runtime import hostile
 from tests.runtime.hostile import FREE, PAGES, Function, Program
 

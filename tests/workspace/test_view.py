@@ -15,7 +15,8 @@ from agent_sandbox.policy import paths
 from agent_sandbox.policy.model import EVERYWHERE, FileRules
 from agent_sandbox.policy.secrets import Mask as Secret
 from agent_sandbox.workspace.view import masks
-from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
+from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.plan import plan_view
 
 ROOT = mountinfo.parse(b"1 0 8:1 / / rw - ext4 /dev/sda rw\n")
 WHOLE = FileRules(read=True, write=True, allowed=EVERYWHERE, allow_hidden=True)

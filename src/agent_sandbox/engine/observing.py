@@ -15,7 +15,8 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
-from agent_sandbox.workspace.view.plan import PRIVATE, contains
+from agent_sandbox.workspace.view.draft import contains
+from agent_sandbox.workspace.view.plan import PRIVATE
 
 _CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
 _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to

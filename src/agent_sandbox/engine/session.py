@@ -26,7 +26,8 @@ from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, Py
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
+from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.plan import plan_view
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.programs import Gating

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from agent_sandbox.workspace.layers.stack import layer_targets, quote_target
-from agent_sandbox.workspace.view.plan import contains
+from agent_sandbox.workspace.view.draft import contains
 
 
 def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from agent_sandbox.engine.work import Command
 from agent_sandbox.policy.decide import Allow, Ask, Deny
 from agent_sandbox.policy.explanation import Tried, explain, lint, try_command
 from agent_sandbox.policy.files.layers import Effective
-from agent_sandbox.policy.files.settings import json_schema
+from agent_sandbox.policy.files.schema import json_schema
 from agent_sandbox.policy_files import early_look
 from agent_sandbox.surfaces.arguments import Request, UsageError
 from agent_sandbox.surfaces.current import effective_of, layers_for, project_of

@@ -27,7 +27,8 @@ from agent_sandbox.surfaces.quantities import human_size
 from agent_sandbox.workspace.layers.image import attach, make
 from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.view.plan import Host, plan_view
+from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.plan import plan_view
 
 LITTLE_SPACE = 64 * MIB
 _SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")

@@ -21,7 +21,8 @@ from agent_sandbox.runtime.router.route import lack_in
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED, Unknown, adapted
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.plan import Host, Needs, plan_view
+from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.plan import plan_view
 from tests import compiled
 from tests.runtime.routing.snippets import JAVASCRIPT, WASM
 

@@ -8,7 +8,6 @@ from enum import Enum
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.approval_rules import EFFECTS, LIFTABLE, NEEDS, check_command, check_one_of
 from agent_sandbox.policy.code.patterns import Rule
-from agent_sandbox.policy.files.presets import PRESETS
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
 from agent_sandbox.policy.paths import parse
@@ -157,48 +156,3 @@ SETTINGS: tuple[Setting, ...] = (
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 SECTIONS = tuple(dict.fromkeys(setting.key.partition(".")[0] for setting in SETTINGS if "." in setting.key))
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def json_schema() -> dict[str, Any]:
-    """The schema as JSON types."""
-    tables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    top: dict[str, Any] = {}
-    for setting in SETTINGS:
-        section, dot, key = setting.key.rpartition(".")
-        (tables[section] if dot else top)[key] = _of(setting)
-    top["extends"] |= {"enum": list(PRESETS)}
-    for section, properties in tables.items():
-        top[section] = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {
-        "$schema": DIALECT,
-        "title": "Policy of Agent Sandbox",
-        "description": "agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each layer only takes away.",
-        "type": "object",
-        "properties": top,
-        "additionalProperties": False,
-    }
-
-
-def _of(setting: Setting) -> dict[str, Any]:
-    return {**_shape(setting), "description": setting.meaning}
-
-
-def _shape(setting: Setting) -> dict[str, Any]:
-    match setting.shape:
-        case Shape.BOOL:
-            return {"type": "boolean"}
-        case Shape.COUNT:
-            return {"type": "integer", "minimum": 1, "maximum": setting.most}
-        case Shape.NUMBER:
-            return {"type": "number", "exclusiveMinimum": 0, "maximum": setting.most}
-        case Shape.TEXT:
-            if setting.one_of:
-                return {"type": "string", "enum": list(setting.one_of)}
-            return {"type": "string", "minLength": 1, "maxLength": 80, **({"pattern": setting.pattern} if setting.pattern else {})}
-        case Shape.TEXTS:
-            limits = {"enum": list(setting.one_of)} if setting.one_of else {"pattern": setting.pattern}
-            return {"type": "array", "items": {"type": "string", **limits}}
-        case _:
-            return {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": setting.most}}

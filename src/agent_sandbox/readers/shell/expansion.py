@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from agent_sandbox.readers.shell.syntax import Command, Part, Program, Simple, Substitution, Text, Variable, Word
-from agent_sandbox.readers.shell.tools.spec import words
 from agent_sandbox.values import dataclass
 
 MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not written out
@@ -312,20 +311,52 @@ def _letters(written: str) -> str:
 
 
 # Their value is a command line.
-_COMMANDS = words(
-    """
-    GIT_SSH_COMMAND GIT_SSH GIT_EXTERNAL_DIFF GIT_PAGER GIT_EDITOR GIT_SEQUENCE_EDITOR GIT_ASKPASS GIT_PROXY_COMMAND SSH_ASKPASS PAGER
-    MANPAGER EDITOR VISUAL FCEDIT BROWSER PROMPT_COMMAND LESSOPEN LESSCLOSE RSYNC_RSH
-    """
+_COMMANDS = frozenset(
+    [
+        "GIT_SSH_COMMAND",
+        "GIT_SSH",
+        "GIT_EXTERNAL_DIFF",
+        "GIT_PAGER",
+        "GIT_EDITOR",
+        "GIT_SEQUENCE_EDITOR",
+        "GIT_ASKPASS",
+        "GIT_PROXY_COMMAND",
+        "SSH_ASKPASS",
+        "PAGER",
+        "MANPAGER",
+        "EDITOR",
+        "VISUAL",
+        "FCEDIT",
+        "BROWSER",
+        "PROMPT_COMMAND",
+        "LESSOPEN",
+        "LESSCLOSE",
+        "RSYNC_RSH",
+    ]
 )
 # Their value names what is loaded or read as code.
-_LOADED = words(
-    """
-    BASH_ENV ENV LD_PRELOAD LD_AUDIT LD_LIBRARY_PATH GCONV_PATH PYTHONSTARTUP PYTHONHOME PERL5OPT PERL5DB RUBYOPT JAVA_TOOL_OPTIONS
-    GIT_EXEC_PATH GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_CONFIG_COUNT GIT_TEMPLATE_DIR
-    """
+_LOADED = frozenset(
+    [
+        "BASH_ENV",
+        "ENV",
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "LD_LIBRARY_PATH",
+        "GCONV_PATH",
+        "PYTHONSTARTUP",
+        "PYTHONHOME",
+        "PERL5OPT",
+        "PERL5DB",
+        "RUBYOPT",
+        "JAVA_TOOL_OPTIONS",
+        "GIT_EXEC_PATH",
+        "GIT_CONFIG_GLOBAL",
+        "GIT_CONFIG_SYSTEM",
+        "GIT_CONFIG_COUNT",
+        "GIT_TEMPLATE_DIR",
+    ]
 )
-_PROMPTS = words("PS0 PS1 PS2 PS4")
+_PROMPTS = frozenset(["PS0", "PS1", "PS2", "PS4"])
 _LOADING_OPTIONS = ("-r", "--require", "--import", "--loader", "--experimental-loader")
 _ANYBODYS = ("/tmp", "/var/tmp", "/dev/shm")
 

@@ -14,7 +14,7 @@ from agent_sandbox.kernel import elf
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, covers, interprets, is_pattern
 from agent_sandbox.policy.programs import covers as names_match
 from agent_sandbox.values import dataclass
-from agent_sandbox.workspace.view.plan import contains
+from agent_sandbox.workspace.view.draft import contains
 
 
 @dataclass(frozen=True)

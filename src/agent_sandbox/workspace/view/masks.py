@@ -13,7 +13,7 @@ from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, ancestors
 from agent_sandbox.values import replace
 from agent_sandbox.workspace.layers.stack import quote_target
-from agent_sandbox.workspace.view.plan import Draft, Host, Needs, contains
+from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 
 
 def hide(plan: Draft, needs: Needs) -> None:
