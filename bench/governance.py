@@ -7,6 +7,7 @@ import tempfile
 import time
 
 from agent_sandbox import places
+from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.ledger.event import Intent, Outcome
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
@@ -14,7 +15,6 @@ from agent_sandbox.policy.code.validate import validate
 from agent_sandbox.policy.decide import decide
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.tokens import ForSandbox, Only, Until, attenuate, check, mint
-from agent_sandbox.spelling import Seal
 from bench.peers import Call, Missing
 
 MANY = 1_000

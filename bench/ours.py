@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agent_sandbox import Sandbox, SandboxConfig, places, shared
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable

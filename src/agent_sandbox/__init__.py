@@ -6,11 +6,11 @@ its output and what it would have changed. The folders answer one question each:
 `policy` says whether it may be done, and is pure. `kernel` is how confinement is done on Linux, and the only user of ctypes. `runtime` is
 where work runs: a guest forked from a warm process into namespaces of its own. `workspace` plans what a guest sees and reads back what it
 changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
-record. `surfaces` is the command line.
+record. `cli` is the command line.
 
-Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `sessions` (interpreters that stay),
-`persistent` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained), `work`,
-`result`, `aio` (the same for asyncio), `replaying` (a recorded run once more), `isolation`, `audit`, and `errors`, the tree of what can go
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (interpreters that stay),
+`workspaces` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained),
+`result`, `aio` (the same for asyncio), `replays` (a recorded run once more), `isolation`, `audit`, and `errors`, the tree of what can go
 wrong on our side. A program that fails in a sandbox is not an error but a result.
 
 Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
@@ -19,11 +19,12 @@ Each floor imports only those below it: the modules above, then `engine`, then `
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # see `values`
+TYPE_CHECKING = False  # see `_fast.values`
 if TYPE_CHECKING:
     from agent_sandbox.aio import AsyncSandbox
     from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
     from agent_sandbox.config import SandboxConfig
+    from agent_sandbox.engine.inputs import shell
     from agent_sandbox.errors import (
         Busy,
         Conflicted,
@@ -43,13 +44,12 @@ if TYPE_CHECKING:
     from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
-    from agent_sandbox.persistent import Workspace
     from agent_sandbox.policy.approval_rules import AskRules
-    from agent_sandbox.replaying import Replay, replay
+    from agent_sandbox.replays import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox
-    from agent_sandbox.sessions import SandboxSession
-    from agent_sandbox.work import shell
+    from agent_sandbox.session import SandboxSession
+    from agent_sandbox.workspaces import Workspace
 
 __all__ = [
     "AskRules",
@@ -104,14 +104,14 @@ _HOMES = {
     ),
     "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
-    "policy.asking": ("AskRules",),
+    "policy.approval_rules": ("AskRules",),
     "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
-    "persistent": ("Workspace",),
-    "replaying": ("Replay", "replay"),
+    "workspaces": ("Workspace",),
+    "replays": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox"),
-    "sessions": ("SandboxSession",),
-    "work": ("shell",),
+    "session": ("SandboxSession",),
+    "engine.inputs": ("shell",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

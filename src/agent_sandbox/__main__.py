@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.surfaces.cli import program
+from agent_sandbox.cli.main import program
 
 if __name__ == "__main__":
     program()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from agent_sandbox import places
-from agent_sandbox.engine.approvals.by_capability import CapabilityApprover
+from agent_sandbox.engine.approvals.approvers import CapabilityApprover
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.gate import Recorder
 from agent_sandbox.ledger.encoding import wrapped
 from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome
 from agent_sandbox.ledger.segments import entries
 from agent_sandbox.ledger.summary import LEVELS, tell
-from agent_sandbox.values import dataclass, field
 
 _REMEMBERED = 10_000  # intents whose outcome is still to come
 

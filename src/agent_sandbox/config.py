@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, fields
 
 from agent_sandbox import places
 from agent_sandbox.audit import AuditLevel
-from agent_sandbox.engine.routing import ONE_WALL, WISHES
+from agent_sandbox.engine.code_check import EarlyLook
+from agent_sandbox.engine.runtimes import ONE_WALL, WISHES
 from agent_sandbox.engine.tools import named
-from agent_sandbox.engine.validating import EarlyLook
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK

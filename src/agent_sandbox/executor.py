@@ -16,6 +16,7 @@ from agent_sandbox import places
 from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
@@ -25,7 +26,6 @@ from agent_sandbox.policy.code.patterns import Rule, Validation
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
 from agent_sandbox.sandbox import Sandbox
-from agent_sandbox.work import code_of
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ import os
 import sys
 import time
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.policy.secrets import Mask, default_masks
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent_sandbox.engine.approvals.desk import Desk
+    from agent_sandbox.engine.approvals.approvers import Desk
     from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
-    from agent_sandbox.engine.capabilities import Capabilities
     from agent_sandbox.engine.elevations import Elevations
+    from agent_sandbox.engine.grants import Capabilities
     from agent_sandbox.ledger.writer import Ledger
     from agent_sandbox.policy.approval_rules import Word
     from agent_sandbox.policy.model import Policy
@@ -109,14 +109,14 @@ def inbox(
 
     Root may come as a visitor: what it answers is then in its own ledger. Raises `PolicyError` where nobody has ever asked.
     """
-    from agent_sandbox.engine.approvals import answer  # most runs ask nobody
+    from agent_sandbox.engine.approvals import question  # most runs ask nobody
     from agent_sandbox.engine.approvals.inbox import Inbox
     from agent_sandbox.ledger import keys
 
     state, private = (state_dir(), keys_dir()) if of is None else _directories_of(of)
     visiting = of is not None or (os.path.exists(state) and os.stat(state).st_uid != os.geteuid())
     try:
-        seal = keys.load(private, make=not visiting).derived(answer.PURPOSE)
+        seal = keys.load(private, make=not visiting).derived(question.PURPOSE)
     except (FileNotFoundError, PermissionError) as error:
         if not visiting:
             raise
@@ -188,7 +188,7 @@ def _second_factor_in(keys: str) -> SecondFactor:
 
 def desk(policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
     """Who answers for one run under a policy that asks."""
-    from agent_sandbox.engine.approvals.desk import Desk
+    from agent_sandbox.engine.approvals.approvers import Desk
 
     run = os.urandom(8).hex()
     return Desk(inbox, capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time, counts=words_that_count(policy))
@@ -218,7 +218,7 @@ def _uids(names: Iterable[str]) -> frozenset[int]:
 
 def capabilities() -> Capabilities:
     """What this user has granted to sandboxes."""
-    from agent_sandbox.engine import capabilities as kept
+    from agent_sandbox.engine import grants as kept
     from agent_sandbox.ledger import keys
 
     seal = keys.load(keys_dir()).derived(kept.PURPOSE)

@@ -11,14 +11,14 @@ import os
 import stat
 
 from agent_sandbox import places
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, fields, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Policy, implied
-from agent_sandbox.values import TYPE_CHECKING, dataclass, fields, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent_sandbox.engine.validating import EarlyLook
+    from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.policy.files.document import Document
     from agent_sandbox.policy.files.layers import Effective
 
@@ -107,7 +107,7 @@ def early_look(found: Effective, own: EarlyLook | None = None) -> EarlyLook | No
     """What code is looked at for before it runs: what the files say, beside one's own. None if nobody asks."""
     if not (found.validate or found.blocked):
         return own
-    from agent_sandbox.engine.validating import IN_A_FILE, EarlyLook
+    from agent_sandbox.engine.code_check import IN_A_FILE, EarlyLook
 
     if own is None:
         return EarlyLook(None if found.validate else (), found.blocked, IN_A_FILE)

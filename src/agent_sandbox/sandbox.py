@@ -18,13 +18,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import places, policy_files, result, shared
+from agent_sandbox._fast.values import replace
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
+from agent_sandbox.engine.code_check import EarlyLook
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.inputs import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.session import SCRATCH, Session
+from agent_sandbox.engine.run import SCRATCH, Session
 from agent_sandbox.engine.tools import named
-from agent_sandbox.engine.validating import EarlyLook
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
 from agent_sandbox.policy.guarantees import Guarantee
@@ -32,8 +34,6 @@ from agent_sandbox.policy.model import Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.base import Guest
-from agent_sandbox.values import replace
-from agent_sandbox.work import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 
 if TYPE_CHECKING:
     from agent_sandbox.asking import Asking
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.approval_rules import AskRules
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.tokens import Token
-    from agent_sandbox.replaying import Replay
-    from agent_sandbox.sessions import SandboxSession
+    from agent_sandbox.replays import Replay
+    from agent_sandbox.session import SandboxSession
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 CLOSING_SECONDS = 10.0  # how long close() waits for runs in other threads; killing one takes milliseconds
@@ -173,7 +173,7 @@ class Sandbox:
         Everything that runs here is thrown away, so such a plan cannot be carried out: see `Workspace.simulate`. Raises `Denied`, and as
         the module describes.
         """
-        from agent_sandbox.engine.simulation.simulating import plan_apart  # few sandboxes simulate anything
+        from agent_sandbox.engine.simulation.run import plan_apart  # few sandboxes simulate anything
 
         run, status = Run(), SandboxStatus.FAILED
         env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
@@ -193,7 +193,7 @@ class Sandbox:
         ...     session.run("x = 20").success, session.run("x + 1").value
         (True, 21)
         """
-        from agent_sandbox.sessions import SandboxSession  # which is made of this module
+        from agent_sandbox.session import SandboxSession  # which is made of this module
 
         made = SandboxSession(self, **options)
         with self._lock:
@@ -261,15 +261,15 @@ class Sandbox:
         stdin: bytes | None = None,
     ) -> Replay:
         """Run a record again, here, and say where that departs from it: see `agent_sandbox.replay`."""
-        from agent_sandbox import replaying  # few sandboxes replay anything
+        from agent_sandbox import replays  # few sandboxes replay anything
         from agent_sandbox.engine.records.record import Record, read
         from agent_sandbox.engine.records.recorder import Recorder
 
         recorded = record if isinstance(record, Record) else read(os.fspath(record))
-        what, given = replaying.what_to_run(recorded, code, stdin)
+        what, given = replays.what_to_run(recorded, code, stdin)
         policy, identity = repeatable(self._session.policy), self._session.identity
         env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
-        replaying.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
+        replays.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
         run = Run()
         self.begin(run)
         status = SandboxStatus.FAILED
@@ -281,7 +281,7 @@ class Sandbox:
             status = made.status
         finally:
             self.end(run, status)
-        return replaying.compared(recorded, recorder.record(outcome, policy, identity), made)
+        return replays.compared(recorded, recorder.record(outcome, policy, identity), made)
 
     def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None

@@ -11,9 +11,9 @@ import sys
 from functools import lru_cache
 
 from agent_sandbox import places
-from agent_sandbox.engine.routing import NOT_LINUX, ONE_WALL, Runtimes
+from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.engine.runtimes import NOT_LINUX, ONE_WALL, Runtimes
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.wasm.one_wall import OneWall

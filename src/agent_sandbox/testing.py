@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.runtime.base import Argv, Completed, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Runtime, Script
-from agent_sandbox.values import dataclass, field, replace
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 LATENESS = 1.0  # seconds that a run may outlive its deadline

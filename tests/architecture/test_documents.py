@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.surfaces import cli, performing
-from agent_sandbox.surfaces.arguments import UsageError, parse
-from agent_sandbox.surfaces.verbs import VERBS
+from agent_sandbox.cli import execute, main
+from agent_sandbox.cli.options import VERBS
+from agent_sandbox.cli.parser import UsageError, parse
 from tests import compiled
 from tests.architecture.sources import ROOT
 
@@ -142,16 +142,16 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
     table = text(README).partition("## Exit codes")[2].partition("##")[0]
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     used = {
-        cli.REALITY_MOVED_ON,
-        cli.USAGE,
-        cli.APPROVAL,
-        cli.COULD_NOT_START,
-        cli.DENIED,
-        performing.TIMED_OUT,
-        performing.COULD_NOT_START,
-        performing.NOT_EXECUTABLE,
+        main.REALITY_MOVED_ON,
+        main.USAGE,
+        main.APPROVAL,
+        main.COULD_NOT_START,
+        main.DENIED,
+        execute.TIMED_OUT,
+        execute.COULD_NOT_START,
+        execute.NOT_EXECUTABLE,
     }
-    assert told == used | {performing.NOT_FOUND, performing.OUT_OF_MEMORY}
+    assert told == used | {execute.NOT_FOUND, execute.OUT_OF_MEMORY}
 
 
 def test_the_python_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:

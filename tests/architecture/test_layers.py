@@ -41,7 +41,7 @@ def test_only_the_kernel_folder_reaches_for_ctypes() -> None:
 def test_what_is_sent_into_sandboxes_is_never_imported_by_us() -> None:
     ours = [module for module in modules() if not module.name.startswith(SENT)]
     assert len(ours) < len(modules()), "the rule watches nothing: there is nothing that is sent"
-    assert [place for module in ours for place in imports_of(module, "agent_sandbox.surfaces.selftest.attempts")] == []
+    assert [place for module in ours for place in imports_of(module, "agent_sandbox.selftest.attempts")] == []
 
 
 def test_nothing_below_the_surfaces_and_the_sdk_looks_at_the_environment() -> None:

@@ -38,7 +38,7 @@ SLOW = frozenset(
 OF_THE_KEEPER = frozenset(
     {"ctypes", "agent_sandbox.kernel.guest_setup", "agent_sandbox.kernel.mount_steps", "agent_sandbox.kernel.seccomp"}
 )
-RUN = "from agent_sandbox.surfaces.cli import main; main(['run', '--', 'true'])"
+RUN = "from agent_sandbox.cli.main import main; main(['run', '--', 'true'])"
 
 
 def loaded_by(code: str, *, cwd: Path | str = "/", **env: str) -> frozenset[str]:
@@ -62,7 +62,7 @@ def loaded_by_a_run(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
 
 
 def test_a_run_loads_nothing_that_is_slow_to_load(loaded_by_a_run: frozenset[str]) -> None:
-    assert "agent_sandbox.engine.session" in loaded_by_a_run, "this was no run"
+    assert "agent_sandbox.engine.run" in loaded_by_a_run, "this was no run"
     assert sorted(loaded_by_a_run & SLOW) == []
 
 
@@ -77,7 +77,7 @@ def test_the_keeper_loads_nothing_slow_either() -> None:
 
 
 def test_the_keeper_is_forked_before_the_rest_is_loaded() -> None:
-    loaded = loaded_by("import agent_sandbox.surfaces.cli, agent_sandbox.surfaces.run")
+    loaded = loaded_by("import agent_sandbox.cli.main, agent_sandbox.cli.commands.run")
     floors = tuple(f"agent_sandbox.{floor}." for floor in ("engine", "workspace", "ledger", "policy"))
     assert sorted(name for name in loaded if name.startswith(floors)) == []
 

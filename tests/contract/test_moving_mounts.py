@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from agent_sandbox.engine.attempts import MOST_PLANS
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.retry import MOST_PLANS
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.errors import Overtaken
 from agent_sandbox.kernel import namespaces

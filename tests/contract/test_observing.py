@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
@@ -19,7 +20,6 @@ from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.runtime.base import Launch, Process
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.testing import CLAIMS, Bench, Claim
-from agent_sandbox.values import replace
 from tests import compiled
 from tests.patience import until
 from tests.security.harness import ENVIRONMENT, GENEROUS, ROOT, Box, listening, outside, reading

@@ -12,8 +12,8 @@ from pathlib import Path
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.records.record import Record, write
 from agent_sandbox.engine.records.recorder import Recorder
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import MIB, Limits

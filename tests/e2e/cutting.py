@@ -16,7 +16,7 @@ owner = importlib.import_module(module)
 for each in inner:
     owner = getattr(owner, each)
 setattr(owner, last, lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL))
-from agent_sandbox.surfaces.cli import program
+from agent_sandbox.cli.main import program
 program()
 """
 

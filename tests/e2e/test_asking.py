@@ -296,7 +296,7 @@ def test_another_user_is_needed_where_the_policy_says_so(open_place: Path, tmp_p
     assert "needs     another-user" in _shown_while_waiting(asker, root, answer, allowed=True)
 
     def forge(asked: dict[str, Any]) -> None:
-        from agent_sandbox.engine.approvals.answer import PURPOSE, Answer, Decision, sealed
+        from agent_sandbox.engine.approvals.question import PURPOSE, Answer, Decision, sealed
         from agent_sandbox.ledger import keys
 
         seal = keys.load(str(theirs / "state" / "ledger.jsonl.keys"), make=False).derived(PURPOSE)

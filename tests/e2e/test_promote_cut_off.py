@@ -21,9 +21,9 @@ IN_THE_TREE = "agent_sandbox.workspace.promotion.exchange:make"
 BEFORE_COMMIT = "agent_sandbox.workspace.promotion.journal:Journal.commit"
 BEFORE_OLDS = "agent_sandbox.workspace.promotion.backup:_move"
 BEFORE_OUTCOME = "agent_sandbox.engine.gate:Gate._record_success"
-BEFORE_LAYERS = "agent_sandbox.engine.promoting:let_go"
+BEFORE_LAYERS = "agent_sandbox.engine.promote:let_go"
 BEFORE_HISTORY = "agent_sandbox.engine.stored:Stored._save"
-BEFORE_END = "agent_sandbox.engine.recovering:UnderWay.finish"
+BEFORE_END = "agent_sandbox.engine.recover:UnderWay.finish"
 OLD = (IN_THE_TREE, BEFORE_COMMIT)
 NEW = (BEFORE_OLDS, BEFORE_OUTCOME, BEFORE_LAYERS, BEFORE_HISTORY, BEFORE_END)
 

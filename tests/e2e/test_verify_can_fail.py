@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.policy.model import Policy, cloned
-from agent_sandbox.surfaces.selftest.bench import SCRIPTS, Bench, Surroundings, set_up
-from agent_sandbox.surfaces.selftest.boxes import Attempt, Bare, Box
-from agent_sandbox.surfaces.selftest.probe import Found, Probe
-from agent_sandbox.surfaces.selftest.probes import PROBES
-from agent_sandbox.surfaces.selftest.sandboxed import Cloned, Locked
-from agent_sandbox.surfaces.selftest.trial import judge, look
+from agent_sandbox.selftest.bench import SCRIPTS, Bench, Surroundings, set_up
+from agent_sandbox.selftest.boxes import Attempt, Bare, Box
+from agent_sandbox.selftest.probe import Found, Probe, judge, look
+from agent_sandbox.selftest.probes import PROBES
+from agent_sandbox.selftest.sandboxed import Cloned, Locked
 from agent_sandbox.workspace.store import SandboxState, Store
 
 # The probes are the same for everybody; that each can fail is shown as root in `make test`, and for others too in `make torture`.

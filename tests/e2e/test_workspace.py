@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, WorkspaceError, shared, shell
-from agent_sandbox.engine.promoting import Proposal
+from agent_sandbox._fast.values import replace
+from agent_sandbox.engine.promote import Proposal
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
-from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Kind
 from agent_sandbox.workspace.merge import Conflict
 

@@ -12,11 +12,12 @@ from shutil import which
 
 import pytest
 
-from agent_sandbox.engine import learning
+from agent_sandbox._fast.values import replace
+from agent_sandbox.engine import learn as engine_learn
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.learning import Ran, difference, propose
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.learn import Ran, difference, propose
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Denied
 from agent_sandbox.ledger.writer import Ledger
@@ -28,7 +29,6 @@ from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.observe.events import Observed
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from agent_sandbox.values import replace
 
 COMMANDS = {
     "git": "git add -A && git commit -q -m 'fix: bug' && git log --oneline",
@@ -129,7 +129,7 @@ def test_a_name_in_the_runs_own_proc_is_not_looked_up_in_ours(tmp_path: Path) ->
         (tmp_path / "link").symlink_to("file")
         linked = Observed("read", str(tmp_path / "link"), "/usr/bin/tar", allowed=True)
         assert os.path.realpath(own.target) == str(tmp_path / "file"), "the control: here it leads to a file"
-        assert list(learning._behind_links([own, linked], ())) == [linked.target]
+        assert list(engine_learn._behind_links([own, linked], ())) == [linked.target]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

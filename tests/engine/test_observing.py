@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.observing import judged, noted
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.observation import judged, noted
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine import languages, routing
+from agent_sandbox._fast.values import replace
+from agent_sandbox.engine import languages
+from agent_sandbox.engine import runtimes as engine_runtimes
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.holding import Held
-from agent_sandbox.engine.routing import Runtimes, modules_in, only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.retry import Held
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import Runtimes, modules_in, only
 from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
@@ -29,7 +31,6 @@ from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.values import replace
 from agent_sandbox.workspace.store import Store
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
@@ -304,7 +305,7 @@ def test_a_directory_too_large_to_look_at_is_one_that_nobody_knows(tmp_path: Pat
     (tmp_path / "two").mkdir()
     assert modules_in(str(tmp_path)) == frozenset({"one", "two"})
     assert modules_in(str(tmp_path / "gone")) is None
-    monkeypatch.setattr(routing, "_MOST_MODULES", 1)
+    monkeypatch.setattr(engine_runtimes, "_MOST_MODULES", 1)
     assert modules_in(str(tmp_path)) is None
 
 

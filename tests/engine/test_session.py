@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import chain

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.ledger import anchor, keys
 from agent_sandbox.ledger.chain import find_head, read
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.writer import PURPOSE, Ledger
-from agent_sandbox.spelling import Seal
 
 SEAL = Seal(b"a key for tests")
 

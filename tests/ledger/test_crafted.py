@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox.cli.commands.log import _line
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.ledger.chain import START
 from agent_sandbox.ledger.event import Event, Intent, Noted, Outcome, Refusal
@@ -13,8 +15,6 @@ from agent_sandbox.ledger.export import FORMS, exporter
 from agent_sandbox.ledger.query import Filter, Index, select
 from agent_sandbox.ledger.segments import entries
 from agent_sandbox.ledger.verify import Evidence, examine
-from agent_sandbox.spelling import sha256
-from agent_sandbox.surfaces.log import _line
 from tests.ledger.samples import ledger_at
 
 _INTENT = '{"action":{"kind":"RunCommand","argv":["x"]},"digest":"d","policy":"p","rule":"r"}'

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.tokens import (
     MOST_CAVEATS,
@@ -31,7 +32,6 @@ from agent_sandbox.policy.tokens import (
     spell,
     words_of,
 )
-from agent_sandbox.spelling import Seal
 
 KEY = Seal(b"k" * 32)
 LOG, PUSH = RunCommand.of(["git", "log", "-n", "3"]), RunCommand.of(["git", "push"])

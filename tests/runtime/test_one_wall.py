@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
@@ -16,7 +17,6 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
 from agent_sandbox.runtime.wasm.one_wall import NOTE, OneWall, remove
 from agent_sandbox.runtime.wasm.one_wall_program import written
-from agent_sandbox.values import replace
 from scripts.compile_wasm import CACHE, RECORDS
 
 LIMITS = Limits(wall_seconds=600, memory_bytes=256 * MIB, output_bytes=MIB, disk_bytes=32 * MIB)

@@ -16,9 +16,10 @@ from typing import BinaryIO
 import pytest
 
 from agent_sandbox import shared
+from agent_sandbox.cli.commands import setup
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.routing import Question, Runtimes
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import Question, Runtimes
 from agent_sandbox.engine.work import Code
 from agent_sandbox.engine.work import Work as Submitted
 from agent_sandbox.errors import RuntimeUnavailable
@@ -30,7 +31,6 @@ from agent_sandbox.runtime.router.model import Work
 from agent_sandbox.runtime.wasm import background_compiler, compiler
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.surfaces import compiling
 from scripts.compile_wasm import CACHE, RECORDS
 from tests.runtime.test_wasm import run
 
@@ -232,8 +232,8 @@ def test_setup_waits_for_what_goes_on_in_the_background(
             os.close(lock)
         waited.append(pid)
 
-    monkeypatch.setattr(compiling, "_show", look)
-    assert compiling.compile_wasm()[0] == "ready"
+    monkeypatch.setattr(setup, "_show", look)
+    assert setup.compile_wasm()[0] == "ready"
     assert waited and wasm.ready
     assert "in the background. Waiting" in capfd.readouterr().err
 

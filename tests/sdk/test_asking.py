@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 
 from agent_sandbox import AskRules, PolicyError, Sandbox, SandboxResult, SandboxStatus, places, shell
-from agent_sandbox.engine.approvals.answer import Decision
 from agent_sandbox.engine.approvals.inbox import Waiting
+from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted

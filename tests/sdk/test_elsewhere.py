@@ -13,7 +13,7 @@ import pytest
 from tests import compiled
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-MAIN = "from agent_sandbox.surfaces.cli import main; print(main({words}))"
+MAIN = "from agent_sandbox.cli.main import main; print(main({words}))"
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.routing import only
-from agent_sandbox.engine.session import Session
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.stored import Stored, changes_of, stack_in
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.ledger.writer import Ledger

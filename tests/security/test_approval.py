@@ -10,12 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from agent_sandbox.engine.approvals.answer import Answer, Decision, sealed
-from agent_sandbox.engine.approvals.approver import InboxApprover
+from agent_sandbox.engine.approvals.approvers import InboxApprover
 from agent_sandbox.engine.approvals.inbox import MOST_OF_ONE, Inbox
-from agent_sandbox.engine.approvals.question import Question, decoded
-from agent_sandbox.engine.capabilities import Capabilities
+from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, sealed
 from agent_sandbox.engine.gate import Granted, Refused
+from agent_sandbox.engine.grants import Capabilities
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger import keys

@@ -37,7 +37,7 @@ import resource, runpy, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from agent_sandbox.surfaces.cli import main
+from agent_sandbox.cli.main import main
 sys.exit(main(sys.argv[3:]))
 """
 VICTIMS = {"supervisor", "zygote", "init", "guest", "terminal"}

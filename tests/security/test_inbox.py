@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.approvals.answer import Answer, Decision, sealed
 from agent_sandbox.engine.approvals.inbox import Inbox
-from agent_sandbox.engine.approvals.question import Question, decoded
+from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, sealed
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger import keys
 from agent_sandbox.ledger.writer import Ledger

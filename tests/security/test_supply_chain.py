@@ -138,7 +138,7 @@ with Sandbox(validate_code=False, allow_subprocess=True) as sandbox:
     assert sandbox.execute("print(6 * 7)").stdout == "42\\n"
     assert sandbox.run(["true"]).exit_code == 0
 """
-COMMANDS = "from agent_sandbox.surfaces.cli import main; assert main(['run', '--throw-away', '--', 'true']) == 0"
+COMMANDS = "from agent_sandbox.cli.main import main; assert main(['run', '--throw-away', '--', 'true']) == 0"
 
 
 @case(169)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.spelling import Seal, _spelt, as_json, sha256
+from agent_sandbox._fast.encoding import Seal, _spelt, as_json, sha256
 
 text = st.text(st.characters(), max_size=50) | st.text('"\\\\/\x7f\x1f\n a\ud83d\ude00é', max_size=10)
 plain = st.recursive(

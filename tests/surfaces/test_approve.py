@@ -12,10 +12,10 @@ from threading import Thread
 import pytest
 
 from agent_sandbox import places
+from agent_sandbox.cli.commands import approve as approve_module
+from agent_sandbox.cli.main import main
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import Granted, Refused
-from agent_sandbox.surfaces import approve as approve_module
-from agent_sandbox.surfaces.cli import main
 
 
 class Asker:

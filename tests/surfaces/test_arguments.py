@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.surfaces.arguments import Request, UsageError, parse
-from agent_sandbox.surfaces.verbs import COMMON, OPTIONS, VERBS
+from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS
+from agent_sandbox.cli.parser import Request, UsageError, parse
 
 
 def test_options_are_the_same_before_and_after_the_verb() -> None:

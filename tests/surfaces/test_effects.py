@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_sandbox.cli.render import effects
+from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.engine.simulation.plan import EffectPlan, Ended, FileEffect, NetworkRequest, ProgramUse, SecretUse
 from agent_sandbox.engine.simulation.risk import Level, Risk
-from agent_sandbox.surfaces.painting import Painter
-from agent_sandbox.surfaces.preview import effects
 from tests.engine.simulation.made_up import plans
 from tests.workspace.hidden import ESCAPED
 

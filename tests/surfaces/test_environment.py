@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.surfaces.environment import guest_environment
 
 
 def test_a_name_that_nobody_has_listed_is_not_passed_on() -> None:

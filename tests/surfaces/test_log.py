@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox import places
+from agent_sandbox.cli.commands import log as log_module
+from agent_sandbox.cli.main import main
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.surfaces import log as log_module
-from agent_sandbox.surfaces.cli import main
 
 HOSTILE = "rm\x1b[2K\r ls \u202e\u200bevil"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.surfaces.pager import _Sink
+from agent_sandbox.cli.render.pager import _Sink
 from tests.patience import until
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.surfaces.highlight import language_of, roles
-from agent_sandbox.surfaces.painting import Painter
+from agent_sandbox.cli.render.colours import Painter, language_of, roles
 from agent_sandbox.workspace.diff.formats import side_by_side, unified
 from tests.workspace.previews import preview_of
 

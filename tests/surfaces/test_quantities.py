@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from agent_sandbox.cli.render.quantities import count, counted, human_size, seconds, size
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.surfaces.quantities import count, counted, human_size, seconds, size
 
 
 @pytest.mark.parametrize(

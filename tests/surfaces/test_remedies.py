@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.surfaces.remedies import Situation, remedy
+from agent_sandbox.cli.remedies import Situation, remedy
 
 HEALTHY = Situation("6.8.0-31-generic", root=False)
 

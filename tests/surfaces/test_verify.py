@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.surfaces import verify
-from agent_sandbox.surfaces.arguments import parse
-from agent_sandbox.surfaces.selftest.bench import SCRIPTS, Bench
-from agent_sandbox.surfaces.selftest.boxes import Bare
-from agent_sandbox.surfaces.selftest.probe import BOTH, RUN, SDK, Found, Probe
-from agent_sandbox.surfaces.selftest.probes import PROBES
-from agent_sandbox.surfaces.selftest.trial import judge, look
+from agent_sandbox.cli.commands import verify
+from agent_sandbox.cli.parser import parse
+from agent_sandbox.selftest.bench import SCRIPTS, Bench
+from agent_sandbox.selftest.boxes import Bare
+from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Found, Probe, judge, look
+from agent_sandbox.selftest.probes import PROBES
 
 HELD, BROKEN = Found({}, {"way": "refused", "other": "refused"}), Found({"way": "seen"})
 

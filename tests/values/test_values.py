@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_sandbox import values
+from agent_sandbox._fast import values
 
 
 def _make(dataclass: Callable[..., Any], field: Callable[..., Any]) -> Any:

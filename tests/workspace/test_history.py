@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import PolicyError, WorkspaceError
-from agent_sandbox.values import replace
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, Present
 

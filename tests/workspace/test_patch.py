@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.values import replace
+from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff.patch import LeftOut, is_gits, write_patch
 from agent_sandbox.workspace.diff.sources import Machine

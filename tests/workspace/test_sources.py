@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import replace
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.diff.sources import Formerly, Machine
 from agent_sandbox.workspace.fingerprint import Base, look

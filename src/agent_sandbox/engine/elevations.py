@@ -13,14 +13,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.encoding import Seal, as_json, same
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.gate import Recorder
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.elevation import Elevation
-from agent_sandbox.spelling import Seal, as_json, same
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import Any

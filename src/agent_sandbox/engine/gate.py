@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
 from agent_sandbox.policy import canonical
@@ -15,7 +16,6 @@ from agent_sandbox.policy.action import Action, Promote, Undo
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 
 if TYPE_CHECKING:
     from typing import Literal, NoReturn, TypeVar

@@ -11,10 +11,10 @@ import sys
 import time
 from functools import lru_cache
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.runtime.base import Hosted, JavaScriptCode, PythonCode, Script
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.view.draft import Needs
 
 KNOWN_SECONDS = 5.0  # an interpreter that is installed or removed meanwhile is noticed after this

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine import languages
 from agent_sandbox.kernel.elf import CACHE
 from agent_sandbox.policy.model import FileRules, Policy
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.view.executables import Executables, denied_files, find_executables
 
 LOOK_AGAIN_SECONDS = 60.0

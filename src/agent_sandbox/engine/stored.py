@@ -12,9 +12,9 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.kernel.mount_plan import InImage, OnDisk
 from agent_sandbox.kernel.namespaces import FIRST_ID
-from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, Move, Present, Snapshot

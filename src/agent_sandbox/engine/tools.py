@@ -9,12 +9,12 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Mapping
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError, ToolError
 from agent_sandbox.policy.action import CallTool
 from agent_sandbox.runtime.base import Clock, Nonsense, Talk
 from agent_sandbox.runtime.guest_rpc import codec
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

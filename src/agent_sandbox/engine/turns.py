@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox.engine.session import Session
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import Hearing
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, facts
 from agent_sandbox.errors import PolicyError, SandboxError
@@ -18,7 +19,6 @@ from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.runtime.base import Exit, Launch, Reason
 from agent_sandbox.runtime.guest_rpc import codec
-from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:

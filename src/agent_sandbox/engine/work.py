@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
 from agent_sandbox.runtime.base import Exit, Talk, Terminal
 from agent_sandbox.runtime.router.model import Route
-from agent_sandbox.spelling import as_json, sha256
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
 if TYPE_CHECKING:

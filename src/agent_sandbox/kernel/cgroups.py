@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.kernel import mountinfo, usage
 from agent_sandbox.kernel.mountinfo import Mount
-from agent_sandbox.values import dataclass, field
 
 PREFIX = "agent-sandbox-"
 LIMITING = frozenset({"memory", "pids"})  # what a run is limited by

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 CACHE = "/etc/ld.so.cache"
 _MAGIC, _CACHE_MAGIC = b"\x7fELF\x02\x01", b"glibc-ld.so.cache1.1"

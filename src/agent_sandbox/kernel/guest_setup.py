@@ -23,12 +23,12 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import capabilities, cgroups, landlock, mount_plan, mount_steps, namespaces, notify, rlimits, seccomp, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.mount_tools import MountedBelow, Site
 from agent_sandbox.kernel.wire import HERE, MAPPED, READY, REFUSAL_BYTES
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

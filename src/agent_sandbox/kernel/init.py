@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import usage, wire
 from agent_sandbox.kernel.wire import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

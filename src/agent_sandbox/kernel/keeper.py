@@ -19,11 +19,11 @@ import socket
 import time
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import cgroups, guest_setup, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
 from agent_sandbox.kernel.wire import START, WATCH
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.guest_setup import Program

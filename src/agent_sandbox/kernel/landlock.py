@@ -15,8 +15,8 @@ import os
 import stat
 from collections.abc import Sequence
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.values import dataclass
 
 # Each right by its name in the kernel's headers: its bit, and the first ABI that has it.
 RIGHTS: dict[str, tuple[int, int]] = {

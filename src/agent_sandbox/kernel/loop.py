@@ -9,7 +9,7 @@ import struct
 from contextlib import suppress
 from io import FileIO
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 CONTROL, _DEVICES = "/dev/loop-control", "/sys/block"
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LOOP_GET_STATUS64 = 0x4C82, 0x4C0A, 0x4C05

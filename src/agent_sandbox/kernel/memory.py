@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

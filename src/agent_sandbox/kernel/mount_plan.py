@@ -17,7 +17,7 @@ from __future__ import annotations
 import marshal
 import os
 
-from agent_sandbox.values import TYPE_CHECKING, dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import Any, ClassVar

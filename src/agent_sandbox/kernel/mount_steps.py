@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import loop
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mount_plan import (
@@ -48,7 +49,6 @@ from agent_sandbox.kernel.mount_tools import (
     make_layer,
     mount_overlay,
 )
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

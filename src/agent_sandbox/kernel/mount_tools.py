@@ -11,10 +11,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mount_plan import Mask
-from agent_sandbox.values import dataclass, field
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
 

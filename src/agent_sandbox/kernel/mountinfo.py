@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 # Filesystems that hold no files of the machine: what they show is made up by the kernel when it is read.
 # fmt: off

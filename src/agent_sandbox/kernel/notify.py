@@ -17,10 +17,10 @@ import socket
 import struct
 from contextlib import suppress
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel import seccomp, syscall_rules
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.wire import HEARD, LISTENING
-from agent_sandbox.values import dataclass
 
 # What opens, executes, connects, binds, sends to an address, or changes a file by its name. `stat`, `access` and `readlink` are not among
 # them: they are most of the calls that a program makes, and bring no content. Calls on an open file are those of who opened it.

@@ -11,9 +11,9 @@ import select
 import signal
 from collections.abc import Callable
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel import cgroups, landlock, namespaces, seccomp
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.values import dataclass
 
 _PATIENCE_MS = 10_000
 MEMORY_BYTES, PROCESSES = 64 << 20, 16  # any values will do: nothing runs under them

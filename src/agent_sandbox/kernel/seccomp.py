@@ -16,11 +16,11 @@ import errno
 import functools
 import struct
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import syscall_rules, syscalls
 from agent_sandbox.kernel import syscall_rules as rules
 from agent_sandbox.kernel.syscall_rules import Condition, Rule
-from agent_sandbox.values import dataclass
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000

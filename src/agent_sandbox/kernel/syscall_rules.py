@@ -17,6 +17,7 @@ course.
 
 from __future__ import annotations
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel.syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -26,7 +27,6 @@ from agent_sandbox.kernel.syscalls import (
     CLONE_NEWUSER,
     CLONE_NEWUTS,
 )
-from agent_sandbox.values import dataclass
 
 WHOLE = 0xFFFFFFFF_FFFFFFFF  # the register as it is: what the kernel declares as long
 INT = 0xFFFFFFFF  # what it declares as int: it ignores the upper half, so a check must ignore it too, or garbage there goes around it

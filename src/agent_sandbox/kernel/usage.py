@@ -15,7 +15,7 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 MOST_PROCESSES = 4096  # read in one pass
 MOST_ENTRIES = 500_000  # looked at in one count of a tree

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Collection, Sequence
 
-from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

@@ -13,13 +13,13 @@ from __future__ import annotations
 import errno
 import os
 
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.chain import HINT, START, Head, holds, torn_at
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Gap
 from agent_sandbox.ledger.keys import make_private, read_private
-from agent_sandbox.spelling import Seal
-from agent_sandbox.values import dataclass
 
 ANCHOR = "anchor"
 _SLOT = 512

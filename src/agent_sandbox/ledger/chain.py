@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from agent_sandbox._fast.encoding import Seal, sha256
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.encoding import UnknownForm, decode, looks_whole, place, sealed
 from agent_sandbox.ledger.event import Entry, Gap, Rotated, Torn
-from agent_sandbox.spelling import Seal, sha256
-from agent_sandbox.values import dataclass
 
 START = "0" * 64  # the hash before the first entry
 _STEP = 2 << 10  # bytes; most entries are far smaller

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.event import Checkpoint
 from agent_sandbox.ledger.keys import make_private, read_private, write_once
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

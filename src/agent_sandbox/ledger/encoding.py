@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+from agent_sandbox._fast.encoding import Seal, as_json, sha256
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.ledger import redaction
 from agent_sandbox.ledger.event import KINDS, LONGEST_TEXT, Cut, Entry, Event, cut, fits
 from agent_sandbox.ledger.redaction import is_suspicious
-from agent_sandbox.spelling import Seal, as_json, sha256
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH

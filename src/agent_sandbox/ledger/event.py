@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 
 if TYPE_CHECKING:
     from typing import ClassVar, Literal

@@ -11,7 +11,7 @@ import os
 import stat
 from contextlib import suppress
 
-from agent_sandbox.spelling import Seal
+from agent_sandbox._fast.encoding import Seal
 
 KEY, LENGTH = "key", 32
 

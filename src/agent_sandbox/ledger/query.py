@@ -10,12 +10,12 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.ledger.chain import walk
 from agent_sandbox.ledger.encoding import decode
 from agent_sandbox.ledger.event import Entry
 from agent_sandbox.ledger.segments import closed_name, files, first_sequence
 from agent_sandbox.ledger.summary import LEVELS, Told, tell
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import BinaryIO

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.ledger.event import LONGEST_TEXT, cut
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from re import Match, Pattern

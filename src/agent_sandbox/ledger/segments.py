@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.chain import HINT, walk
 from agent_sandbox.ledger.encoding import place
 from agent_sandbox.ledger.event import Entry
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import BinaryIO

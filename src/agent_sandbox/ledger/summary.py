@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass
 from agent_sandbox.ledger.event import Checkpoint, Cut, Entry, Gap, Intent, Noted, Outcome, Refusal, Rotated, Torn
-from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass
 
 if TYPE_CHECKING:
     from typing import Any

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import anchor as anchors
 from agent_sandbox.ledger import checkpoint as checkpoints
@@ -20,8 +22,6 @@ from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Checkpoint, Entry, Gap, Rotated, Torn
 from agent_sandbox.ledger.segments import opened
 from agent_sandbox.ledger.writer import PURPOSE
-from agent_sandbox.spelling import Seal
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 
 if TYPE_CHECKING:
     from typing import BinaryIO

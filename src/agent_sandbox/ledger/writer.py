@@ -18,6 +18,8 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.ledger import anchor, keys
 from agent_sandbox.ledger.anchor import ANCHOR, missing
@@ -26,8 +28,6 @@ from agent_sandbox.ledger.encoding import encode
 from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome, Rotated
 from agent_sandbox.ledger.keys import make_private, sync_directory
 from agent_sandbox.ledger.segments import closed_directory, closed_name, first_sequence, kept
-from agent_sandbox.spelling import Seal
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Final

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
 _ALIASES = {"python3": "python", "py": "python", "js": "javascript", "node": "javascript", "nodejs": "javascript", "rb": "ruby"}

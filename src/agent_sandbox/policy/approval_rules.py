@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.programs import check_name, covers
 from agent_sandbox.readers.shell import POSIX_SHELLS
-from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass, replace
 
 if TYPE_CHECKING:
     from agent_sandbox.readers.shell.effects import Understanding, Use

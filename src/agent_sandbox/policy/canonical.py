@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from agent_sandbox.spelling import as_json, sha256
-from agent_sandbox.values import TYPE_CHECKING, fields, is_dataclass
+from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.values import TYPE_CHECKING, fields, is_dataclass
 
 if TYPE_CHECKING:
     from typing import Any

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import assert_never, dataclass
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
-from agent_sandbox.values import assert_never, dataclass
 
 _MOST_LISTED = 12  # programs in a remedy
 LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times

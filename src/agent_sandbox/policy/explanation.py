@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from agent_sandbox._fast.values import dataclass, fields
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.files.document import Document
@@ -17,7 +18,6 @@ from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.readers.shell.effects import Understanding
 from agent_sandbox.readers.shell.tools.tables import TOOLS
 from agent_sandbox.readers.shell.wrappers import BUILTINS
-from agent_sandbox.values import dataclass, fields
 
 
 @dataclass(frozen=True)

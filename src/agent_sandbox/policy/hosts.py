@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.values import dataclass
 
 NO_NETWORK = "the network is asked for, and this version has none for sandboxes: every connection will fail"
 _LOCAL = ("localhost", "*.localhost")

@@ -1,4 +1,4 @@
-"""Learning: from what a run was seen to do, the smallest policy that would have allowed it. Pure; `engine.learning` looks and asks.
+"""Learning: from what a run was seen to do, the smallest policy that would have allowed it. Pure; `engine.learn` looks and asks.
 
 Smallest, by rules that are few enough to be said:
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
+from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import canonical_host, is_local
 from agent_sandbox.policy.limits import MIB, Limits
@@ -23,7 +24,6 @@ from agent_sandbox.policy.model import SCRATCH, FileRules
 from agent_sandbox.policy.paths import Tree, matches
 from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Line, Proposal, pattern_of
-from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
+from agent_sandbox._fast.values import dataclass, fields
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.values import dataclass, fields
 
 MIB = 1 << 20
 _LARGEST = 1 << 60  # far above any machine, far below what overflows a kernel field

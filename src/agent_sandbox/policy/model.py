@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.approval_rules import NOBODY_IS_ASKED, AskRules
@@ -17,7 +18,6 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.values import dataclass, replace
 
 SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.values import dataclass
 
 
 class Wild(Enum):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import Token, literal, scan, spans
 from agent_sandbox.readers.shell import POSIX_SHELLS
-from agent_sandbox.values import dataclass
 
 LINE_SHELLS = ("bash", "sh")  # what runs a line, and what programs that run lines look for
 SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")

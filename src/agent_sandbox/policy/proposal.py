@@ -7,12 +7,12 @@ very same name is not written.
 
 from __future__ import annotations
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.settings import BY_KEY
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import check_name, covers, is_pattern
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import Any

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ nobody can take one away, because that would need the signature from before it w
 allow more, and one that is not understood allows nothing.
 
 Pure: whether a token is genuine, and what it says about an action, follows from the arguments. That it was not revoked or used up is for
-`engine.capabilities`, which keeps count.
+`engine.grants`, which keeps count.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from agent_sandbox._fast.encoding import Seal, as_json, same, sha256
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.spelling import Seal, as_json, same, sha256
-from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass
 
 if TYPE_CHECKING:
     from typing import Any

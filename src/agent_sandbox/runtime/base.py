@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 
+from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass, field
 from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass, field
 
 if TYPE_CHECKING:
     from typing import Any, Literal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from agent_sandbox.values import TYPE_CHECKING, Protocol, dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.workspace.nodes import Node

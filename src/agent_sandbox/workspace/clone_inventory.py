@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
-from agent_sandbox.spelling import as_json
-from agent_sandbox.values import dataclass, field
+from agent_sandbox._fast.encoding import as_json
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.workspace import beneath
 
 LIMIT = 2_000_000  # names; beyond it the list is not finished

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 
-from agent_sandbox.values import dataclass, field, replace
+from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.clone_inventory import Names, Unfinished, open_inside
 from agent_sandbox.workspace.fingerprint import Base, Bases, Seen, alike, digest_of, look

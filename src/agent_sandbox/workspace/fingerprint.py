@@ -10,8 +10,8 @@ import os
 import stat
 from collections.abc import Mapping
 
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
 

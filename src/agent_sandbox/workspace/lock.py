@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.encoding import as_json
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import Busy
-from agent_sandbox.spelling import as_json
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained
 
 

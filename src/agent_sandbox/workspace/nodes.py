@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from enum import Enum
 
-from agent_sandbox.values import dataclass, field
+from agent_sandbox._fast.values import dataclass, field
 
 _CHUNK = 1 << 20
 # Labels that the kernel or a security module puts on by itself: they differ between filesystems without anybody having changed anything.

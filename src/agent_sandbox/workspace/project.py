@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from typing import Literal

@@ -12,8 +12,8 @@ import posixpath
 import stat
 from collections.abc import Callable, Iterable, Mapping
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.policy.files import document
-from agent_sandbox.values import TYPE_CHECKING
 from agent_sandbox.workspace.changes import Change, ChangeSet, covers
 from agent_sandbox.workspace.escape import components, folded
 from agent_sandbox.workspace.nodes import EntryType

@@ -11,9 +11,9 @@ import select
 from threading import Thread
 from types import TracebackType
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import fanotify
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.changes import covers
 
 _WHOLE, _PART = b"agent-sandbox reads 1 whole", b"agent-sandbox reads 1 part"

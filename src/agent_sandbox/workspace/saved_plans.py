@@ -17,9 +17,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
 from agent_sandbox.workspace.lock import Holder, hold

@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
-from agent_sandbox.spelling import as_json, sha256
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
 from agent_sandbox.workspace.layers import history as history_file
 from agent_sandbox.workspace.layers.history import History, Present

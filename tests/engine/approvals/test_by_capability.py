@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.engine import gate as gate_module
-from agent_sandbox.engine.approvals.by_capability import CapabilityApprover
+from agent_sandbox.engine.approvals.approvers import CapabilityApprover
 from agent_sandbox.engine.gate import Gate, Granted, Refused
 from agent_sandbox.errors import Denied
 from agent_sandbox.ledger.chain import read

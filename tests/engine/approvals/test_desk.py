@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.approvals.answer import Decision
-from agent_sandbox.engine.approvals.desk import Desk
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox.engine.approvals.approvers import Desk
 from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
-from agent_sandbox.engine.capabilities import Capabilities
+from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.grants import Capabilities
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.tokens import Token
-from agent_sandbox.spelling import Seal
 
 KEY = Seal(b"k" * 32)
 PUSH, FORCE = RunCommand.of(["git", "push"]), RunCommand.of(["git", "push", "--force"])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.approvals.answer import Answer, Decision, opened, sealed
-from agent_sandbox.engine.approvals.approver import InboxApprover
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox.engine.approvals.approvers import InboxApprover
 from agent_sandbox.engine.approvals.inbox import MOST_WAITING, Inbox
-from agent_sandbox.engine.approvals.question import Question
+from agent_sandbox.engine.approvals.question import Answer, Decision, Question, opened, sealed
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.chain import read
@@ -21,7 +21,6 @@ from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.decide import Ask, Reason
-from agent_sandbox.spelling import Seal
 from tests.engine.approvals.test_question import question
 
 KEY = Seal(b"k" * 32)

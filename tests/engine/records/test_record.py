@@ -12,12 +12,25 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox.engine.records.comparing import departures
-from agent_sandbox.engine.records.record import LARGEST, Record, check_place, digest, read, salted, write
-from agent_sandbox.engine.records.tape import KEPT, MOST_PIECES, PIECE, Tape, Taping, first_difference
+from agent_sandbox._fast.values import fields
+from agent_sandbox.engine.records.record import (
+    KEPT,
+    LARGEST,
+    MOST_PIECES,
+    PIECE,
+    Record,
+    Tape,
+    Taping,
+    check_place,
+    departures,
+    digest,
+    first_difference,
+    read,
+    salted,
+    write,
+)
 from agent_sandbox.errors import RecordError
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.values import fields
 
 SALT = "ab" * 16
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.engine.simulation.plan import (
     EffectPlan,
     Ended,
@@ -20,7 +21,6 @@ from agent_sandbox.engine.simulation.plan import (
     read,
 )
 from agent_sandbox.engine.simulation.risk import Level, Risk
-from agent_sandbox.values import replace
 from tests.engine.simulation.made_up import plans
 
 

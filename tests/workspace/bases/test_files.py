@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.spelling import sha256
 from agent_sandbox.workspace.fingerprint import Base, Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.originals import files, records, runs

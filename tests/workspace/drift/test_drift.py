@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.values import replace
 from agent_sandbox.workspace import clone_inventory
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.drift import Drift, Drifted, DriftKind, LookBudget, Moved, Unmoved, Verdict, judge, look_for_drift

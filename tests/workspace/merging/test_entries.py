@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.values import replace
+from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace.merge import Conflict, ConflictKind, Labels, MergedEntry, MergedTree, Version, merge_entry, merge_tree, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 

@@ -19,15 +19,14 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from agent_sandbox.engine.approvals.answer import Answer, Decision, opened, sealed
-from agent_sandbox.engine.approvals.question import Question, decoded, shown
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, opened, sealed, shown
 from agent_sandbox.engine.gate import Granted, Recorder, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
-from agent_sandbox.spelling import Seal
-from agent_sandbox.values import dataclass, replace
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 MOST_OF_ONE = 8  # of them from one sandbox, so that one that floods leaves room for the others

@@ -13,14 +13,76 @@ import hmac
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_sandbox.engine.records.tape import KEPT, MOST_PIECES, Tape
+from agent_sandbox._fast.values import dataclass, field, fields
 from agent_sandbox.errors import RecordError
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.values import dataclass, fields
 from agent_sandbox.workspace.durable import write_atomically
+
+PIECE = 4096
+KEPT = 64 << 10  # bytes of the beginning that are kept as they are
+MOST_PIECES = 16384  # digests: beyond 64 MiB the rest is one piece
+_DIGITS = 32  # hexadecimal, of each
+
+
+@dataclass(frozen=True)
+class Tape:
+    """An output stream."""
+
+    size: int
+    digest: str
+    beginning: bytes
+    pieces: tuple[str, ...] = field(default=())
+
+
+class Taping:
+    """Takes a stream as it comes."""
+
+    def __init__(self) -> None:
+        self._all = hashlib.sha256()
+        self._size = 0
+        self._beginning = b""
+        self._pieces: list[str] = []
+        self._rest = b""
+
+    def take(self, data: bytes) -> None:
+        """More of it."""
+        self._all.update(data)
+        self._size += len(data)
+        self._beginning += data[: KEPT - len(self._beginning)]
+        self._rest += data
+        while len(self._rest) >= PIECE:
+            piece, self._rest = self._rest[:PIECE], self._rest[PIECE:]
+            if len(self._pieces) < MOST_PIECES:
+                self._pieces.append(_named(piece))
+
+    def taped(self) -> Tape:
+        """All of it."""
+        last = [_named(self._rest)] if self._rest and len(self._pieces) < MOST_PIECES else []
+        return Tape(self._size, self._all.hexdigest(), self._beginning, (*self._pieces, *last))
+
+
+def _named(piece: bytes) -> str:
+    return hashlib.sha256(piece).hexdigest()[:_DIGITS]
+
+
+def first_difference(one: Tape, other: Tape) -> tuple[int, bool] | None:
+    """Where two streams begin to differ, and whether that is the very byte or only the piece that holds it; None when they are the same."""
+    if (one.size, one.digest) == (other.size, other.digest):
+        return None
+    for index, (left, right) in enumerate(zip(one.beginning, other.beginning, strict=False)):
+        if left != right:
+            return index, True
+    shorter = min(len(one.beginning), len(other.beginning))
+    if len(one.beginning) != len(other.beginning):
+        return shorter, True
+    for index, (piece, same) in enumerate(zip(one.pieces, other.pieces, strict=False)):
+        if piece != same:
+            return index * PIECE, False
+    return min(one.size, other.size, MOST_PIECES * PIECE), one.size != other.size
+
 
 SCHEMA = "agent-sandbox/record/1"
 LARGEST = 64 << 20  # bytes of a file that is read
@@ -206,3 +268,69 @@ class _Taking:
             if each is not None and (isinstance(each, bool) or not isinstance(each, int | float)):
                 raise ValueError(f"{name} are no numbers")
         return value
+
+
+_SNIPPET = 40  # bytes that are shown of either side
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One difference. `what` is "input", "stdout", "stderr", "change", "exit" or "fuel"; `message` is for people."""
+
+    what: str
+    message: str
+
+
+def departures(recorded: Record, now: Record) -> tuple[Departure, ...]:
+    """All of them, what may have caused the others first; nothing when the two runs were the same."""
+    return (
+        *_inputs(recorded.inputs, now.inputs),
+        *_stream("stdout", recorded.stdout, now.stdout),
+        *_stream("stderr", recorded.stderr, now.stderr),
+        *_changes(recorded.changes, now.changes),
+        *_end(recorded, now),
+    )
+
+
+def _inputs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Departure]:
+    for name in sorted(before.keys() & after.keys()):
+        if before[name] != after[name]:
+            yield Departure("input", f"the {name} has changed since the record was made")
+    for name in sorted(before.keys() - after.keys()):
+        yield Departure("input", f"the {name} was looked into, and is not now")
+    for name in sorted(after.keys() - before.keys()):
+        yield Departure("input", f"the {name} is looked into, and was not then")
+
+
+def _stream(name: str, before: Tape, after: Tape) -> Iterator[Departure]:
+    found = first_difference(before, after)
+    if found is None:
+        return
+    at, exact = found
+    if not exact or at >= max(len(before.beginning), len(after.beginning)):
+        yield Departure(name, f"{name} differs from byte {at} on{'' if exact else ', or shortly after'}")
+        return
+    was, now = (tape.beginning[at : at + _SNIPPET] for tape in (before, after))
+    yield Departure(name, f"{name} differs at byte {at}: it was {_shown(was)}, and is {_shown(now)}")
+
+
+def _shown(piece: bytes) -> str:
+    return repr(piece)[1:] if piece else "at its end"
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Departure]:
+    for path in sorted(before.keys() | after.keys()):
+        if path not in after:
+            yield Departure("change", f"{path!r} was changed, and is not now")
+        elif path not in before:
+            yield Departure("change", f"{path!r} is changed, and was not then")
+        elif before[path] != after[path]:
+            yield Departure("change", f"{path!r} is changed in another way")
+
+
+def _end(before: Record, after: Record) -> Iterator[Departure]:
+    was, now = ((record.code_out, record.reason, record.limits_hit) for record in (before, after))
+    if was != now:
+        yield Departure("exit", f"it ended with {was[0]} ({was[1]}), and now with {now[0]} ({now[1]})")
+    if before.fuel != after.fuel:
+        yield Departure("fuel", f"it used {before.fuel} units of fuel, and now {after.fuel}")

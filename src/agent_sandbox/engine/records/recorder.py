@@ -7,16 +7,15 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from agent_sandbox.engine.records.record import Record, check_place, digest, salted, write
-from agent_sandbox.engine.records.tape import Taping
-from agent_sandbox.engine.session import SCRATCH, Session
+from agent_sandbox._fast.values import fields, replace
+from agent_sandbox.engine.records.record import Record, Taping, check_place, digest, salted, write
+from agent_sandbox.engine.run import SCRATCH, Session
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import PolicyError, RecordError
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import FileRules, Policy
-from agent_sandbox.values import fields, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.nodes import EntryType
 

@@ -6,10 +6,10 @@ whoever carries it out reads the content again and compares.
 
 from __future__ import annotations
 
+from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, of_unseen, worst
 from agent_sandbox.policy import canonical
-from agent_sandbox.spelling import as_json, sha256
-from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 
 if TYPE_CHECKING:
     from typing import Any

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import dataclass
 
 
 class Grant(Enum):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import _ast as ast  # the classes alone; `ast` itself is slow to load
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.policy.code.patterns import COMPUTED, INTRICATE, REFLECTION, Findings, Matcher, Rule
 from agent_sandbox.policy.code.validate import python_words
 from agent_sandbox.readers.bounds import too_much
 from agent_sandbox.readers.python import BINDING, BUILTINS, Names, by_kind, own_name, parse
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.code.patterns import DEFAULT, INTRICATE, PYTHON_REFLECTION, Findings, Grant, Matcher, Rule, Validation
@@ -14,7 +15,6 @@ from agent_sandbox.readers.shell.effects import Effect, Kind, Use
 from agent_sandbox.readers.shell.parser import parse
 from agent_sandbox.readers.shell.syntax import Function, Pipeline, Program, Simple, Text
 from agent_sandbox.readers.shell.wrappers import SHELLS
-from agent_sandbox.values import replace
 
 BY_HAND = "is on the list of patterns that this sandbox was given"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.files.document import Document
@@ -19,7 +20,6 @@ from agent_sandbox.policy.model import FileRules, Policy, implied
 from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.programs import covers
 from agent_sandbox.policy.proposal import Asked, Line, Proposal
-from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 
 if TYPE_CHECKING:
     from typing import Any

@@ -6,9 +6,9 @@ view keeps; what those tools could do beyond reading is bounded by the files, th
 
 from __future__ import annotations
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.files.document import Document, from_mapping
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

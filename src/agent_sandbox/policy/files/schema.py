@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.policy.files.presets import PRESETS
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

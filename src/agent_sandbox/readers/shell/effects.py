@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.readers.shell.expansion import Field
-from agent_sandbox.values import dataclass
 
 
 class Kind(Enum):

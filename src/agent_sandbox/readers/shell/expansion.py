@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.readers.shell.syntax import Command, Part, Program, Simple, Substitution, Text, Variable, Word
-from agent_sandbox.values import dataclass
 
 MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not written out
 _LONGEST_BRACES, _MOST_BRACES = 1024, 32

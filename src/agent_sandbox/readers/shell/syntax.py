@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 
 class Unreadable(Exception):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.readers.shell import POSIX_SHELLS
 from agent_sandbox.readers.shell.effects import Effect, Kind, split
 from agent_sandbox.readers.shell.expansion import Field
 from agent_sandbox.readers.shell.tools.spec import words
-from agent_sandbox.values import dataclass, field
 
 SHELLS = frozenset(POSIX_SHELLS)
 # Commands of the shell itself: no program is started for them. What some of them do is in `reading`.

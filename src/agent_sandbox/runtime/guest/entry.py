@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.runtime.guest import script_runner
 from agent_sandbox.runtime.guest_rpc import codec, inside
 from agent_sandbox.runtime.guest_rpc.client import Speaker
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import NoReturn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 # Parts of the notes of a run of which not everything was seen.
 TOO_MANY, FAILED = NOT_ALL = ("it tried more different things than are kept", "of its calls could not be looked at")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import select
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Exit, Reason, Usage
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken
 from agent_sandbox.kernel import cgroups, namespaces, wire
 from agent_sandbox.kernel.wire import (
@@ -37,7 +38,6 @@ from agent_sandbox.runtime.process.exit_status import await_end_of, exit_of
 from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
 from agent_sandbox.runtime.process.request import counted, request_for, watched
 from agent_sandbox.runtime.process.zygote import Line, Zygote
-from agent_sandbox.values import TYPE_CHECKING, assert_never, dataclass, replace
 
 if TYPE_CHECKING:
     from typing import Any

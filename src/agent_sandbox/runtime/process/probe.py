@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.mount_plan import Code, Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
-from agent_sandbox.values import replace
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.process.runtime import ProcessRuntime

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import namespaces
 from agent_sandbox.runtime.base import DEVNULL, Launch
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Literal

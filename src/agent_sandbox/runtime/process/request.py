@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import mount_plan
 from agent_sandbox.runtime.base import Hosted, Launch
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

@@ -10,12 +10,12 @@ import _thread  # all that is needed here of `threading`, which a program with o
 import os
 from collections.abc import Callable
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import JavaScriptCode, Launch, PythonCode, Support
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.process.pool import Pool

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.wire import DONE, START, WATCH
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.cgroups import Hierarchy

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.values import dataclass, field
 
 COMMAND = "command"  # in place of a language: a native program with its arguments
 

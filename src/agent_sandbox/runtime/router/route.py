@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.readers.bounds import shown
 from agent_sandbox.runtime.router import wasm_python
 from agent_sandbox.runtime.router.model import COMMAND, Feature, Host, Permits, Reading, Route, Work
-from agent_sandbox.values import dataclass
 
 
 @dataclass(frozen=True)

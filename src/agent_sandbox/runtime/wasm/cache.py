@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 MODULE = "module"  # the interpreter of Python
 JAVASCRIPT = "javascript"  # that of JavaScript, for a zygote; in the cache its name changes with what was done to it

@@ -13,11 +13,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
 from agent_sandbox.runtime.wasm.javascript.module_patch import adapted
 from agent_sandbox.runtime.wasm.recipe import IMAGES, INTERPRETER, JAVASCRIPT, Package, javascript_stored_as, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.wasm.machine import Machine

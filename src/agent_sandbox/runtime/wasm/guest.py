@@ -20,6 +20,7 @@ from functools import partial
 
 import wasmtime
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.wire import FAREWELL, FAREWELL_FD, INPUTS, JAVASCRIPT, NOT_COUNTED, SCRIPT, SCRIPTS
 from agent_sandbox.runtime.guest.entry import enter, refuse, write_script
@@ -29,7 +30,6 @@ from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, Interprete
 from agent_sandbox.runtime.wasm.machine import Determinism, Image, Inside, Instance, Machine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

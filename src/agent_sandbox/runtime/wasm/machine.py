@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import wasmtime
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.runtime.wasm.wasi import abi
 from agent_sandbox.runtime.wasm.wasi.abi import GuestMemory, Shim
 from agent_sandbox.runtime.wasm.wasi.deterministic import FUNCTIONS, PASSED_ON, Deterministic, Watch
 from agent_sandbox.runtime.wasm.wasi.listing import Listings, hand_out
-from agent_sandbox.values import dataclass
 
 _NOBODY, _FAULT, _DONE = -1, -2, 0  # what the interpreter takes for "there is nobody there", for an error of the host's, and for an answer
 _ADDRESS = struct.Struct("<I")

@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from functools import cached_property
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.policy.guarantees import Guarantee
@@ -27,7 +28,6 @@ from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.recipe import Package
 from agent_sandbox.runtime.wasm.runtime import cache_for
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import IO

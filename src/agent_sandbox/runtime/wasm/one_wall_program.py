@@ -15,11 +15,11 @@ from contextlib import suppress
 
 import wasmtime
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel.wire import SCRIPT
 from agent_sandbox.runtime.wasm.cache import Entry, checked
 from agent_sandbox.runtime.wasm.machine import configuration
 from agent_sandbox.runtime.wasm.recipe import OURS, preparation
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

@@ -7,12 +7,12 @@ import hashlib
 import os
 from importlib import metadata
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT
 from agent_sandbox.runtime.guest import script_runner
 from agent_sandbox.runtime.guest_rpc import codec, inside
 from agent_sandbox.runtime.wasm.javascript import module_patch
-from agent_sandbox.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,6 +11,7 @@ import os
 import time
 from functools import cached_property
 
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Completed, Hosted, JavaScriptCode, Launch, Reason, Support
@@ -22,7 +23,6 @@ from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
-from agent_sandbox.values import TYPE_CHECKING, replace
 
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
 BUILDER = "agent_sandbox.runtime.wasm.compiler"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.kernel.mount_plan import Bind, Code, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
-from agent_sandbox.values import replace
 
 VIEW = "/view"  # what the program sees as its root
 LIBRARY = "/library"  # its interpreter's standard library, and nothing else

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from agent_sandbox.values import Protocol, dataclass, replace
+from agent_sandbox._fast.values import Protocol, dataclass, replace
 from agent_sandbox.workspace.changes import Change, Contents, Kind
 from agent_sandbox.workspace.diff.window import Window, read_window
 from agent_sandbox.workspace.escape import lookalike, named

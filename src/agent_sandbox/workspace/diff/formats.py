@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from agent_sandbox.values import dataclass, replace
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.diff.compare import DEFAULT, Binary, Limits, Preview
 from agent_sandbox.workspace.diff.rows import (

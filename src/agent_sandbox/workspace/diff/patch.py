@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha1
 from itertools import chain
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace.changes import Change, Contents, Kind, covers
 from agent_sandbox.workspace.diff.compare import Effort, FormerContents, lines_of
 from agent_sandbox.workspace.diff.rows import hunks

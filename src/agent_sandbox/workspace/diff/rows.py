@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace.escape import visible
 from agent_sandbox.workspace.merge.edits import Edit, find_edits
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.fingerprint import Base, Bases, Seen, digest_of_open

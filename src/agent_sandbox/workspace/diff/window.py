@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 _CHUNK = 1 << 20
 _AROUND = 3  # lines kept on either side of what differs

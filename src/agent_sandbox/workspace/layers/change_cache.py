@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from json import dumps, loads
 from zlib import crc32
 
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.originals.runs import file_of, unfinished

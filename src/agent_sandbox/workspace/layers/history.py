@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from agent_sandbox._fast.encoding import as_json
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError, WorkspaceError
-from agent_sandbox.spelling import as_json
-from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.durable import explained, write_atomically
 
 if TYPE_CHECKING:

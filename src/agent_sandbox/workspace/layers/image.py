@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import loop
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.durable import explained, sync_directory
 
 ROOM = 256 << 20  # what a sandbox has free at first, and is given at a time; half of it is to be free always

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers

@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from agent_sandbox.values import replace
+from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind

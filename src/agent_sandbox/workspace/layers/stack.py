@@ -13,9 +13,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.spelling import sha256
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.layers import overlay_tree

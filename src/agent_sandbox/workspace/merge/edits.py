@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 
 STEPS = 1_500_000  # of the search, for one comparison: about a second
 _MOST_EDITS = 1_000  # in one stretch; what is remembered grows with its square

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_sandbox.values import dataclass
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace.merge.edits import STEPS, Edit, find_edits
 
 MOST_BYTES = 8 << 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from enum import Enum
 
-from agent_sandbox.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.workspace.merge.text import Labels, Merged, merge_text
 from agent_sandbox.workspace.nodes import EntryType, Node
 

@@ -9,9 +9,9 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterable
 
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.kernel.syscalls import name_to_handle_at
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass, field, replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany, open_beneath
 from agent_sandbox.workspace.changes import covers

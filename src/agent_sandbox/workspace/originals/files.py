@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.spelling import sha256
 from agent_sandbox.workspace.durable import explained, sync_directory
 from agent_sandbox.workspace.fingerprint import Base
 from agent_sandbox.workspace.originals import records

@@ -16,8 +16,8 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from agent_sandbox.spelling import as_json
-from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox._fast.encoding import as_json
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.workspace.fingerprint import Base, Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
 

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from agent_sandbox.values import replace
+from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import walk
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents

@@ -18,8 +18,8 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.workspace.durable import sync_directory, write_atomically
 from agent_sandbox.workspace.promotion.steps import Move, read, written
 from agent_sandbox.workspace.removal import remove_tree

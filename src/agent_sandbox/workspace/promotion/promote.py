@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
-from agent_sandbox.spelling import sha256
-from agent_sandbox.values import dataclass, replace
 from agent_sandbox.workspace.beneath import identity
 from agent_sandbox.workspace.changes import Contents
 from agent_sandbox.workspace.lock import Holder

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import SandboxError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.beneath import identity, open_directory
 from agent_sandbox.workspace.lock import Holder, hold
 from agent_sandbox.workspace.promotion.backup import keep_olds, rescue

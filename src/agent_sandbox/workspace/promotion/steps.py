@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent_sandbox.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.fingerprint import Seen
 from agent_sandbox.workspace.nodes import EntryType, Node

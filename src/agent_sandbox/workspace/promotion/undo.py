@@ -11,8 +11,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
-from agent_sandbox.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.fingerprint import Seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
     Overlay,
@@ -12,7 +13,6 @@ from agent_sandbox.kernel.mount_plan import (
 )
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
-from agent_sandbox.values import TYPE_CHECKING, dataclass, field
 
 if TYPE_CHECKING:
     pass

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import elf
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, covers, interprets, is_pattern
 from agent_sandbox.policy.programs import covers as names_match
-from agent_sandbox.values import dataclass
 from agent_sandbox.workspace.view.draft import contains
 
 

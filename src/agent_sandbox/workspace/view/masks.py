@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import Bind, Copies, Directory, Mask, Overlay, Step
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, ancestors
-from agent_sandbox.values import replace
 from agent_sandbox.workspace.layers.stack import quote_target
 from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
@@ -36,7 +37,6 @@ from agent_sandbox.kernel.mount_plan import (
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
-from agent_sandbox.values import TYPE_CHECKING, replace
 from agent_sandbox.workspace.layers.stack import quote_target
 from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 from agent_sandbox.workspace.view.executables import Executables

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.readers.shell.effects import Arguments, Effect, Kind, split
 from agent_sandbox.readers.shell.expansion import Field
-from agent_sandbox.values import dataclass, field
 
 _NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "-"})
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import wasmtime
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED
 from agent_sandbox.runtime.wasm.machine import Inside
-from agent_sandbox.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.runtime.wasm.wasi.abi import DIRENT, OK, OWN_BYTES, WORD, Call, GuestMemory, unsigned
 from agent_sandbox.runtime.wasm.wasi.clock import START_NS, Clock
-from agent_sandbox.values import dataclass
 
 _USED = 0  # where the engine puts how much it wrote, in memory of our own
 _ENTRIES = 8  # and where it writes

@@ -1,0 +1,231 @@
+"""`doctor`: one row for each thing a sandbox needs of this machine, proved by a live try, with what to do where it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+
+from agent_sandbox import places, shared
+from agent_sandbox.cli.parser import Request
+from agent_sandbox.cli.remedies import Situation, idmapping_remedy, remedy
+from agent_sandbox.cli.render.quantities import human_size
+from agent_sandbox.cli.render.table import Row, document, report
+from agent_sandbox.engine.languages import NATIVE, tools
+from agent_sandbox.engine.retry import on_a_plan_that_holds
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel import landlock, probes
+from agent_sandbox.kernel.mount_plan import InImage, Layers, OnDisk, ThrowAway
+from agent_sandbox.kernel.probes import Trial
+from agent_sandbox.policy.action import LANGUAGES
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import CLONED_LIMITS, cloned
+from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.base import Argv, Launch
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.probe import trial
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.workspace.layers.image import attach, make
+from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.plan import plan_view
+
+LITTLE_SPACE = 64 * MIB
+_SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")
+
+
+def throw_away() -> Trial:
+    """Launch a shell on a clone of the whole machine, with layers in memory."""
+    return _launch(ThrowAway(64 * MIB))
+
+
+def kept() -> Trial:
+    """The same, with layers on the disk of the state directory: not every filesystem can carry them."""
+    return _in_a_place_of_its_own(lambda place: _launch(OnDisk(place)))
+
+
+def image() -> Trial:
+    """The same, with layers in an image on that disk."""
+    return _in_a_place_of_its_own(_in_an_image)
+
+
+def _in_an_image(place: str) -> Trial:
+    path = os.path.join(place, "image")
+    make(path, 64 * MIB)
+    attached = attach(path)
+    try:
+        return _launch(InImage(path, attached.loop.device, attached.identity, "1", (), 64 * MIB))
+    finally:
+        attached.close()
+
+
+def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
+    """Try something in a directory that is there for it alone: in the trash, so that a crash leaves it to be swept."""
+    try:
+        store = Store.open(places.state_dir())
+        name = f"probe.{os.getpid()}"
+        trash = os.open(os.path.join(store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (SandboxError, OSError) as error:
+        return Trial(False, str(error))
+    try:
+        os.mkdir(name, 0o700, dir_fd=trash)
+        return attempt(os.path.join(store.path, "trash", name))
+    except (SandboxError, OSError) as error:
+        return Trial(False, error.message if isinstance(error, SandboxError) else str(error))
+    finally:
+        with suppress(SandboxError, OSError):
+            remove_tree(trash, name)
+        os.close(trash)
+
+
+def _launch(layers: Layers) -> Trial:
+    state, keys = os.path.realpath(places.state_dir()), os.path.realpath(places.keys_dir())
+    policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state, keys_dir=keys))
+    runtime = ProcessRuntime(single_threaded=True)
+
+    def attempt() -> ProcessGuest:
+        plan = plan_view(policy.files, tools(), layers, host=Host.look(), scratch_bytes=16 * MIB)
+        return runtime.launch(Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
+
+    try:
+        with on_a_plan_that_holds(attempt) as guest:
+            completed = guest.wait()
+    except (SandboxError, OSError) as error:
+        return Trial(False, error.message if isinstance(error, SandboxError) else str(error))
+    finally:
+        runtime.close()
+    if completed.exit.code != 0 or completed.stdout != b"works\n":
+        said = completed.stderr.decode(errors="replace").strip() or guest.refused
+        return Trial(False, f"a shell in it ended with {completed.exit.code}: {said}")
+    return Trial(True, f"a shell ran in it in {completed.exit.usage.wall_seconds * 1000:.0f} ms")
+
+
+def state_directory() -> Trial:
+    """Make or open the store, write to it, and see how much room there is."""
+    try:
+        path = Store.open(places.state_dir()).path
+        space = os.statvfs(path)
+    except (SandboxError, OSError) as error:
+        return Trial(False, str(error))
+    free = space.f_bavail * space.f_frsize
+    return Trial(free >= LITTLE_SPACE, f"{path}, {human_size(free)} free")
+
+
+def interpreter(language: str) -> tuple[Trial, str]:
+    """Whether there is a program for the language, and the package that has it."""
+    if language == "python":
+        import sys
+
+        return Trial(True, f"{os.path.realpath(sys.executable)}, version {sys.version.split()[0]}"), "python3"
+    known = NATIVE[language]
+    search = os.environ.get("PATH", os.defpath)
+    found = next((path for command in known.commands if (path := shutil.which(command, path=search))), None)
+    return Trial(found is not None, found or f"no {known.commands[0]} in {search}"), known.package
+
+
+def wasm() -> tuple[Trial, str]:
+    """Run a line of Python inside WebAssembly; and what to do where that fails."""
+    runtime = shared.wasm()
+    try:
+        with runtime.launch(trial("print('works')")) as guest:
+            completed = guest.wait()
+    except SandboxError as error:
+        return Trial(False, error.message), error.hint
+    except OSError as error:
+        return Trial(False, str(error)), "run: agent-sandbox setup"
+    finally:
+        runtime.close()
+    if completed.stdout != b"works\n":
+        said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Trial(False, f"its interpreter ended with {completed.exit.code}: {said}"), "please report this"
+    return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms"), ""
+
+
+_FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
+
+
+def doctor(request: Request) -> int:
+    """The verb `doctor`. Exits with 1 when something required is missing."""
+    here = Situation.look()
+    rows = examine(here)
+    broken = any(row.fatal for row in rows)
+    if request.has("--json"):
+        document(rows, here.name)
+    else:
+        report(rows, here.name)
+    return 1 if broken else 0
+
+
+def examine(here: Situation) -> list[Row]:
+    """Try everything out."""
+    cure = remedy(here)
+    tries: list[tuple[str, Callable[[], Trial], str, str]] = [
+        ("user namespaces", probes.user_namespace, "rights of its own, none over the machine", cure),
+        ("namespaces", probes.own_namespaces, "own processes, no network", cure),
+        ("mount copies", probes.mount_api, "a view made of the machine's own mounts", cure),
+        ("overlay", probes.overlay, "every write is captured", cure or "load the module: modprobe overlay"),
+        ("own /proc", probes.own_proc, "sees no process but its own", cure),
+        ("seccomp", probes.system_call_filter, "few ways into the kernel", "needs CONFIG_SECCOMP_FILTER, on x86_64 or aarch64"),
+        ("pidfd", probes.process_handles, "nothing outlives its supervisor", "Linux 5.3 or later is needed"),
+        ("openat2", probes.safe_opening, "reads what a guest wrote without being led astray", "Linux 5.6 or later is needed"),
+        ("a run", throw_away, "all of it together, on a clone of this machine", cure),
+        ("state directory", state_directory, "sandboxes that outlive a command", "point XDG_STATE_HOME to a directory of your own"),
+        ("a kept run", kept, "layers on that directory's disk", "point XDG_STATE_HOME to a local disk (ext4, xfs, btrfs)"),
+    ]
+    if here.root:
+        tries.insert(5, ("idmapped mounts", probes.idmapped_root, "never the machine's root", idmapping_remedy(here)))
+    rows = [_required(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in tries]
+    images = [_images(here)] if here.root else []
+    return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
+
+
+def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> Row:
+    return Row(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
+
+
+def _images(here: Situation) -> Row:
+    trial = image()
+    gives = "a hard disk limit for a kept sandbox, and snapshots at no cost"
+    if trial.worked:
+        return Row("images", "ok", gives, trial.said, "", False)
+    remedy = "kept sandboxes are directories: their limit is watched, snapshots are copies. "
+    remedy += "Loop devices are not to be had in this container" if here.container else "Install e2fsprogs, and: modprobe loop"
+    return Row("images", "weaker", gives, trial.said, remedy, False)
+
+
+def _landlock() -> Row:
+    trial = probes.landlock_rules()
+    gives = "a second wall for devices, writes and signals"
+    if trial.worked and landlock.abi() >= _FULL_LANDLOCK:
+        return Row("Landlock", "ok", gives, trial.said, "", False)
+    cure = "Linux 6.12 has all of it; where it is switched off, put lsm=landlock,… on the kernel's command line. The view stays the wall"
+    return Row("Landlock", "weaker", gives, trial.said, cure, False)
+
+
+def _control_groups() -> Row:
+    enforced, missing = probes.control_group()
+    gives = "limits that many processes together cannot outrun"
+    found = "; ".join([*(f"{name} enforced" for name in sorted(enforced)), *(f"{name}: {why}" for name, why in sorted(missing.items()))])
+    if not missing:
+        return Row("control groups", "ok", gives, found, "", False)
+    what_to_do = "limits are watched instead; for hard ones run as root, or under: systemd-run --user --scope -p Delegate=yes"
+    return Row("control groups", "weaker", gives, found, what_to_do, False)
+
+
+def _interpreter(language: str) -> Row:
+    trial, package = interpreter(language)
+    return Row(
+        language,
+        "ok" if trial.worked else "missing",
+        f"{language} code",
+        trial.said,
+        "" if trial.worked else f"install it: apt-get install {package}",
+        language in ("python", "bash"),
+    )
+
+
+def _wasm() -> Row:
+    trial, what_to_do = wasm()
+    return Row("wasm", "ok" if trial.worked else "missing", "Python and JavaScript inside WebAssembly", trial.said, what_to_do, False)

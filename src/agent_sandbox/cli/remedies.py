@@ -1,0 +1,136 @@
+"""Why this machine refuses what a sandbox needs, and what to do about it: told from what the kernel shows in /proc.
+
+Only words come from here. Whether something works is found out by trying it (`kernel.probes`); this explains a failure, with the one
+remedy that applies.
+"""
+
+from __future__ import annotations
+
+import os
+
+from agent_sandbox._fast.values import dataclass
+
+APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+MAX_USERNS = "/proc/sys/user/max_user_namespaces"
+CLONE_USERNS = "/proc/sys/kernel/unprivileged_userns_clone"
+OLDEST = (5, 13)  # overlays without root: 5.11; mount_setattr: 5.12; Landlock: 5.13
+OLDEST_FOR_ROOT = (5, 19)  # overlays over idmapped mounts
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known of the machine without trying anything."""
+
+    release: str  # of the kernel, as uname says it
+    root: bool
+    container: str = ""  # the engine, when we are in one
+    wsl: int = 0  # 1 or 2
+    max_user_namespaces: int | None = None
+    userns_clone: int | None = None  # Debian's own switch
+    apparmor_restricts: bool = False
+    filtered: bool = False  # whether a system call filter lies on us already
+
+    @classmethod
+    def look(cls) -> Situation:
+        """This machine, now."""
+        release = os.uname().release
+        lowered = release.lower()
+        status = _read("/proc/self/status")
+        return cls(
+            release,
+            os.geteuid() == 0,
+            _container(),
+            0 if "microsoft" not in lowered else 2 if "wsl2" in lowered else 1,
+            _number(MAX_USERNS),
+            _number(CLONE_USERNS),
+            _number(APPARMOR) == 1,
+            "\nSeccomp:\t2" in status,
+        )
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The kernel's version, as far as it counts."""
+        major, minor, *_ = [*self.release.split("."), "0", "0"]
+        return _leading(major), _leading(minor)
+
+    @property
+    def name(self) -> str:
+        """In words, for the head of a report."""
+        parts = [f"Linux {self.release}", "as root" if self.root else "as an ordinary user"]
+        parts += [f"in a container ({self.container})"] if self.container else []
+        parts += [f"under WSL{self.wsl}"] if self.wsl else []
+        return ", ".join(parts)
+
+
+def remedy_here() -> str:
+    """The remedy for a sandbox that could not be built on this machine; empty when nothing about it is known to be in the way."""
+    return remedy(Situation.look())
+
+
+def remedy(here: Situation) -> str:
+    """What stands in the way of user namespaces and mounts, in the order in which it would be met."""
+    if here.wsl == 1:
+        return "WSL1 has no namespaces: convert the distribution with: wsl --set-version NAME 2"
+    if here.version < OLDEST:
+        update = "run: wsl --update" if here.wsl else "update the kernel"
+        needed = f"{OLDEST[0]}.{OLDEST[1]} or later is needed (overlays without root came with 5.11, mount_setattr with 5.12)"
+        return f"Linux {here.release} is too old: {needed}; {update}"
+    if here.root and here.version < OLDEST_FOR_ROOT:
+        return f"Linux {here.release} is too old for root: overlays over idmapped mounts came with 5.19; start it as an ordinary user"
+    if here.max_user_namespaces == 0:
+        return "user namespaces are switched off here: sysctl -w user.max_user_namespaces=15000 (as root; keep it in /etc/sysctl.d)"
+    if here.userns_clone == 0 and not here.root:
+        return "this kernel keeps user namespaces to root: sysctl -w kernel.unprivileged_userns_clone=1 (as root; keep it in /etc/sysctl.d)"
+    if here.container and here.filtered:
+        return (
+            f"the seccomp profile of this container ({here.container}) forbids namespaces: start it with --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined, or with --privileged"
+        )
+    if here.apparmor_restricts and not here.root:
+        return (
+            "AppArmor takes the capabilities from user namespaces here (Ubuntu 23.10 and later): as root, "
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give this program a profile that permits `userns`"
+        )
+    if here.container:
+        return (
+            f"inside a container ({here.container}) start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "--security-opt systempaths=unconfined or --privileged, and run this as an ordinary user: a root filesystem that is itself an "
+            "overlay cannot be idmapped"
+        )
+    return ""
+
+
+def idmapping_remedy(here: Situation) -> str:
+    """For root whose root filesystem cannot be idmapped."""
+    if here.container:
+        return "the root filesystem of a container is an overlay, which cannot be idmapped: run this as an ordinary user"
+    return "run this as an ordinary user, or on a root filesystem that can be idmapped (ext4, xfs, btrfs; Linux 5.12 to 5.15 and later)"
+
+
+def _container() -> str:
+    if os.path.exists("/.dockerenv"):
+        return "docker"
+    if os.path.exists("/run/.containerenv"):
+        return "podman"
+    for word in ("docker", "kubepods", "containerd", "libpod", "lxc"):
+        if word in _read("/proc/1/cgroup"):
+            return word
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
+
+
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _leading(text: str) -> int:
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    return int(digits) if digits else 0

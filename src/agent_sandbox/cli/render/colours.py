@@ -1,0 +1,164 @@
+"""Colours for rows of a diff. They never change the text: without them, the same characters remain."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox.workspace.diff.rows import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
+from agent_sandbox.workspace.escape import escapes, visible
+
+_LONGEST_CODE = 2_000  # characters
+_STRING = r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?"""
+_NUMBER = r"\b\d[\w.]*"
+_EXTENSIONS = {
+    "python": ("py", "pyi"),
+    "javascript": ("js", "mjs", "cjs", "jsx", "ts", "tsx"),
+    "ruby": ("rb",),
+    "shell": ("sh", "bash", "zsh"),
+    "c": ("c", "h", "cc", "cpp", "hpp", "java", "go", "rs", "kt", "swift", "cs"),
+    "data": ("json", "yaml", "yml", "toml", "ini", "cfg"),
+    "sql": ("sql",),
+}
+_NAMES = {"makefile": "shell", "dockerfile": "shell", "gemfile": "ruby", ".bashrc": "shell", ".profile": "shell"}
+_COMMENTS = {"python": "#.*", "ruby": "#.*", "shell": r"(?:^|(?<=\s))#.*", "data": r"(?:^|(?<=\s))[#;].*", "sql": "--.*"}
+_KEYWORDS = {
+    "python": """and as assert async await break case class continue def del elif else except False finally for from global if import in is
+        lambda match None nonlocal not or pass raise return True try while with yield""",
+    "javascript": """async await break case catch class const continue default delete do else export extends false finally for from function
+        if import in instanceof interface let new null of return static super switch this throw true try type typeof undefined var void
+        while yield""",
+    "ruby": """alias and begin break case class def do else elsif end ensure false for if in module next nil not or redo rescue retry
+        return self super then true unless until when while yield""",
+    "shell": "case do done elif else esac exec exit export fi for function if in local return set source then trap until while",
+    "c": """async auto bool break case catch char class const continue default defer do double else enum extern false final float fn for
+        func go if impl import int interface let long loop match mut namespace new nil null nullptr package private protected pub public
+        return self short signed static struct super switch template this throw trait true try type typedef union unsafe unsigned use
+        using var virtual void volatile while""",
+    "data": "true false null yes no on off",
+    "sql": """select from where and or not insert into values update set delete create drop alter table index join left right inner outer
+        on group by order having limit as null primary key references grant revoke""",
+}
+
+
+def _compiled(language: str) -> re.Pattern[str]:
+    comment = _COMMENTS.get(language, r"//.*|/\*.*?(?:\*/|$)")
+    words = "|".join(_KEYWORDS[language].split())
+    expression = rf"(?P<comment>{comment})|(?P<string>{_STRING})|(?P<keyword>\b(?:{words})\b)|(?P<number>{_NUMBER})|\w+"
+    return re.compile(expression, re.IGNORECASE if language == "sql" else 0)
+
+
+_EXPRESSIONS: dict[str, re.Pattern[str]] = {}
+
+
+def language_of(path: str) -> str:
+    """The language of a file by its name; empty when it is none of these."""
+    name = os.path.basename(path).lower()
+    ending = name.rpartition(".")[2]
+    return _NAMES.get(name) or next((language for language, endings in _EXTENSIONS.items() if ending in endings and "." in name), "")
+
+
+def roles(text: str, language: str) -> list[tuple[int, int, str]]:
+    """Stretches of a line and what they are."""
+    if len(text) > _LONGEST_CODE:
+        return []
+    if language not in _EXPRESSIONS:
+        _EXPRESSIONS[language] = _compiled(language)
+    found = _EXPRESSIONS[language].finditer(text)
+    return [(match.start(), match.end(), match.lastgroup) for match in found if match.lastgroup is not None]
+
+
+_OF_KIND = {TITLE: "1", HEADING: "1", HUNK: "36", NOTE: "2", WARNING: "1;33", FACT: "", SAME: "", ADDED: "32", REMOVED: "31"}
+# Red and green say what happens to a line; inside one that changes, words differ in weight only.
+_IN_CONTEXT = {"keyword": "35", "string": "33", "comment": "2", "number": "36"}
+_IN_CHANGE = {"keyword": "1", "comment": "2"}
+_ESCAPE, _DIFFERS = "1;35", "7"
+_LONGEST = 10_000  # characters of a line that are looked at one by one
+
+
+@dataclass(frozen=True)
+class Painter:
+    """Turns rows into lines for a terminal, or into plain ones."""
+
+    colours: bool
+    _languages: dict[str, str] = field(default_factory=dict)
+
+    def line(self, row: Row) -> str:
+        """One row."""
+        if not self.colours:
+            return row.plain
+        language = self._language(row.path) if row.path else ""
+        return row.between.join(self._cell(cell, language) + " " * cell.pad for cell in row.cells)
+
+    def _language(self, path: str) -> str:
+        if path not in self._languages:
+            self._languages.clear()  # rows come file by file
+            self._languages[path] = language_of(path)
+        return self._languages[path]
+
+    def _cell(self, cell: Cell, language: str) -> str:
+        base = _OF_KIND[cell.kind]
+        if len(cell.text) > _LONGEST:
+            return _painted(base, cell.lead + visible(cell.text))
+        words = roles(cell.text, language) if language else []
+        if not words and not cell.marks and cell.text.isascii() and cell.text.isprintable():
+            return _painted(base, cell.lead + cell.text)
+        codes = [base] * len(cell.text)
+        weights = _IN_CONTEXT if cell.kind == SAME else _IN_CHANGE
+        for start, stop, role in words:
+            codes[start:stop] = [_joined(base, weights.get(role, ""))] * (stop - start)
+        for start, stop in cell.marks:
+            codes[start:stop] = [_joined(code, _DIFFERS) for code in codes[start:stop]]
+        shown = escapes(cell.text)
+        pieces = [(base, cell.lead)] if cell.lead else []
+        pieces += [(_ESCAPE if each else code, each or text) for text, each, code in zip(cell.text, shown, codes, strict=True)]
+        return _runs(pieces)
+
+
+def _joined(*codes: str) -> str:
+    return ";".join(filter(None, codes))
+
+
+def _painted(code: str, text: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
+
+
+def _runs(pieces: list[tuple[str, str]]) -> str:
+    """Neighbours of one colour together."""
+    lines: list[str] = []
+    code, run = "", ""
+    for each, text in pieces:
+        if each != code:
+            lines.append(_painted(code, run))
+            code, run = each, ""
+        run += text
+    return "".join([*lines, _painted(code, run)])
+
+
+_RESET, _BOLD, _RED, _GREEN, _YELLOW = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
+_OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED, "pass": _GREEN, "inconclusive": _YELLOW, "fail": _RED}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Whether to colour."""
+
+    colours: bool
+
+    @classmethod
+    def of_stdout(cls) -> Style:
+        """As standard output and the environment want it."""
+        return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+
+    def status(self, word: str, width: int) -> str:
+        """The status of a capability, padded."""
+        return self._in(_OF_STATUS.get(word, ""), f"{word:<{width}}")
+
+    def heading(self, text: str) -> str:
+        """A title."""
+        return self._in(_BOLD, text)
+
+    def _in(self, colour: str, text: str) -> str:
+        return f"{colour}{text}{_RESET}" if self.colours and colour else text

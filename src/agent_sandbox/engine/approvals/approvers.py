@@ -1,0 +1,136 @@
+"""Who the gate asks: puts the action it judged into a question, and waits at the inbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from agent_sandbox.engine.approvals.inbox import Inbox
+from agent_sandbox.engine.approvals.question import Question
+from agent_sandbox.engine.gate import Approver, Granted, Refused
+from agent_sandbox.engine.grants import Capabilities, Mark
+from agent_sandbox.policy import canonical
+from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.approval_rules import Word
+from agent_sandbox.policy.decide import Ask
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.tokens import Genuine, Token
+
+
+class InboxApprover:
+    """Asks through an inbox, for one run of one sandbox under one policy; `needs` is what a yes takes there."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        *,
+        policy: str,
+        sandbox: str,
+        run: str,
+        clock: Callable[[], float],
+        needs: Sequence[str] = (),
+    ) -> None:
+        self._inbox = inbox
+        self._policy = policy
+        self._sandbox = sandbox
+        self._run = run
+        self._clock = clock
+        self._needs = ", ".join(needs)
+
+    def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
+        """The answer to exactly this action."""
+        question = Question(
+            action=canonical.plain(action),
+            policy=self._policy,
+            sandbox=self._sandbox,
+            run=self._run,
+            why=f"{verdict.because.why} ({verdict.because.rule})",
+            asked=self._clock(),
+            until=deadline,
+            details=verdict.details,
+            needs=self._needs,
+            asker=os.getuid(),
+        )
+        return self._inbox.ask(question)
+
+    def end(self) -> None:
+        """The run is over, and with it what was allowed for all of it."""
+        self._inbox.end_run(self._run)
+
+
+class CapabilityApprover:
+    """Answers for one sandbox with the tokens that it holds, and otherwise as somebody else does."""
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        tokens: Sequence[Token],
+        *,
+        sandbox: str,
+        otherwise: Approver | None = None,
+        counts: Callable[[Word], bool] | None = None,
+    ) -> None:
+        """`counts` tells whose grants are enough; without it everybody's are."""
+        self._capabilities = capabilities
+        self._tokens = tokens  # looked at for each question: what is handed over later counts from then on
+        self._sandbox = sandbox
+        self._otherwise = otherwise
+        self._counts = counts
+        self._marks: dict[str, Mark] = {}
+
+    def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
+        """The first token that covers exactly this action counts as used. Raises OSError when that cannot be counted."""
+        why = "no capability covers it"
+        for token in tuple(self._tokens):
+            found = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
+            if isinstance(found, Genuine):
+                name = found.names[0]
+                if name not in self._marks:  # so that who revokes it is told what goes on
+                    self._marks[name] = self._capabilities.mark(name)
+                return Granted(f"capability {name}")
+            why = found.why
+        return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
+
+    def end(self) -> None:
+        """Nothing goes on any more under these capabilities."""
+        while self._marks:
+            self._marks.popitem()[1].end()
+        if self._otherwise is not None:
+            self._otherwise.end()
+
+
+class Desk:
+    """The approver of one run of one sandbox under one policy."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        capabilities: Capabilities,
+        policy: Policy,
+        *,
+        sandbox: str,
+        run: str,
+        tokens: Sequence[Token],
+        clock: Callable[[], float],
+        counts: Callable[[Word], bool] | None = None,
+    ) -> None:
+        """`counts` tells whose grants are enough under this policy; without it everybody's are."""
+        self._inbox = inbox
+        self._capabilities = capabilities
+        asks = policy.asks
+        needs = (*asks.needs, *((f"the word of {' or '.join(asks.approvers) or 'nobody'}",) if asks.approvers is not None else ()))
+        person = InboxApprover(inbox, policy=policy.digest(), sandbox=sandbox, run=run, clock=clock, needs=needs)
+        self._first = CapabilityApprover(capabilities, tokens, sandbox=sandbox, otherwise=person, counts=counts)
+
+    def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
+        """The answer to exactly this action."""
+        return self._first.ask(action, verdict, deadline)
+
+    def end(self) -> None:
+        """The run is over: what was allowed for it is taken back, and nothing goes on any more under its capabilities.
+
+        And what others have left when their time was over, without being there to see to it.
+        """
+        self._first.end()
+        self._inbox.sweep()
+        self._capabilities.sweep()

@@ -1,0 +1,98 @@
+"""Look at code before it runs, and refuse through the gate what reaches for more than the sandbox gives.
+
+An early warning in words, never the wall: who wants to get past a reader of text can, and then meets the sandbox itself. It is here, in
+front of every run and turn, so that the refusal is in the ledger whoever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.work import Code, Command
+from agent_sandbox.policy.action import LANGUAGES, Action
+from agent_sandbox.policy.decide import LARGEST_SOURCE, Reason
+from agent_sandbox.policy.programs import reads_a_line
+
+if TYPE_CHECKING:
+    from agent_sandbox.policy.code.patterns import Rule, Validation
+    from agent_sandbox.policy.model import Policy
+
+MOST_TOLD = 3  # issues in a message; the first ones are enough to see what is meant
+
+
+@dataclass(frozen=True)
+class Words:
+    """What lifts a pattern, in the words of those who can do it: by the permission that covers it, by its list, and all of them at once."""
+
+    permissions: Mapping[str, str]
+    the_list: str
+    all_of_it: str
+
+
+IN_A_PROGRAM = Words(
+    {
+        "files": "allow_file_read=True",
+        "processes": "allow_subprocess=True",
+        "shell": "allow_shell=True",
+        "network": "a later version: this one has no network",
+    },
+    "blocked_patterns without it",
+    "validate_code=False, which turns this early warning off and never the wall",
+)
+IN_A_FILE = Words(
+    {
+        "files": "files.read in the policy files",
+        "processes": "processes.allow in the policy files",
+        "shell": "processes.shell in the policy files",
+        "network": "a later version: this one has no network",
+    },
+    "a policy file without it in code.blocked, or without code.validate",
+    "policy files without [code], which is an early warning and never the wall",
+)
+
+
+@dataclass(frozen=True)
+class EarlyLook:
+    """What is looked for: the rules in place of the default ones, if there are any, and more that no permission lifts."""
+
+    rules: tuple[Rule | str, ...] | None = None
+    more: tuple[str, ...] = ()
+    words: Words = IN_A_PROGRAM
+
+    def check(self, gate: Gate, what: Code | Command, action: Action) -> None:
+        """Raise `Denied`, recorded, for code with issues. What the gate refuses in any case is left to it."""
+        if (reason := self.against(gate.policy, what)) is not None:
+            gate.refuse(action, reason)
+
+    def against(self, policy: Policy, what: Code | Command) -> Reason | None:
+        """Why the code is not to run under this policy; None where nothing is found."""
+        found = self.issues(policy, what)
+        return None if found is None or found.valid else self._reason(found)
+
+    def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
+        """What the code reaches for that the policy does not give; None for what is no code, or none that can be run."""
+        if isinstance(what, Command):
+            if not reads_a_line(what.argv):
+                return None
+            what = Code("bash", what.argv[2])
+        if what.language not in LANGUAGES or not 0 < len(what.source) <= LARGEST_SOURCE:
+            return None
+        from agent_sandbox.policy.code.patterns import granted
+        from agent_sandbox.policy.code.validate import validate  # slow to load, and most of the command line's runs are not looked at
+
+        return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)
+
+    def _reason(self, found: Validation) -> Reason:
+        told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in found.issues[:MOST_TOLD])
+        rest = len(found.issues) - MOST_TOLD
+        why = f"the code reaches for what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
+        return Reason("code", why, f"change the code, or lift what stops it: {'; '.join(self._lifting(found))}; or {self.words.all_of_it}")
+
+    def _lifting(self, found: Validation) -> list[str]:
+        ways: dict[str, list[str]] = {}
+        for issue in found.issues[:MOST_TOLD]:
+            grants = [self.words.permissions[each.value] for each in sorted(issue.granted_by, key=lambda grant: grant.value)]
+            ways.setdefault(" and ".join(grants) or self.words.the_list, []).append(issue.pattern)
+        return [f"{', '.join(patterns)} by {way}" for way, patterns in ways.items()]

@@ -1,0 +1,265 @@
+"""Capabilities that were granted: who has which, how often each was used, which are revoked. Kept on disk, so that a crash forgets nothing.
+
+Each has a directory, named by what the token's own signature is called: its grant, a file for each limit on its use that is as long as it
+was used often, and a mark for each revocation. A use is counted, and forced to the disk, before what it allows is done: a crash in between
+costs a use and never gives one. Revoking takes effect with the next look, which is before every action that passes here; a program that is
+running already and needs nothing more from us is not stopped by it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.ledger.event import Facts, Noted
+from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
+from agent_sandbox.policy import tokens as core
+from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.approval_rules import Word
+from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Pattern, Refused, Times, Token, Until
+
+PURPOSE = b"capabilities"  # what its key is derived for
+_FACTOR = "second factor"
+_GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
+_LONGEST = 64 << 10
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A capability that was granted: its name, what it says, by whom and when, and what is left of it."""
+
+    name: str
+    sandbox: str
+    patterns: tuple[Pattern, ...]
+    by: str
+    granted: float
+    until: float
+    limit: int | None
+    used: int
+    revoked: bool
+    word: Word = Word(-1)
+
+
+class Mark:
+    """Says that something goes on that a capability has allowed, as long as this process lives and has not ended it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # A lock of this process alone: unlike flock, what it has forked does not keep it.
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """It is over."""
+        with suppress(FileNotFoundError):  # forgotten with its capability
+            os.unlink(self._path)
+        os.close(self._file)
+
+
+class Capabilities:
+    """Those in one directory. `key` is the supervisor's, and never leaves it. Safe for threads and processes at once."""
+
+    def __init__(self, directory: str, key: Seal, ledger: Recorder, *, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._key = key
+        self._ledger = ledger
+        self._clock = clock
+
+    def grant(
+        self,
+        sandbox: str,
+        patterns: tuple[Pattern, ...],
+        *,
+        seconds: float,
+        times: int | None = None,
+        by: str,
+        factor: bool = False,
+    ) -> Token:
+        """A new token for a sandbox, recorded before it exists. It always ends: `seconds` from now, or after so many uses.
+
+        `factor` says that whoever grants it has shown a second factor.
+
+        Raises `PolicyError` for what cannot be granted, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
+        """
+        now = self._clock()
+        until = now + seconds
+        caveats: tuple[Caveat, ...] = (ForSandbox(sandbox), Until(until), Only(patterns), *((Times(times),) if times is not None else ()))
+        try:
+            if not seconds > 0:
+                raise ValueError("it would have ended before it began")
+            token = core.mint(self._key, os.urandom(16), caveats)
+        except ValueError as error:
+            raise PolicyError(
+                f"cannot grant this: {error}", hint="name a sandbox, patterns of words, a time and a number above 0"
+            ) from None
+        name = self._names(token)[0]
+        facts: Facts = {"name": name, "target": _shown(patterns), "by": by, "until": until, "times": times}
+        self._ledger.record(Noted("capability.granted", facts, sandbox), lasting=True)
+        place = os.path.join(self._directory, name)
+        make_private(place)
+        lines = (repr(now), by.encode("unicode_escape").decode(), core.spell(token), str(os.getuid()), _FACTOR if factor else "")
+        write_once(os.path.join(place, _GRANT), "\n".join((*lines, "")).encode())
+        sync_directory(self._directory)
+        return token
+
+    def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | Refused:
+        """Whether the token allows this action now. If so, the use is counted when this returns. Raises OSError when it cannot be.
+
+        `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
+        """
+        found = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
+        if isinstance(found, Refused):
+            return found
+        place = os.path.join(self._directory, found.names[0])
+        if not os.path.exists(os.path.join(place, _GRANT)):
+            return Refused("the capability is not known here, or no longer")
+        if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in found.names):
+            return Refused("the capability was revoked")
+        if counts is not None and ((standing := self._standing(found.names[0])) is None or not counts(standing.word)):
+            return Refused("the capability was granted by somebody whose word is not enough here")
+        return found if self._counted(place, found.counts) else Refused("the capability is used up")
+
+    def revoke(self, token_or_name: Token | str, *, by: str) -> None:
+        """End a token and all that were derived from it, from the next look on. Recorded before it is done.
+
+        By name, the whole of what was granted; by token, only that one and what it was narrowed to since. Raises `PolicyError` when
+        there is no such capability, and as `grant` does.
+        """
+        names = self._names(token_or_name) if isinstance(token_or_name, Token) else (token_or_name,)
+        place = os.path.join(self._directory, names[0])
+        if not _is_name(names[0]) or not os.path.exists(os.path.join(place, _GRANT)):
+            raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="the list of capabilities has their names")
+        self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
+        write_once(os.path.join(place, _REVOKED + names[-1]), b"")
+        sync_directory(place)
+
+    def mark(self, name: str) -> Mark:
+        """Something goes on that this capability has allowed. Raises OSError when that cannot be noted."""
+        return Mark(os.path.join(self._directory, name, f"{_RUNNING}{os.getpid()}.{os.urandom(4).hex()}"))
+
+    def going_on(self, name: str) -> list[int]:
+        """The processes in which something goes on that this capability has allowed, by number. Our own are not among them."""
+        place = os.path.join(self._directory, name)
+        marks = [each for each in os.listdir(place) if each.startswith(_RUNNING)] if _is_name(name) and os.path.isdir(place) else []
+        return sorted({pid for each in marks if (pid := _holder(os.path.join(place, each))) is not None})
+
+    def standing(self) -> list[Standing]:
+        """All that were granted and have not ended, oldest first."""
+        self.sweep()
+        found = [standing for name in self._known() if (standing := self._standing(name)) is not None]
+        return sorted(found, key=lambda each: (each.granted, each.name))
+
+    def sweep(self) -> None:
+        """Take back what has expired: record it, then forget it. Whoever comes next does what a process that died did not."""
+        for name in self._known():
+            standing = self._standing(name)
+            if standing is not None and not self._clock() < standing.until:
+                facts: Facts = {"name": name, "target": _shown(standing.patterns), "used": standing.used, "why": "its time was over"}
+                self._ledger.record(Noted("capability.ended", facts, standing.sandbox), lasting=True)
+                self._forget(name)
+
+    def _names(self, token: Token) -> tuple[str, ...]:
+        found = core.genuine(self._key, token)
+        if isinstance(found, Refused):
+            raise PolicyError(found.why, hint="the list of capabilities has their names")
+        return found.names
+
+    def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:
+        """Count one use under each name, all of them or none. They are locked in the order of derivation, which is the same for all."""
+        with ExitStack() as stack:
+            files: list[int] = []
+            for name, _ in counts:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                files.append(os.open(os.path.join(place, _USED + name), flags, 0o600))
+                stack.callback(os.close, files[-1])
+                fcntl.flock(files[-1], fcntl.LOCK_EX)
+            if any(os.fstat(file).st_size >= limit for file, (_, limit) in zip(files, counts, strict=True)):
+                return False
+            for file in files:
+                os.write(file, b".")
+                os.fsync(file)
+        if counts:
+            sync_directory(place)
+        return True
+
+    def _known(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._directory) if _is_name(name)]
+        except FileNotFoundError:
+            return []
+
+    def _standing(self, name: str) -> Standing | None:
+        """None for one that is being made or forgotten just now, or that is not ours."""
+        place = os.path.join(self._directory, name)
+        try:
+            granted, by, text, user, factor, _ = read_private(os.path.join(place, _GRANT), _LONGEST).decode("ascii").split("\n")
+            since, word = float(granted), Word(int(user), factor == _FACTOR)
+        except (OSError, ValueError):
+            return None
+        token = core.parse(text)
+        found = core.genuine(self._key, token) if token is not None else None
+        if token is None or not isinstance(found, Genuine) or found.names[0] != name:
+            return None
+        caveats = core.caveats_of(token)
+        limit = found.counts[0] if found.counts else None
+        return Standing(
+            name,
+            sandbox=next(each.sandbox for each in caveats if isinstance(each, ForSandbox)),
+            patterns=next(each.patterns for each in caveats if isinstance(each, Only)),
+            by=by.encode().decode("unicode_escape"),
+            granted=since,
+            until=found.until,
+            limit=limit[1] if limit else None,
+            used=_size(os.path.join(place, _USED + limit[0])) if limit else 0,
+            revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in found.names),
+            word=word,
+        )
+
+    def _forget(self, name: str) -> None:
+        place = os.path.join(self._directory, name)
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(place, _GRANT))  # first: without it nothing here is good for anything
+            for each in os.listdir(place):
+                os.unlink(os.path.join(place, each))
+            os.rmdir(place)
+
+
+def _holder(mark: str) -> int | None:
+    """Who holds a mark; None for one that a process left behind when it died, which is cleared away."""
+    pid = int(mark.rpartition(_RUNNING)[2].partition(".")[0])
+    if pid == os.getpid():  # looking at it would end it: a process has all its locks on a file until it closes that once
+        return None
+    try:
+        file = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return pid
+    finally:
+        os.close(file)
+    with suppress(FileNotFoundError):
+        os.unlink(mark)
+    return None
+
+
+def _is_name(text: str) -> bool:
+    return len(text) == 32 and not text.strip("0123456789abcdef")
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _shown(patterns: tuple[Pattern, ...]) -> str:
+    return ", ".join(" ".join(pattern) for pattern in patterns)

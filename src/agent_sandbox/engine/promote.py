@@ -1,0 +1,414 @@
+"""Carry what a stored sandbox changed over to reality, through the gate, and take it back.
+
+The sandbox is held from the first look to the last step: what is judged and shown is what is carried over. Where reality has moved on
+since a path was first covered, the default is to refuse; merging and forcing have to be asked for. Afterwards what was carried over is
+dropped from the layers, so that the sandbox sees reality there again; a snapshot keeps the layers as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
+from agent_sandbox.policy.action import Promote, Undo
+from agent_sandbox.policy.canonical import digest_of_plain
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.workspace import protected
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.drift import Moved, judge
+from agent_sandbox.workspace.fingerprint import Base, digest_of_open
+from agent_sandbox.workspace.layers.history import Snapshot
+from agent_sandbox.workspace.lock import Holder
+from agent_sandbox.workspace.merge import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
+from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.promotion import undo
+from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
+from agent_sandbox.workspace.promotion.plan import Expected, plan
+from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
+from agent_sandbox.workspace.promotion.steps import Plan
+
+if TYPE_CHECKING:
+    from agent_sandbox.workspace.merge.tree import Answer, Choice, Word
+
+LARGEST_MERGED = 8 << 20  # bytes of one file; beyond it a side is chosen or it stays a conflict
+
+OpenBase = Callable[[Base], int]
+
+
+class Mixed:
+    """The contents of changed files: the sandbox's, and those that a merge has made. It is `changes.Contents`."""
+
+    def __init__(self, sandbox: Contents) -> None:
+        self._sandbox = sandbox
+        self._made: dict[str, bytes] = {}
+
+    def put(self, path: str, content: bytes) -> None:
+        """From now on this is the content of the file at `path`."""
+        self._made[path] = content
+
+    def open_file(self, change: Change) -> int:
+        """See `Contents`."""
+        if change.path not in self._made:
+            return self._sandbox.open_file(change)
+        made = os.memfd_create("merged", os.MFD_CLOEXEC)
+        with open(os.dup(made), "wb") as file:
+            file.write(self._made[change.path])
+        os.lseek(made, 0, os.SEEK_SET)
+        return made
+
+
+def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | None:
+    if node is None or node.type is not EntryType.FILE or node.size > most:
+        return None
+    try:
+        with open(open_it(), "rb") as file:
+            content = file.read(most + 1)
+    except (OSError, WorkspaceError):
+        return None
+    return content if len(content) <= most else None
+
+
+def brought_together(
+    changes: ChangeSet, moved: Mapping[str, Moved], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
+) -> tuple[ChangeSet, tuple[str, ...], tuple[Conflict, ...]]:
+    """The changes with those merged that reality has a part in; the paths that were merged; and what is still in question.
+
+    Merged contents are put into `contents`. `how` answers conflicts, as `merging.resolve` takes it; with None they stay.
+    """
+    result: list[Change] = []
+    questions: list[Conflict] = []
+    for change in changes:
+        each = moved.get(change.path)
+        if each is None:
+            result.append(change)
+        elif each.below:
+            asked = [conflict for path in each.below for conflict in _lively(path, each, how)]
+            questions += [conflict for conflict, answer in asked if answer not in ("ours", "theirs")]
+            if not any(answer == "theirs" for _, answer in asked):  # otherwise the directory stays, with all that is in it
+                result.append(change)
+        else:
+            entry = _merge(change, each, contents, open_base)
+            entry = resolve(entry, how) if how is not None else entry
+            questions += entry.conflicts
+            result += _changes(change, each, entry, contents)
+    open_paths = {conflict.path for conflict in questions}
+    merged = tuple(change.path for change in result if change.path in moved and change.path not in open_paths)
+    return ChangeSet(tuple(result)), merged, tuple(questions)
+
+
+def is_so_already(change: Change, moved: Moved, contents: Mixed) -> bool:
+    """Whether reality has come to be what the change would make of it. Owners do not count: a promotion never changes them."""
+    if moved.below or (change.after is None) != (moved.seen is None):
+        return False
+    if change.after is None or moved.seen is None:
+        return True
+    real = moved.seen.node
+    if _owned(change.after, real) != real:
+        return False
+    ours = _version(change.after, lambda: contents.open_file(change))
+    return real.type is not EntryType.FILE or (ours is not None and ours.holds_the_same(_theirs(change, moved)))
+
+
+def _lively(path: str, moved: Moved, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
+    """Something in a directory that the sandbox removed has changed in reality."""
+    conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
+    yield conflict, how(conflict) if callable(how) else how
+
+
+def _merge(change: Change, moved: Moved, contents: Mixed, open_base: OpenBase) -> MergedEntry:
+    theirs = _theirs(change, moved)
+    real = theirs.node if theirs else None
+    ours = _version(_owned(change.after, real), lambda: contents.open_file(change))
+    base, was = moved.base, moved.base.seen
+    before = _version(_owned(was.node, real), lambda: open_base(base), was.digest) if was is not None else None
+    return merge_entry(change.path, before, ours, theirs, known=base.known)
+
+
+def _theirs(change: Change, moved: Moved) -> Version | None:
+    if moved.seen is None:
+        return None
+    real = moved.seen.node
+    return _version(real, lambda: Machine().open_old(replace(change, before=real)), moved.seen.digest)
+
+
+def _version(node: Node | None, open_it: Callable[[], int], digest: str = "") -> Version | None:
+    if node is None:
+        return None
+    content = _read(node, open_it, LARGEST_MERGED)
+    if content is None and not digest and node.type is EntryType.FILE:
+        try:
+            fd = open_it()
+        except (OSError, WorkspaceError):
+            return Version(node)
+        try:
+            digest = digest_of_open(fd)
+        finally:
+            os.close(fd)
+    return Version(node, content, digest)
+
+
+def _owned(node: Node | None, real: Node | None) -> Node | None:
+    """As if it had the owner of what is real: a promotion never changes owners, so they are nothing to quarrel about."""
+    return node if node is None or real is None else replace(node, uid=real.uid, gid=real.gid)
+
+
+def _changes(change: Change, moved: Moved, entry: MergedEntry, contents: Mixed) -> Iterator[Change]:
+    """The change from what is real now to what was merged; none when that is the same."""
+    real, result = moved.seen.node if moved.seen else None, entry.result
+    if result is None:
+        if real is not None:
+            yield replace(change, kind=Kind.DELETED, before=real, after=None)
+        return
+    if result.content is not None:
+        contents.put(change.path, result.content)
+    if real is None or result.node.type is not real.type:
+        yield replace(change, kind=Kind.ADDED if real is None else Kind.RETYPED, before=real, after=result.node)
+    elif entry.conflicts or result.node != real or not result.holds_the_same(_theirs(change, moved)):
+        yield replace(change, kind=Kind.MODIFIED, before=real, after=result.node)
+
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from agent_sandbox.workspace.merge.tree import Choice, Word
+
+    Drifted = Literal["refuse", "merge", "force"]
+
+_DRIFTED = ("refuse", "merge", "force")
+_WORDS = ("ours", "theirs", "markers")
+
+
+def _all(change: Change) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which changes are to be carried over, and how. `chosen` says of each change whether it is among them."""
+
+    chosen: Callable[[Change], bool] = _all
+    system: bool = False  # also what lies outside the project
+    drift: Drifted = "refuse"
+    resolve: Word | Choice | None = None  # what to do about the conflicts of a merge; without it they are refused
+    approved: frozenset[str] = frozenset()  # the protected classes that somebody has agreed to by name
+    plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What would be done, judged and not yet done; good for the length of `proposed`."""
+
+    root: str
+    changes: ChangeSet
+    contents: Mixed
+    wanted: Wanted
+    expected: Expected
+    classes: Mapping[str, frozenset[str]]
+    moved: Mapping[str, Moved] = field(default_factory=dict, hash=False)
+    merged: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
+    settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
+
+    def plan(self) -> Plan:
+        """The steps, and what stands in their way."""
+        return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
+
+    def protected(self) -> dict[str, tuple[str, ...]]:
+        """The paths of each protected class that some of the changes belong to."""
+        found: dict[str, list[str]] = {}
+        for path, names in self.classes.items():
+            for name in names:
+                found.setdefault(name, []).append(path)
+        return {name: tuple(found[name]) for name in sorted(found)}
+
+    def approving(self, names: frozenset[str]) -> Proposal:
+        """The same when these classes are agreed to as well."""
+        return replace(self, wanted=replace(self.wanted, approved=self.wanted.approved | names))
+
+    def action(self) -> Promote:
+        """What the gate judges and the ledger records."""
+        digest = self.wanted.plan or digest_of_plain([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
+        held = self.protected()
+        approved = tuple(name for name in held if name in self.wanted.approved)
+        return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)
+
+
+@dataclass(frozen=True)
+class CarriedOver:
+    """What was done, and the snapshot that has the layers as they were; None when there was nothing to keep."""
+
+    promotion: Promotion
+    snapshot: Snapshot | None = None
+    note: str = ""  # what could not be done yet, in words
+
+
+@contextmanager
+def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposal]:
+    """What would be carried over, for the length of a block in which the sandbox is held. Raises `Busy` while a run has it.
+
+    Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist, and where
+    runs under other rules about files have changed the same thing.
+    """
+    if wanted.drift not in _DRIFTED:
+        raise PolicyError(f"not a way to treat drift: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
+    if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
+        raise PolicyError(
+            "conflicts are resolved in a merge, by one of these words or by a function", hint=f"there are: {', '.join(_WORDS)}"
+        )
+    if unknown := wanted.approved - protected.CLASSES.keys():
+        raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
+    with stored.state.lock(command="promote"), stored.opened() as stack:
+        everything, bases = stored.changes_in(stack, policy), stored.bases()
+        root = "/" if wanted.system else stored.state.project
+        chosen = everything.within(root).chosen(wanted.chosen)
+        _refuse_twice(chosen)
+        expected = look_at(root, chosen)
+        hidden = {
+            change.path for change in chosen if change.masks_real
+        }  # nobody in the sandbox has seen what is there: it cannot have moved
+        verdicts = judge(chosen, bases, expected)
+        moved = {path: each for path, each in verdicts.items() if isinstance(each, Moved) and path not in hidden}
+        contents = Mixed(stack)
+        asked_for = chosen
+        chosen = ChangeSet(tuple(each for each in chosen if each.path not in moved or not is_so_already(each, moved[each.path], contents)))
+        moved = {change.path: moved[change.path] for change in chosen if change.path in moved}
+        merged: tuple[str, ...] = ()
+        conflicts: tuple[Conflict, ...] = ()
+        if moved and wanted.drift == "merge":
+            chosen, merged, conflicts = brought_together(chosen, moved, contents, stored.open_base, wanted.resolve)
+            expected = look_at(root, chosen)
+        classes = protected_classes(chosen, expected, contents, root=root)
+        left = {change.path for change in chosen}
+        settled = tuple(change.path for change in asked_for if change.path not in left)
+        yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
+
+
+def _refuse_twice(changes: ChangeSet) -> None:
+    """Layers belong to trees (`engine.unseen`): under other rules about files, the same may have been changed from its real state again."""
+    seen: set[str] = set()
+    for change in changes:
+        if change.path in seen:
+            why = f"{change.path!r} was changed under two rules about files (files.allowed), and only one change can be carried over"
+            raise PolicyError(why, hint="see both: agent-sandbox diff; leave it out: --skip NAME")
+        seen.add(change.path)
+
+
+def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
+    """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
+    was changed. `details` is the diff, for whoever is asked.
+
+    The changes of a plan are not in the layers of the project's sandbox, so nothing leaves them.
+    """
+    refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
+    _refuse_moved(proposal)
+    return _done(
+        stored,
+        gate,
+        proposal.action(),
+        lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
+        None if proposal.wanted.plan else _leaving(proposal),
+        details,
+    )
+
+
+def _done(
+    stored: Stored,
+    gate: Gate,
+    action: Promote | Undo,
+    deed: Callable[[], Promotion],
+    leaving: Leaving | None,
+    details: Callable[[], str] = str,
+) -> CarriedOver:
+    """Do it through the gate, and then to the layers what follows from it, if anything does.
+
+    Wherever this is cut off, `recovering` goes on from there.
+    """
+    UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
+    try:
+        promotion = gate.perform(action, lambda allow: deed(), describe=_facts, details=details)
+    except BaseException:
+        note = UnderWay.recall(stored)
+        if note is not None and note.done(stored) is None:
+            UnderWay.finish(stored)
+        raise
+    snapshot = None
+    if leaving is not None and (promotion.number or leaving.paths):
+        try:
+            snapshot = let_go(stored, gate, leaving, promotion.number, promotion.undoes)
+        except (SandboxError, OSError) as error:
+            return CarriedOver(promotion, note=not_let_go(error))
+    UnderWay.finish(stored)
+    return CarriedOver(promotion, snapshot, promotion.note)
+
+
+def _leaving(proposal: Proposal) -> Leaving:
+    """What can leave the layers: not a directory with something in it that was not carried over."""
+    carried = {change.path for change in proposal.changes}.union(proposal.settled)
+    staying: set[str] = set()
+    for change in proposal.pending:
+        path = change.path
+        while change.path not in carried and path and path not in staying:
+            staying.add(path)
+            path = path.rpartition("/")[0]
+    return Leaving(sorted(carried - staying), sorted(carried & staying))
+
+
+def take_back(stored: Stored, gate: Gate) -> CarriedOver:
+    """Undo the last promotion. What it carried over is in the sandbox again, unless something has run there since.
+
+    Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
+    """
+    with stored.state.lock(command="undo"):
+        journal = undo.last(stored.state.promotions)
+        number = "" if journal is None else str(journal.number)
+        action = Undo(_text(stored.state.project), number)
+        return _done(stored, gate, action, lambda: undo.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving())
+
+
+def _refuse_moved(proposal: Proposal) -> None:
+    if proposal.conflicts:
+        first, count = proposal.conflicts[0].sentence(), len(proposal.conflicts)
+        what = "a change cannot" if count == 1 else f"{count:,} changes cannot"
+        raise Conflicted(
+            f"{what} be merged with what has changed in reality{'' if count == 1 else '; the first'}: {first}; nothing was changed",
+            conflicts=proposal.conflicts,
+            hint="choose a side with --resolve ours or theirs, put both into the files with --resolve markers, or leave them out",
+        )
+    if proposal.moved and proposal.wanted.drift == "refuse":
+        paths = tuple(proposal.moved)
+        what = repr(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first of them {paths[0]!r},"
+        raise Drift(
+            f"{what} moved on in reality since the sandbox first touched {'it' if len(paths) == 1 else 'them'}; nothing was changed",
+            paths=paths,
+            hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
+        )
+
+
+def _holder(what: str) -> Holder:
+    return Holder(os.getpid(), what, time.time())
+
+
+def _facts(done: Promotion) -> dict[str, str | int]:
+    return {"promotion": done.number, "undoes": done.undoes, "bytes": done.bytes, "content_sha256": done.digest, **done.counts}
+
+
+def _spelt(change: Change) -> list[str | int]:
+    node = change.after
+    return [] if node is None else [node.type.value, node.mode, node.size, _hex(node.target)]
+
+
+def _hex(path: str) -> str:
+    return os.fsencode(path).hex()
+
+
+def _text(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")

@@ -1,0 +1,175 @@
+"""After a promotion or an undo was cut off, by a kill or a power cut: bring the tree to its end, then the record, then the layers.
+
+While one is under way a note beside the journals says which action it is, what the layers were, and which paths leave them when it is
+done. Whoever next uses the sandbox finds the note, or a journal that is not closed; each looks, which costs microseconds. Nothing is
+dropped from layers that something has run in since.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext, suppress
+
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.workspace.durable import explained, write_atomically
+from agent_sandbox.workspace.lock import Holder
+from agent_sandbox.workspace.originals.runs import file_of
+from agent_sandbox.workspace.store import SandboxState
+
+if TYPE_CHECKING:
+    from agent_sandbox.workspace.layers.history import Snapshot
+    from agent_sandbox.workspace.promotion.journal import Journal
+    from agent_sandbox.workspace.promotion.recovery import Recovery
+
+_NAME = "under-way"
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What leaves the layers once it is carried over: `paths`; and `places`, directories that stay for what is left in them."""
+
+    paths: Collection[str] = ()
+    places: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A promotion, or an undo, that may not have come to its end. `after` is the number of the last one before it."""
+
+    action: str  # its digest
+    after: int
+    undo: bool
+    leaving: Leaving | None  # None when the layers have nothing to do with it
+    layers: object
+
+    @classmethod
+    def begin(cls, stored: Stored, action: str, leaving: Leaving | None, *, undo: bool = False) -> UnderWay:
+        """Note it, before anything is done. To be called with the lock held."""
+        from json import dumps
+
+        from agent_sandbox.workspace.promotion.journal import journals
+
+        after = max((journal.number for journal in journals(stored.state.promotions)), default=0)
+        note = cls(action, after, undo, leaving, _layers(stored))
+        with explained(f"note what is under way in {stored.state.promotions!r}"):
+            os.makedirs(stored.state.promotions, mode=0o700, exist_ok=True)
+            write_atomically(_place(stored.state), dumps({**vars(note), "leaving": leaving and vars(leaving)}) + "\n")
+        return note
+
+    @classmethod
+    def recall(cls, stored: Stored) -> UnderWay | None:
+        """What was noted and has not been finished; None too for a note that nobody can read, which is thrown away."""
+        from json import loads
+
+        try:
+            with open(_place(stored.state), "rb") as file:
+                found = loads(file.read())
+            return cls(**{**found, "leaving": found["leaving"] and Leaving(**found["leaving"])})
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError):
+            cls.finish(stored)
+            return None
+
+    @staticmethod
+    def finish(stored: Stored) -> None:
+        """Nothing more is to be done about it."""
+        with suppress(FileNotFoundError):
+            os.unlink(_place(stored.state))
+
+    def done(self, stored: Stored) -> Journal | None:
+        """What it did in the tree; None if that is as it was."""
+        from agent_sandbox.workspace.promotion.journal import journals
+
+        later = (journal for journal in journals(stored.state.promotions) if journal.number > self.after and journal.committed)
+        return next((journal for journal in later if bool(journal.facts().get("undoes")) is self.undo), None)
+
+    def untouched(self, stored: Stored) -> bool:
+        """Whether the layers are those that it began with, and nothing has run in them."""
+        return self.layers == _layers(stored)
+
+
+def interrupted(state: SandboxState) -> bool:
+    """Whether a promotion or an undo is under way, or was cut off. Every run asks."""
+    try:
+        names = os.listdir(state.promotions)
+    except FileNotFoundError:
+        return False
+    return _NAME in names or any(name.isdecimal() and not os.path.isdir(f"{state.promotions}/{name}/olds") for name in names)
+
+
+def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, ...]:
+    """Bring to an end what was cut off, and say so in words. Takes the lock, and raises `Busy`, unless it is `held` by the caller."""
+    if not interrupted(stored.state):
+        return ()
+    from agent_sandbox.workspace.promotion.recovery import recover
+
+    with nullcontext() if held else stored.state.lock(command="recovery"):
+        note = UnderWay.recall(stored)
+        found = recover(stored.state.promotions, Holder(os.getpid(), "recovery", time.time()))
+        said = tuple(_words(found))
+        return said if note is None or found.problems else (*said, *_concluded(note, stored, gate))
+
+
+def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
+    journal = note.done(stored)
+    if journal is None:
+        gate.conclude(note.action, "raised", {"error": "interrupted", "message": "it was cut off, and taken back afterwards"})
+    else:
+        facts = {name: value for name, value in journal.facts().items() if isinstance(value, str | int)}
+        gate.conclude(note.action, "done", {"promotion": journal.number, "recovered": True, **facts})
+        if note.leaving is not None and note.untouched(stored):
+            try:
+                let_go(stored, gate, note.leaving, journal.number, int(journal.facts().get("undoes", 0)))
+            except (SandboxError, OSError) as error:
+                yield not_let_go(error)
+                return
+    UnderWay.finish(stored)
+
+
+def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: int) -> Snapshot | None:
+    """Make the layers what they are after a promotion or an undo: without what is real now, or with what is not real any more.
+
+    Returns the snapshot that keeps what they were, or that is the present again.
+    """
+    masks = [mask.path for mask in gate.policy.files.masks]
+    if undoes:
+        return stored.restore(f"before promotion {undoes}", masks)
+    label = f"before promotion {number}" if number else "before what was real already was dropped"
+    return stored.drop(leaving.paths, label, masks, places=leaving.places)
+
+
+def not_let_go(error: Exception) -> str:
+    """What to say when that cannot be done now."""
+    return f"it is done, but the sandbox still holds these changes: {error}; dropping them is tried again the next time"
+
+
+def _words(found: Recovery) -> Iterator[str]:
+    for number in found.rolled_back:
+        yield f"promotion {number} had been interrupted; it was taken back, and the tree is as it was before"
+    for number in found.finished:
+        yield f"promotion {number} had been interrupted after it was done; it was finished"
+    for kept in found.kept:
+        yield f"what somebody else saved meanwhile is kept in {kept}"
+    yield from found.problems
+
+
+def _layers(stored: Stored) -> object:
+    """What tells the layers of one moment from those of the next: a run notes its beginning in the bases of the active generation."""
+    if not stored.state.exists:
+        return None
+    layers = stored.state.history().layers
+    try:
+        size = os.stat(file_of(stored.state.bases, layers[0])).st_size
+    except FileNotFoundError:
+        size = 0
+    return [stored.state.created(), list(layers), size]
+
+
+def _place(state: SandboxState) -> str:
+    return os.path.join(state.promotions, _NAME)

@@ -1,0 +1,139 @@
+"""Carry a plan out: its file changes, exactly as they are, by the same promotion that carries over what a sandbox changed.
+
+Before anything is done the layers of the plan are read again and compared with it, byte for byte; the policy and what waits in the
+project's sandbox have to be what they were; and reality has to be where the simulation began. A plan is good for once: from the moment
+its promotion begins nobody can begin it again, and only when that has failed without changing anything it may be tried anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted, carry_out, proposed
+from agent_sandbox.engine.simulation import effects
+from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
+from agent_sandbox.engine.simulation.risk import NONE
+from agent_sandbox.engine.simulation.run import base_of, pending
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.workspace.saved_plans import Kept, Plans, PlanState
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A plan that can be carried out, and the promotion that would do it; good for the block of `opened`."""
+
+    plan: EffectPlan
+    kept: Kept
+    stored: Stored  # the project's sandbox
+    clone: Stored  # what the simulation left
+    proposal: Proposal
+    left_out: tuple[str, ...] = ()  # scratch files outside the project, which nobody wants carried over
+
+
+@contextmanager
+def opened(
+    plans: Plans,
+    prefix: str,
+    stored_of: Callable[[str], Stored],
+    policy_of: Callable[[str], Policy],
+    *,
+    approved: frozenset[str] = frozenset(),
+    system: bool = False,
+    files_only: bool = False,
+) -> Iterator[Ready]:
+    """The plan whose digest begins so, checked, with the project's sandbox held. Nothing is done yet.
+
+    `stored_of` and `policy_of` give a project's sandbox and its policy as it is now. Raises `PolicyError` for a plan that is not there, was
+    begun already, is not as it was shown, or is not good any more; `Drift` is raised when it is carried out.
+    """
+    with plans.opened(prefix) as kept:
+        plan = _read(kept)
+        stored, policy = stored_of(plan.project), policy_of(plan.project)
+        _refuse_beyond_files(plan, files_only=files_only)
+        _refuse_elsewhere(plan, system=system)
+        chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"} - set(_scratch(plan, system=system))
+        clone = Stored(PlanState(stored.state.store, plan.project, kept.state.id))
+        wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, plan=plan.digest)
+        with stored.state.lock(command="carry-out"), proposed(clone, policy, wanted) as proposal:
+            _refuse_changed(plan, proposal, chosen, governed=policy.digest(), base=base_of(pending(stored, policy)))
+            yield Ready(plan, kept, stored, clone, proposal, tuple(_scratch(plan, system=system)))
+
+
+def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
+    """Do it. `proposal` is that of `ready`, with what somebody agreed to. Raises as `promoting.carry_out`; then nothing was changed."""
+    ready.kept.begin()
+    try:
+        done = carry_out(proposal, ready.stored, gate, details=details)
+    except (Unfinished, LedgerUnavailable, LedgerBroken):  # something may have been done
+        raise
+    except SandboxError:
+        ready.kept.recall()
+        raise
+    plans.drop(ready.kept)
+    return done
+
+
+def kept_plans(plans: Plans) -> list[EffectPlan]:
+    """All that could be carried out, the newest first."""
+    found: list[EffectPlan] = []
+    for _, text in plans.all():
+        with suppress(ValueError):  # of another version
+            found.append(read(text))
+    return found
+
+
+def _read(kept: Kept) -> EffectPlan:
+    try:
+        plan = read(kept.text)
+    except ValueError as error:
+        raise PolicyError(f"the plan cannot be read: {error}", hint="simulate the command again") from error
+    if not plan.files:
+        raise PolicyError("the plan changes no files, so there is nothing to carry out", hint="run the command")
+    return plan
+
+
+def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
+    if plan.requests and not files_only:
+        raise PolicyError(
+            f"the plan reaches beyond files, and that part cannot be carried out: it asked for {', '.join(plan.requests[:5])}"
+            f"{' and more' if len(plan.requests) > 5 else ''} over the network, which sandboxes of this version do not have",
+            hint="--files-only carries over what it changed, and nothing else; or run the command yourself",
+        )
+
+
+def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
+    outside = [effect.path for effect in plan.files if effect.place == "elsewhere"]
+    if outside and not system:
+        raise PolicyError(
+            f"the plan changes {len(outside):,} paths outside the project, the first of them {outside[0]!r}",
+            hint="--system carries those over, too; to choose among its changes: run the command, then promote",
+        )
+
+
+def _scratch(plan: EffectPlan, *, system: bool) -> Iterator[str]:
+    """What would be carried over nowhere: by-products outside the project."""
+    inside = plan.project.rstrip("/") + "/"
+    return (effect.path for effect in plan.files if effect.place == "noise" and not effect.path.startswith(inside) and not system)
+
+
+def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, governed: str, base: str) -> None:
+    again = "simulate the command again"
+    if plan.governed != governed:
+        raise PolicyError("the policy has changed since the plan was made", hint=again)
+    if plan.base not in (BARE, base):
+        raise PolicyError("what waits in the project's sandbox has changed since the plan was made", hint=again)
+    if read := next(effects.moved(plan.read, plan.project), None):
+        raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
+    if proposal.moved:
+        return  # which is refused where the promotion is judged, and said there
+    now, problem = effects.file_effects(proposal.changes, proposal.contents, plan.project)
+    if problem:
+        raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
+    wanted = chosen.difference(proposal.settled)
+    if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
+        raise PolicyError("the plan's files are not what was shown any more", hint=again)

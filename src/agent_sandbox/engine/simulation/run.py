@@ -1,0 +1,196 @@
+"""Run something on a clone of the machine as the project's sandbox sees it, and make a plan of what it did there.
+
+The clone has a copy of what waits in the sandbox, and layers of its own on top of that. Neither the sandbox nor the machine is written.
+Where something waits, a path that both have changed is in the plan as it would be on the machine: what is shown is all that is carried
+over, and a path that only the sandbox has changed is not part of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.engine.run import SCRATCH, Session
+from agent_sandbox.engine.simulation import effects, git, risk
+from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
+from agent_sandbox.engine.stored import Stored
+from agent_sandbox.engine.work import Code, Outcome, Work
+from agent_sandbox.errors import Busy, WorkspaceError
+from agent_sandbox.policy.canonical import digest_of_plain, plain
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.runtime.observe.events import NOT_ALL
+from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.saved_plans import Plans, PlanState
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A plan, how its run went, and the layers of it; `kept` says whether it can still be carried out later. Good for the block."""
+
+    plan: EffectPlan
+    outcome: Outcome
+    changes: ChangeSet
+    contents: Contents
+    clone: Stored
+    kept: bool = False
+
+
+@contextmanager
+def simulated(
+    session: Session,
+    work: Work,
+    plans: Plans,
+    project: str,
+    *,
+    waiting: Stored | None,
+    governed: str,
+    on_busy: Callable[[Busy], None] | None = None,
+    keep: bool = True,
+    clock: Callable[[], float] = time.time,
+) -> Iterator[Simulated]:
+    """Simulate the work. Raises as `Session.run` does.
+
+    `waiting` is the project's sandbox, for what waits in it, and None for a clone of the bare machine; `governed` the digest of the policy
+    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised. Without
+    `keep` nothing is left of it after the block.
+    """
+    policy = session.policy
+    with plans.making(project) as state:
+        before = _seeded(state, waiting, policy, on_busy) if waiting is not None else {}
+        since_ns = time.time_ns()
+        outcome = session.on(state).run(replace(work, on_changes=None, observe=True))
+        clone = Stored(state)
+        with clone.opened() as stack:
+            everything, problem = _listed(lambda: clone.changes_in(stack, policy))
+            after, unread = effects.file_effects(everything, stack, project)
+            problem = problem or unread
+            touched = {path for path, effect in after.items() if before.get(path) != effect}
+            changes = everything.chosen(lambda change: change.path in touched)
+            files = effects.with_risks([after[change.path] for change in changes], changes, stack, project)
+            read, all_of_it = effects.inputs_of(outcome.observed, project, since_ns=since_ns, besides=after)
+            given_up = sorted(path for path in before if path not in after)
+            plan = plan_of(work, outcome, policy, project, files, governed=governed, clock=clock)
+            plan = replace(
+                plan,
+                base=base_of(before) if waiting is not None else BARE,
+                read=read,
+                words=(*git.words(changes, everything, stack, project), *map(_given_up, given_up)),
+                notes=plan.notes if all_of_it else (*plan.notes, effects.NOT_ALL),
+                unlisted=problem,
+            )
+            kept = keep and bool(files) and not problem
+            if kept:
+                try:
+                    plans.keep(state, plan.text())
+                except WorkspaceError as error:
+                    kept, plan = False, replace(plan, notes=(*plan.notes, f"it cannot be carried out later: {error.message}"))
+            yield Simulated(plan, outcome, changes, stack, clone, kept)
+
+
+def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
+    try:
+        return read(), ""
+    except WorkspaceError as error:
+        return ChangeSet(), f"what it changed cannot be listed: {error.message}"
+
+
+def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
+    """The plan of work that runs on layers of its own anyway, in a sandbox without a project. It cannot be carried out."""
+    found: list[tuple[FileEffect, ...]] = []
+    problems: list[str] = []
+
+    def keep(changes: ChangeSet, contents: Contents) -> None:
+        known, unread = effects.file_effects(changes, contents, project)
+        problems.append(unread)
+        found.append(effects.with_risks(known.values(), changes, contents, project))
+
+    outcome = session.run(replace(work, on_changes=keep, observe=True))
+    policy = session.policy
+    plan = plan_of(work, outcome, policy, project, found[0] if found else (), governed=policy.digest(), clock=clock)
+    listed = bool(problems) or not policy.files.write
+    return replace(plan, unlisted=problems[0] if problems else "" if listed else "what it changed cannot be listed")
+
+
+def _given_up(path: str) -> str:
+    return f"sandbox: what waits at {path} is taken back: it would be on the machine as it is now"
+
+
+def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
+    """Give the clone what waits in the sandbox. Returns that, as effects."""
+    if not waiting.state.exists:
+        return {}
+    with ExitStack() as held:
+        try:
+            held.enter_context(waiting.state.lock(command="simulation"))
+        except Busy as busy:
+            if on_busy is None:
+                raise
+            on_busy(busy)
+            held.enter_context(waiting.state.lock(wait=True, command="simulation"))
+        found = pending(waiting, policy)
+        if found:
+            waiting.copy_to(state, policy.limits.disk_bytes)
+    return found
+
+
+def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
+    """What waits in a sandbox, as effects. Raises `WorkspaceError` when it cannot be read whole."""
+    if not stored.state.exists:
+        return {}
+    with stored.opened() as stack:
+        found, problem = effects.file_effects(stored.changes_in(stack, policy), stack, stored.state.project)
+    if problem:
+        raise WorkspaceError(
+            f"what waits in the sandbox cannot be read whole, so nothing can be simulated on it: {problem}",
+            hint="promote it or drop it first, or simulate on the bare machine: --throw-away",
+        )
+    return found
+
+
+def base_of(found: dict[str, FileEffect]) -> str:
+    """What names a state of a sandbox by what waits in it."""
+    return digest_of_plain([plain(effect) for effect in found.values()]) if found else NOTHING_WAITS
+
+
+def plan_of(
+    work: Work,
+    outcome: Outcome,
+    policy: Policy,
+    project: str,
+    files: tuple[FileEffect, ...],
+    *,
+    governed: str,
+    clock: Callable[[], float],
+) -> EffectPlan:
+    """The plan of a run, without what only its layers tell."""
+    read = effects.understood(work)
+    observed = outcome.observed
+    watched = bool(observed)  # the start of the program at least, where somebody watches
+    end = outcome.exit
+    return EffectPlan(
+        command=_command(work),
+        cwd=work.cwd or SCRATCH,
+        project=project,
+        created=clock(),
+        governed=governed,
+        base=BARE,
+        ended=Ended(end.code, end.reason.value, end.limits_hit, risk.of_end(end.code, end.reason.value)),
+        files=files,
+        programs=effects.programs(observed, read, watched=watched),
+        network=effects.requests(observed),
+        secrets=effects.secrets(observed, policy.files.masks, work.env),
+        predicted=tuple(effects.predictions(read)),
+        notes=outcome.notes,
+        watched=watched,
+        unseen=next((note for note in outcome.notes if any(part in note for part in NOT_ALL)), ""),
+    )
+
+
+def _command(work: Work) -> tuple[str, ...]:
+    """What names it: its words, or of code the language and the digest."""
+    if isinstance(work.what, Code):
+        return (f"{work.what.language} code", f"sha256:{sha256(work.what.source.encode()).hexdigest()}", *work.what.arguments)
+    return work.what.argv

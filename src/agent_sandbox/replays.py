@@ -1,0 +1,129 @@
+"""Run again what a record holds, and say where that departs from it.
+
+A record may come from anybody. It brings code, input and a seed; it grants nothing: what the code may see is what the sandbox that replays
+it shows, and where that is not what was recorded, nothing is run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.engine.records.record import Departure, Record, departures, digest, read, salted
+from agent_sandbox.engine.records.recorder import rules_of
+from agent_sandbox.engine.work import Code
+from agent_sandbox.errors import RecordError
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import CLONED_LIMITS, Policy
+from agent_sandbox.result import SandboxResult
+
+if TYPE_CHECKING:
+    from agent_sandbox.sandbox import Sandbox
+
+# The limits that shape what comes of a run, and the setting for each. Time is not among them: it ends a run, or has no part in it.
+SHAPING = {
+    "memory_bytes": ("max_memory_mb", MIB),
+    "output_bytes": ("max_output_bytes", 1),
+    "open_files": ("max_open_files", 1),
+    "disk_bytes": ("max_disk_mb", MIB),
+    "fuel": ("max_fuel", 1),
+}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The second run, and where it departs from the first: nowhere, if all is well."""
+
+    result: SandboxResult
+    departures: tuple[Departure, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether both runs were the same."""
+        return not self.departures
+
+
+def replay(
+    path: str | os.PathLike[str],
+    *,
+    sandbox: Sandbox | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    code: str | None = None,
+    stdin: bytes | None = None,
+) -> Replay:
+    """Run a record again. Without a sandbox it is run in one that shows no files, with the limits of the record.
+
+    `env_vars` are values that the record knows only digests of; `code` and `stdin` are for one that was made without them. Raises
+    `RecordError` when the file is no record, when it was made with another engine or other rules, or when something is missing.
+    """
+    record = read(os.fspath(path))
+    if sandbox is not None:
+        return sandbox.replay(record, env_vars=env_vars, code=code, stdin=stdin)
+    from agent_sandbox.sandbox import Sandbox as Fresh  # which knows of records itself
+
+    with Fresh(runtime="wasm", deterministic=True, **_settings(record)) as fresh:
+        return fresh.replay(record, env_vars=env_vars, code=code, stdin=stdin)
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """The limits of a record as settings."""
+    settings: dict[str, Any] = {}
+    for name in within_reason(record):
+        (setting, unit), value = SHAPING[name], record.limits[name]
+        settings[setting] = None if value is None else value / unit if unit > 1 else int(value)
+    return settings
+
+
+def within_reason(record: Record) -> tuple[str, ...]:
+    """The limits of a record that shape what comes of it; raises `RecordError` where one is more than anybody is given unasked."""
+    for name, (setting, _) in SHAPING.items():
+        value, most = record.limits[name], getattr(CLONED_LIMITS, name)
+        if most is not None and (value is None or value > most):
+            why = f"the record asks for {setting} = {value}, which is more than is given to records"
+            raise RecordError(why, hint="replay it in a sandbox of your own: replay(path, sandbox=Sandbox(...))")
+    return tuple(SHAPING)
+
+
+def what_to_run(record: Record, code: str | None, stdin: bytes | None) -> tuple[Code, bytes]:
+    """The code and the input of a record, or those given for it. Raises `RecordError` when they are not those that were recorded."""
+    for name, kept, given in (("code", record.code, code), ("stdin", record.stdin, stdin)):
+        if kept is None and given is None:
+            raise RecordError(f"the record was made without its {name}", hint=f"give it: {name}=…")
+    source = record.code if code is None else code
+    given_input = record.stdin if stdin is None else stdin
+    assert source is not None and given_input is not None
+    for name, content, named in (("code", source.encode(), record.code_digest), ("input", given_input, record.stdin_digest)):
+        if digest(content) != named:
+            raise RecordError(f"this is not the {name} that was recorded", hint="leave it out, or give the one of the record")
+    return Code(record.language, source, record.arguments), given_input
+
+
+def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: str, identity: Mapping[str, str]) -> None:
+    """That a run with these would be the recorded one, as far as can be told beforehand. Raises `RecordError` naming what differs."""
+    for name in sorted(record.identity.keys() | identity.keys()):
+        was, now = record.identity.get(name, "nothing"), identity.get(name, "nothing")
+        if was != now:
+            why = f"it was recorded with another {name}: {was[:40]!r}, and here is {now[:40]!r}"
+            raise RecordError(why, hint="replay it with the versions it was made with, or record it anew")
+    if record.rules != rules_of(policy.files):
+        raise RecordError(
+            "it was recorded with other rules about files than this sandbox has",
+            hint="replay it in a sandbox with the settings that it was recorded with: replay(path, sandbox=Sandbox(...))",
+        )
+    for name, (setting, _) in SHAPING.items():
+        if record.limits[name] != getattr(policy.limits, name):
+            why = f"it was recorded with another {setting}: {record.limits[name]}, and here it is {getattr(policy.limits, name)}"
+            raise RecordError(why, hint=f"set {setting} as it was")
+    if record.cwd != cwd:
+        raise RecordError(f"it was recorded in the directory {record.cwd!r}, not {cwd!r}", hint="begin there")
+    for name in sorted(record.environment.keys() | environment.keys()):
+        if name not in environment or name not in record.environment or salted(record.salt, environment[name]) != record.environment[name]:
+            why = f"the environment variable {name!r} is not what it was"
+            raise RecordError(why, hint="give it the value it had; the record holds only its digest")
+
+
+def compared(record: Record, again: Record, result: SandboxResult) -> Replay:
+    """What a second run has shown."""
+    return Replay(result, departures(record, again))

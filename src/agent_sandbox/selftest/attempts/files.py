@@ -1,0 +1,114 @@
+"""Attempts on files: reading what is hidden, writing what is real."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from agent_sandbox.selftest.attempts.frame import Deeds, content, later, write_to
+
+CHANGED = "changed by verify\n"
+
+
+def nothing(note: str = "") -> Deeds:
+    """No attempt at all: for what is to be seen of any run."""
+    return {"ran": lambda: note}
+
+
+def read(paths: list[str]) -> Deeds:
+    """Read each file by its path, and once more through a descriptor that only named it."""
+    return {
+        **{path: later(content, path) for path in paths},
+        **{f"{path} by /proc/self/fd": later(_reopened, path) for path in paths},
+    }
+
+
+def read_through_proc(path: str) -> Deeds:
+    """Read a file by way of the roots and working directories that /proc shows of each process."""
+    up = "../" * 32
+    others = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid()))]
+    return {
+        **{f"/proc/{who}/root": later(content, f"/proc/{who}/root{path}") for who in ("self", "1", "thread-self")},
+        **{f"/proc/{who}/cwd": later(content, f"/proc/{who}/cwd/{up}{path}") for who in ("self", "1")},
+        "the root of any other process": later(_first, [f"/proc/{pid}/root{path}" for pid in others]),
+    }
+
+
+def open_only(paths: list[str]) -> Deeds:
+    """Open each file or directory, and read nothing."""
+    return {path: later(_open, path) for path in paths}
+
+
+def write(tree: str, directories: list[str], name: str) -> Deeds:
+    """Change a tree in every way there is, and make a file of this name in other directories."""
+    return {
+        "overwrite": lambda: write_to(f"{tree}/overwrite", CHANGED),
+        "append": lambda: _append(f"{tree}/append"),
+        "truncate": lambda: os.truncate(f"{tree}/truncate", 0),
+        "remove": lambda: os.unlink(f"{tree}/remove"),
+        "rename": lambda: os.rename(f"{tree}/rename", f"{tree}/renamed"),
+        "mode": lambda: os.chmod(f"{tree}/mode", 0o777),
+        "link": lambda: os.link(f"{tree}/append", f"{tree}/linked"),
+        "make a directory": lambda: os.mkdir(f"{tree}/made"),
+        **{f"new file in {directory}": later(write_to, f"{directory}/{name}", CHANGED) for directory in directories},
+    }
+
+
+def use_devices(paths: list[str]) -> Deeds:
+    """Open devices of the machine, and make two: one that is real, and one that overlays take for a deletion."""
+    return {**{path: later(_open, path) for path in paths}, "mknod 1:3": later(_device, 1, 3), "mknod 0:0": later(_device, 0, 0)}
+
+
+def plant(paths: list[str]) -> Deeds:
+    """Leave a file at each path."""
+    return {path: later(write_to, path, CHANGED) for path in paths}
+
+
+def fill(path: str, megabytes: int, seconds: float) -> Deeds:
+    """Write so much, spread over so many seconds, and leave nothing of it."""
+    return {"write": lambda: _fill(path, megabytes, seconds)}
+
+
+def _reopened(path: str) -> str:
+    named = os.open(path, os.O_PATH)
+    try:
+        return content(f"/proc/self/fd/{named}")
+    finally:
+        os.close(named)
+
+
+def _first(paths: list[str]) -> str:
+    for path in paths:
+        try:
+            return content(path)
+        except OSError:
+            continue
+    raise OSError(2, "none leads there")
+
+
+def _open(path: str) -> str:
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    return "opened"
+
+
+def _append(path: str) -> None:
+    with open(path, "a") as file:
+        file.write(CHANGED)
+
+
+def _device(major: int, minor: int) -> str:
+    os.mknod("device", stat.S_IFCHR | 0o600, os.makedev(major, minor))
+    os.unlink("device")
+    return "made"
+
+
+def _fill(path: str, megabytes: int, seconds: float) -> str:
+    try:
+        with open(path, "wb", buffering=0) as file:
+            for _ in range(megabytes):
+                file.write(b"x" * (1 << 20))
+                time.sleep(seconds / megabytes)
+    finally:
+        os.unlink(path)
+    return f"{megabytes} MiB"

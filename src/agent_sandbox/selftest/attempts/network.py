@@ -1,0 +1,64 @@
+"""Attempts to talk to anybody outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from agent_sandbox.selftest.attempts.frame import Address, Deeds, later
+
+
+def connect(targets: dict[str, tuple[int, Address]]) -> Deeds:
+    """Connect a stream socket to each target: its family, and its address."""
+    return {way: later(_connect, family, address) for way, (family, address) in targets.items()}
+
+
+def connect_to_file(directory: str, name: str) -> Deeds:
+    """Connect to a socket that is a file. Its directory is opened first: the path of a socket may have no more than 107 characters."""
+    return {"file": lambda: _connect(socket.AF_UNIX, f"/proc/self/fd/{os.open(directory, os.O_PATH)}/{name}")}
+
+
+def send(targets: dict[str, tuple[int, Address]], text: str) -> Deeds:
+    """Send a datagram to each target."""
+    return {way: later(_send, family, address, text) for way, (family, address) in targets.items()}
+
+
+def make(kinds: dict[str, list[int]]) -> Deeds:
+    """Make a socket of each kind: family, type, protocol."""
+    return {way: later(_make, kind) for way, kind in kinds.items()}
+
+
+def look_around(address: str) -> Deeds:
+    """Ask for the way to an address elsewhere, without sending anything, and for interfaces that lead away."""
+    return {f"route to {address}": lambda: _route(address), "interface": _interface}
+
+
+def _make(kind: list[int]) -> str:
+    socket.socket(*kind).close()
+    return "made"
+
+
+def _connect(family: int, address: Address) -> str:
+    with socket.socket(family, socket.SOCK_STREAM) as made:
+        made.settimeout(1)
+        made.connect(address)
+    return "connected"
+
+
+def _send(family: int, address: Address, text: str) -> str:
+    with socket.socket(family, socket.SOCK_DGRAM) as made:
+        made.sendto(bytes.fromhex(text), address)
+    return "sent"
+
+
+def _route(address: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        made.connect((address, 9))
+        return str(made.getsockname()[0])
+
+
+def _interface() -> str:
+    names = [name for _, name in socket.if_nameindex() if name != "lo"]
+    if not names:
+        raise OSError(19, "only its own loopback")
+    return ", ".join(names)

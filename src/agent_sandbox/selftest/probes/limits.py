@@ -1,0 +1,96 @@
+"""Limits: each is tried with a small number, on the same machinery; to reach the user's own would be the attack itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.selftest.bench import Bench
+from agent_sandbox.selftest.boxes import Attempt, Bare, Box
+from agent_sandbox.selftest.probe import SDK, Found, Registry
+
+SUBJECT = Registry("control groups", "a kept run")
+
+_PROCESSES, _FILES, _OUTPUT = 24, 64, 64 << 10
+_MEMORY, _DISK = 96, 8  # MiB
+_WALL, _CPU, _WRITING = 0.3, 0.2, 1.0  # seconds
+# In a sandbox an attempt goes on for so much longer than without: a machine under load must not turn a limit that is late into none.
+_PATIENT = 4
+
+
+@SUBJECT.probe(
+    "limit-memory", "A program that takes too much memory is stopped, and told why.", f"uses {2 * _MEMORY} MiB where {_MEMORY} are allowed"
+)
+def memory(bench: Bench, box: Box) -> Found:
+    return _ended(box, "take_memory", {"megabytes": 2 * _MEMORY}, {"memory_bytes": _MEMORY * MIB}, "memory")
+
+
+@SUBJECT.probe(
+    "limit-wall-time",
+    "A program that goes on for too long is ended.",
+    f"goes on for {3 * _PATIENT * _WALL:.1f} s, deaf to signals, where {_WALL} s are allowed",
+)
+def wall_time(bench: Bench, box: Box) -> Found:
+    return _ended(box, "go_on", {"seconds": _going_on(box, 3 * _WALL)}, {"wall_seconds": _WALL}, "wall")
+
+
+@SUBJECT.probe(
+    "limit-processor-time",
+    "A program that uses too much processor time is ended.",
+    f"uses {2 * _PATIENT * _CPU:.1f} s of it where {_CPU} s are allowed",
+    boxes=(SDK,),
+)
+def processor_time(bench: Bench, box: Box) -> Found:
+    return _ended(box, "burn", {"seconds": _going_on(box, 2 * _CPU)}, {"cpu_seconds": _CPU}, "cpu")
+
+
+@SUBJECT.probe(
+    "limit-processes",
+    "A fork bomb stops at its limit.",
+    f"starts {3 * _PROCESSES} processes (threads, where processes are not allowed) where {_PROCESSES} are allowed",
+)
+def processes(bench: Bench, box: Box) -> Found:
+    function = "fork_many" if box.processes else "thread_many"
+    ran = box.run(Attempt("processes", function, {"number": 3 * _PROCESSES}, {"processes": _PROCESSES}))
+    return Found(ran.reached, ran.refused)
+
+
+@SUBJECT.probe("limit-open-files", "Open files are bounded.", f"opens {3 * _FILES} where {_FILES} are allowed")
+def open_files(bench: Bench, box: Box) -> Found:
+    ran = box.run(Attempt("processes", "open_many", {"number": 3 * _FILES}, {"open_files": _FILES}))
+    return Found(ran.reached, ran.refused)
+
+
+@SUBJECT.probe("limit-output", "A flood of output is cut.", f"prints {16 * _OUTPUT >> 10} KiB where {_OUTPUT >> 10} are kept")
+def output(bench: Bench, box: Box) -> Found:
+    limits = {"output_bytes": _OUTPUT}
+    ran = box.run(Attempt("processes", "say_much", {"size": 16 * _OUTPUT}, limits, may_end=True))
+    return Found(
+        {"output": f"{ran.kept} bytes were kept"} if ran.kept > _OUTPUT else {}, {"output": "cut"} if "output" in ran.limits_hit else {}
+    )
+
+
+@SUBJECT.probe(
+    "limit-disk",
+    "A program that fills the disk is stopped.",
+    f"writes {3 * _DISK} MiB in small pieces where {_DISK} are allowed: in layers that are kept, or in its scratch directory",
+)
+def disk(bench: Bench, box: Box) -> Found:
+    path = f"{bench.project if box.processes else '/tmp'}/{bench.mark()}"
+    arguments = {"path": path, "megabytes": 3 * _DISK, "seconds": _going_on(box, _WRITING)}
+    return _ended(box, "fill", arguments, {"disk_bytes": _DISK * MIB}, "disk", module="files")
+
+
+def _going_on(box: Box, seconds: float) -> float:
+    return seconds if box.name == Bare.name else seconds * _PATIENT
+
+
+def _ended(box: Box, function: str, arguments: dict[str, Any], limits: dict[str, Any], name: str, *, module: str = "processes") -> Found:
+    """Reached when it came to its end; and when it did not, and nobody says that the limit was why."""
+    ran = box.run(Attempt(module, function, arguments, limits, may_end=True))
+    if ran.answered:
+        reached, refused = list(ran.reached.values()), list(ran.refused.values())
+        return Found({name: reached[0]} if reached else {}, {name: refused[0]} if refused else {})
+    if name in ran.limits_hit:
+        return Found({}, {name: f"ended: {ran.ended}"})
+    return Found({name: f"it ended ({ran.ended or 'nobody knows how'}), and this limit is not given as the reason"})

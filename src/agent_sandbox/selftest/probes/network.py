@@ -1,0 +1,101 @@
+"""Network: nobody outside is reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from agent_sandbox.selftest.bench import Bench, Listener, listening
+from agent_sandbox.selftest.boxes import Attempt, Box, Ran
+from agent_sandbox.selftest.probe import Found, Registry
+
+SUBJECT = Registry("namespaces", "seccomp", "Landlock")
+
+_LOOPBACK = (socket.AF_INET, ("127.0.0.1", 0))
+_ELSEWHERE = "192.0.2.1"  # an address that documentation has to itself; nothing is sent to it
+# One question for the address of verify.invalid, as a resolver gets it.
+_QUESTION = "000101000001000000000000" + "06766572696679" + "07696e76616c6964" + "00" + "0001" + "0001"
+_KINDS = {
+    "packets": [17, 3, 0x0300],
+    "raw ICMP": [2, 3, 1],
+    "netlink of devices": [16, 3, 15],
+    "netlink of the audit": [16, 3, 9],
+    "netlink of the firewall": [16, 3, 12],
+    "virtual machines": [40, 1, 0],
+    "kernel cryptography": [38, 5, 0],
+    "bluetooth": [31, 3, 1],
+}
+
+
+@SUBJECT.probe("tcp", "No listener of the machine is reached over TCP.", "connects to a listener of ours on the loopback of the machine")
+def tcp(bench: Bench, box: Box) -> Found:
+    with listening(socket.SOCK_STREAM, tcp=_LOOPBACK) as listeners:
+        return _heard(listeners, box.run(Attempt("network", "connect", {"targets": _targets(listeners)})))
+
+
+@SUBJECT.probe("udp", "No listener of the machine is reached over UDP.", "sends to a socket of ours on the loopback of the machine")
+def udp(bench: Bench, box: Box) -> Found:
+    with listening(socket.SOCK_DGRAM, udp=_LOOPBACK) as listeners:
+        return _heard(listeners, box.run(Attempt("network", "send", {"targets": _targets(listeners), "text": "76"})))
+
+
+@SUBJECT.probe("dns", "No resolver is reached.", "asks a resolver of ours on the loopback of the machine for a name")
+def dns(bench: Bench, box: Box) -> Found:
+    with listening(socket.SOCK_DGRAM, question=_LOOPBACK) as listeners:
+        return _heard(listeners, box.run(Attempt("network", "send", {"targets": _targets(listeners), "text": _QUESTION})))
+
+
+@SUBJECT.probe("unix-names", "No abstract unix socket of the machine is reached.", "connects to a listener of ours by its abstract name")
+def unix_names(bench: Bench, box: Box) -> Found:
+    with listening(socket.SOCK_STREAM, abstract=(socket.AF_UNIX, f"\0{bench.mark()}")) as listeners:
+        return _heard(listeners, box.run(Attempt("network", "connect", {"targets": _targets(listeners)})))
+
+
+@SUBJECT.probe(
+    "unix-files",
+    "No unix socket of the machine is reached through its file.",
+    "connects to a listener of ours whose socket is a file in the project",
+)
+def unix_files(bench: Bench, box: Box) -> Found:
+    name = bench.mark()
+    directory = os.open(bench.project, os.O_PATH | os.O_CLOEXEC)
+    try:
+        # By way of its directory: the path of a socket may have no more than 107 characters.
+        with listening(socket.SOCK_STREAM, file=(socket.AF_UNIX, f"/proc/self/fd/{directory}/{name}")) as listeners:
+            attempt = Attempt("network", "connect_to_file", {"directory": bench.project, "name": name}, project=True)
+            return _heard(listeners, box.run(attempt))
+    finally:
+        os.close(directory)
+
+
+@SUBJECT.probe(
+    "route",
+    "There is no way out to other machines.",
+    f"asks for the way to {_ELSEWHERE}, sending nothing, and for interfaces other than its own loopback",
+    excuse="this machine has no way out and no interface itself",
+)
+def route(bench: Bench, box: Box) -> Found:
+    ran = box.run(Attempt("network", "look_around", {"address": _ELSEWHERE}))
+    return Found(ran.reached, ran.refused)
+
+
+@SUBJECT.probe(
+    "socket-kinds",
+    "Sockets are of the ordinary kinds.",
+    "makes packet, raw, netlink, vsock, bluetooth and kernel-cryptography sockets",
+    excuse="this machine lets you make none of them",
+)
+def socket_kinds(bench: Bench, box: Box) -> Found:
+    ran = box.run(Attempt("network", "make", {"kinds": _KINDS}))
+    return Found(ran.reached, ran.refused)
+
+
+def _targets(listeners: Mapping[str, Listener]) -> dict[str, object]:
+    return {way: listener.target for way, listener in listeners.items()}
+
+
+def _heard(listeners: Mapping[str, Listener], ran: Ran) -> Found:
+    """What our own sockets heard; what the attempt believes to have reached is another matter."""
+    counts = {way: listener.heard() for way, listener in listeners.items()}
+    return Found({way: f"we heard it {count} times" for way, count in counts.items() if count}, ran.refused)

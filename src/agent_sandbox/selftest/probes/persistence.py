@@ -1,0 +1,120 @@
+"""Persistence: nothing of one run is found by the next, lives on after it, or survives its supervisor."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from contextlib import suppress
+
+from agent_sandbox.selftest.bench import Bench
+from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer, Ran
+from agent_sandbox.selftest.outside import descendants, end, named, still_there, until
+from agent_sandbox.selftest.probe import RUN, Found, Registry
+from agent_sandbox.selftest.probes.numbers import system_calls
+
+SUBJECT = Registry("namespaces", "pidfd", "a run", "a kept run")
+
+GONE_SECONDS = 2.0  # within which everything of a killed supervisor must be gone
+_LINGER_SECONDS = 10.0
+
+
+@SUBJECT.probe(
+    "scratch-files",
+    "Scratch files of one run are not there in the next.",
+    "leaves files in /tmp and /dev/shm, and looks for them in a second run",
+)
+def scratch_files(bench: Bench, box: Box) -> Found:
+    name = bench.mark()
+    return _found_again(box, [f"{directory}/{name}" for directory in ("/tmp", "/dev/shm")])
+
+
+@SUBJECT.probe(
+    "throw-away",
+    "A throw-away run leaves nothing for the next.",
+    "writes into the project and next to it, and looks for that in a second run",
+    boxes=(RUN,),
+)
+def throw_away(bench: Bench, box: Box) -> Found:
+    name = bench.mark()
+    return _found_again(box, [f"{bench.project}/{name}", f"{bench.path}/{name}"], throw_away=True)
+
+
+@SUBJECT.probe(
+    "shared-memory",
+    "Shared memory of one run is not there in the next.",
+    "leaves a System V segment, and asks for it in a second run",
+)
+def shared_memory(bench: Bench, box: Box) -> Found:
+    key = secrets.randbits(31) | 1
+    numbers = system_calls("shmget", "shmctl")
+    find = {"number": numbers["shmget"], "key": key}
+    try:
+        _must_reach(box.run(Attempt("kernel", "leave_segment", find)))
+        ran = box.run(Attempt("kernel", "find_segment", find))
+    finally:
+        bench.bare.run(Attempt("kernel", "remove_segment", {"find": numbers["shmget"], "control": numbers["shmctl"], "key": key}))
+    return Found(ran.reached, ran.refused)
+
+
+@SUBJECT.probe(
+    "background",
+    "What a run leaves in the background ends with it.",
+    "leaves a process in a session of its own, and looks for it on the machine when the run is over",
+    boxes=(RUN,),
+)
+def background(bench: Bench, box: Box) -> Found:
+    mark = bench.mark()
+    try:
+        _must_reach(box.run(Attempt("processes", "stay_behind", {"mark": mark, "seconds": _LINGER_SECONDS})))
+        left = named(mark)
+    finally:
+        end(named(mark))
+    return Found({"daemon": f"it lives as process {left[0]}"} if left else {}, {} if left else {"daemon": "it is gone"})
+
+
+@SUBJECT.probe(
+    "killed-supervisor",
+    "When its supervisor is killed, nothing of a run lives on.",
+    f"starts a second supervisor with a run, kills it with SIGKILL, and looks for what it had started {GONE_SECONDS:.0f} s later",
+)
+def killed_supervisor(bench: Bench, box: Box) -> Found:
+    with subprocess.Popen(
+        box.supervisor(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=bench.project
+    ) as supervisor:
+        started: dict[int, str] = {}
+        try:
+            assert supervisor.stdout is not None and supervisor.stderr is not None
+            if not supervisor.stdout.readline():
+                raise NoAnswer(f"a second supervisor did not start: {supervisor.stderr.read().decode(errors='replace').strip()}")
+            started = descendants(supervisor.pid)
+            supervisor.kill()
+            until(lambda: not still_there(started), GONE_SECONDS)
+            left = still_there(started)
+        finally:
+            supervisor.kill()
+            end(still_there(started))
+    if not started:
+        raise NoAnswer("the second supervisor has no process below it")
+    if left:
+        return Found({"processes": f"{len(left)} of {len(started)} live on"})
+    return Found({}, {"processes": f"all {len(started)} are gone"})
+
+
+def _found_again(box: Box, paths: list[str], *, throw_away: bool = False) -> Found:
+    try:
+        _must_reach(box.run(Attempt("files", "plant", {"paths": paths}, throw_away=throw_away)))
+        ran = box.run(Attempt("files", "open_only", {"paths": paths}, throw_away=throw_away))
+    finally:
+        for path in paths:
+            with suppress(OSError):
+                os.unlink(path)
+    # By their directories: the names are others each time, and what is shown without a sandbox has to be found again in one.
+    reached, refused = ({os.path.dirname(path): seen for path, seen in ways.items()} for ways in (ran.reached, ran.refused))
+    return Found(reached, refused)
+
+
+def _must_reach(ran: Ran) -> None:
+    """What could not be left cannot be found: that shows nothing."""
+    if ran.refused and not ran.reached:
+        raise NoAnswer(f"nothing could be left to be found: {next(iter(ran.refused.values()))}")

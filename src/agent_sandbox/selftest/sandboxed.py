@@ -1,0 +1,194 @@
+"""The boxes that are attacked: a sandbox as `agent-sandbox run` makes it, and one as `Sandbox()` does. Both through the whole engine."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+from agent_sandbox import places, shared
+from agent_sandbox._fast.values import replace
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.inputs import code_of
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import only
+from agent_sandbox.engine.work import Command, Work
+from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import Policy, implied
+from agent_sandbox.policy.paths import Tree, ancestors
+from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime.base import Terminal
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.sandbox import Run, Sandbox
+from agent_sandbox.selftest.bench import SCRIPTS, Bench
+from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, Ran, program, read_answer
+from agent_sandbox.workspace.store import SandboxState
+
+# How `SandboxConfig` calls the limits, and what one of it is there.
+_SETTINGS = {
+    "wall_seconds": ("timeout_seconds", 1),
+    "cpu_seconds": ("max_cpu_seconds", 1),
+    "memory_bytes": ("max_memory_mb", MIB),
+    "processes": ("max_processes", 1),
+    "open_files": ("max_open_files", 1),
+    "output_bytes": ("max_output_bytes", 1),
+    "disk_bytes": ("max_disk_mb", MIB),
+}
+_SUPERVISOR = """
+import sys
+from agent_sandbox import Sandbox
+Sandbox(validate_code=False).execute(open(sys.argv[1]).read(), on_output=lambda stream, text: print(text, flush=True))
+"""
+
+
+class Cloned:
+    """A sandbox of the command line: the preset and the user's own options, on layers that are kept, of a project of the bench's.
+
+    The process must have one thread while it is used, as `run` has.
+    """
+
+    name = "run"
+    processes = True
+    writes = True
+
+    def __init__(self, bench: Bench, policy: Policy, environment: Mapping[str, str], state: SandboxState) -> None:
+        self.policy = _with_what_was_planted(policy, bench)
+        self._bench = bench
+        self._environment = environment
+        self._state = state
+        self._runtime = ProcessRuntime(single_threaded=True)
+        self._sessions: dict[tuple[object, ...], Session] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runtime.close()
+
+    def run(self, attempt: Attempt) -> Ran:
+        """Carry it out as a command in the project."""
+        guests: list[ProcessGuest] = []
+
+        def look(stream: str, data: bytes) -> None:
+            if attempt.watch is not None:
+                attempt.watch()
+                guests[0].kill()
+
+        outcome = self._session(attempt).run(
+            Work(
+                Command(self._words(attempt)),
+                self._environment,
+                cwd=self._bench.project,
+                terminal=Terminal(24, 80) if attempt.terminal else None,
+                on_output=look if attempt.watch is not None else None,
+                on_start=guests.append,
+            )
+        )
+        errors = outcome.stderr or outcome.refused.encode()
+        end = outcome.exit
+        return read_answer(attempt, outcome.stdout, errors, ended=end.reason.value, limits_hit=end.limits_hit)
+
+    def _words(self, attempt: Attempt) -> tuple[str, ...]:
+        return (*PYTHON, f"{self._bench.project}/{SCRIPTS}/{attempt.module}.py", attempt.call())
+
+    def _session(self, attempt: Attempt) -> Session:
+        key = (attempt.throw_away, *sorted(attempt.limits.items()))
+        if key not in self._sessions:
+            self._sessions[key] = self._made(attempt)
+        return self._sessions[key]
+
+    def _made(self, attempt: Attempt) -> Session:
+        own = self.policy.limits
+        wall = min(own.wall_seconds or PATIENCE_SECONDS, PATIENCE_SECONDS)
+        limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
+        policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
+        state = None if attempt.throw_away else self._state
+        return Session(Gate(policy, places.ledger(), clock=time.time), only(self._runtime), project=self._bench.project, state=state)
+
+    def supervisor(self) -> tuple[str, ...]:
+        """The command line itself."""
+        stay = Attempt("files", "nothing", watch=lambda: None)
+        ours = (sys.executable, "-m", "agent_sandbox", "run", "--throw-away", "--project", self._bench.project)
+        return (*ours, "--cwd", self._bench.project, "--", *self._words(stay))
+
+    def recorded_as(self, attempt: Attempt) -> str:
+        """Its words are in the record as they are."""
+        return attempt.call()
+
+
+class Locked:
+    """A sandbox of the SDK: `Sandbox()`, or one with these settings."""
+
+    name = "sdk"
+    processes = False
+    writes = False
+
+    def __init__(self, bench: Bench, **settings: Any) -> None:
+        self._bench = bench
+        self._settings = settings
+        self._made: dict[tuple[object, ...], Sandbox] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        shared.runtime().close()
+
+    def run(self, attempt: Attempt) -> Ran:
+        """Carry it out as code."""
+        run = Run()
+
+        def look(stream: str, text: str) -> None:
+            assert attempt.watch is not None
+            attempt.watch()
+            run.cancel()
+
+        listening: dict[str, Any] = {"on_output": look} if attempt.watch is not None else {}
+        result = self._sandbox(attempt).perform(run, code_of(_source(attempt), "python"), **listening)
+        ended = result.exit.reason.value if result.exit else result.error or ""
+        return read_answer(attempt, result.stdout_bytes, result.stderr_bytes, ended=ended, limits_hit=result.limits_hit)
+
+    def _sandbox(self, attempt: Attempt) -> Sandbox:
+        settings: dict[str, Any] = {_SETTINGS[name][0]: value / _SETTINGS[name][1] for name, value in attempt.limits.items()}
+        settings = {**self._settings, **{name: int(value) if value == int(value) else value for name, value in settings.items()}}
+        if attempt.project:
+            settings |= {"allow_file_read": True, "allowed_paths": (self._bench.project,)}
+        if attempt.tools:
+            settings |= {"allow_subprocess": True, "allowed_commands": attempt.tools, "allow_shell": False}
+        key = tuple(sorted(settings.items()))
+        if key not in self._made:
+            # The wall is what is attacked: what is looked at before it would stop the attempts by their words.
+            self._made[key] = self._stack.enter_context(Sandbox(validate_code=False, **settings))
+        return self._made[key]
+
+    def supervisor(self) -> tuple[str, ...]:
+        """A Python program that uses the SDK."""
+        source = f"{self._bench.project}/supervised.py"
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(_source(Attempt("files", "nothing", watch=lambda: None)))
+        return (sys.executable, "-c", _SUPERVISOR, source)
+
+    def recorded_as(self, attempt: Attempt) -> str:
+        """Of code, the record holds a digest."""
+        return hashlib.sha256(_source(attempt).encode()).hexdigest()
+
+
+def _source(attempt: Attempt) -> str:
+    return f"{program(attempt.module)}\nmain(*{attempt.call()})\n"
+
+
+def _with_what_was_planted(policy: Policy, bench: Bench) -> Policy:
+    """The user's policy, which hides the secrets of the bench as it hides the user's own."""
+    planted = [mask for mask in default_masks(homes=[bench.home], projects=[bench.project]) if mask.path in _above(bench.secrets)]
+    files = replace(policy.files, masks=(*policy.files.masks, *planted), denied=(*policy.files.denied, Tree(bench.denied)))
+    return replace(policy, files=files)
+
+
+def _above(paths: tuple[str, ...]) -> set[str]:
+    return {above for path in paths for above in ancestors(path)}

@@ -1,0 +1,160 @@
+"""An interpreter that stays, as Python programs hold it: turns in, results out. Thin: what happens is in `engine.turns`.
+
+What goes wrong is told as in `sandbox`: what a turn causes is a result, what settings or this machine cause is raised.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from agent_sandbox import result
+from agent_sandbox._fast.values import replace
+from agent_sandbox.engine.inputs import Listener, OnOutput, TurnOptions, code_of, encoded
+from agent_sandbox.engine.tools import named
+from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.work import Code, Work
+from agent_sandbox.errors import Denied, PolicyError, SandboxError
+from agent_sandbox.result import SandboxResult, SandboxStatus
+from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Run
+from agent_sandbox.workspace.changes import ChangeSet
+
+if TYPE_CHECKING:
+    from agent_sandbox.sandbox import Sandbox
+
+
+class SandboxSession:
+    """One Python interpreter in a sandbox, and turns for it. One turn at a time: who comes meanwhile waits. Made by `Sandbox.session`.
+
+    Variables, imports, functions, the working directory and files stay from turn to turn. `result.value` is the value of the turn's last
+    expression, as data; where that cannot cross it is None and `result.value_repr` says what it was. An exception ends its turn, and so
+    does `sys.exit()`, with its code: the session goes on. A turn beyond its time, or one that ends the interpreter, ends the session; its
+    result says why, and `run` raises `SandboxError` from then on.
+
+    Wall time and output are limited for each turn; processor time, memory, processes and disk for the session. Between turns nothing is
+    read from it: what threads print or ask of tools then waits for the next turn.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+        tools: object = (),
+        on_output: OnOutput | None = None,
+    ) -> None:
+        config = sandbox.config
+        handed = {**config.toolbox, **named(tools)}
+        self._sandbox = sandbox
+        self._timeout = timeout
+        self._on_output = on_output
+        self._turns = Turns(
+            sandbox.within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
+            Work(
+                Code("python", "", tuple(args)),
+                {**ENVIRONMENT, **config.env_vars, **(env_vars or {})},
+                cwd=config.cwd,
+                preload=tuple(config.preload),
+                tools=handed,
+                ends=sandbox.expires,
+                seed=config.seed,
+                observe=sandbox.observes and not config.deterministic,
+                log_observed=True,
+            ),
+        )
+        self._lock = threading.Lock()
+        self._taking = 0  # the thread that takes a turn
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<session {self.id} of sandbox {self._sandbox.id}{f', ended: {self._turns.ended}' if self._turns.ended else ''}>"
+
+    @property
+    def id(self) -> str:
+        """Names it in the ledger."""
+        return self._turns.id
+
+    @property
+    def ended(self) -> str:
+        """Why there are no more turns; empty while there are."""
+        return self._turns.ended
+
+    @property
+    def changes(self) -> ChangeSet:
+        """What all its turns together would have changed, once it has ended; noted where file writes are allowed."""
+        return self._turns.changes
+
+    def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
+        """Take a turn and wait for its end. `stdin` is what `input()` reads in it; programs that it starts find their input empty."""
+        return self.perform(Run(), code, **options)
+
+    def perform(
+        self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
+    ) -> SandboxResult:
+        """What `run` does, with a handle that another thread can cancel."""
+        source, call = code_of(code, "python").source, on_output or self._on_output
+        if self._taking == threading.get_ident():
+            raise SandboxError("this session is in the middle of a turn, which waits for this very call", hint="use another session in it")
+        with self._lock:
+            self._sandbox.begin(run)  # it may be closed by now, or have outlived its lifetime
+            self._taking = threading.get_ident()
+            status = SandboxStatus.FAILED  # also when an exception passes through
+            try:
+                listener = Listener(call) if call is not None else None
+                made = self._result(source, run, encoded(stdin), timeout, listener)
+                status = made.status
+            finally:
+                self._taking = 0
+                if self._closing:
+                    self._close()
+                self._sandbox.end(run, status)
+            if listener is not None:
+                listener.finish()
+            return made
+
+    def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: Listener | None) -> SandboxResult:
+        about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": "python"}
+        try:
+            seconds, wall, left = self._sandbox.time_for(self._timeout if timeout is None else timeout)
+            turned = self._turns.run(Turn(source, stdin, seconds, left, listener, run.started))
+        except PolicyError as error:
+            return self._sandbox.told(result.refused(str(error), **about))
+        except Denied as error:
+            return self._sandbox.told(result.refused(str(error), verdict=error.verdict, **about))
+        made = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
+        return replace(made, value=turned.value, value_repr=turned.described)
+
+    def kill(self) -> None:
+        """End it at once, from any thread. A turn that is being taken says so."""
+        self._turns.kill()
+
+    def close(self) -> None:
+        """End it: exit functions run, as at the end of a program. A turn in another thread is ended first. Idempotent."""
+        self._closing = True
+        if self._taking == threading.get_ident():  # from a tool or callback of its own: it is closed when they return
+            self._turns.kill()
+            return
+        if not self._lock.acquire(blocking=False):
+            self._turns.kill()
+            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: who waits for it will close
+                return
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        try:
+            self._turns.close()
+        finally:
+            self._sandbox.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

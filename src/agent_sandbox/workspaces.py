@@ -1,0 +1,321 @@
+"""A sandbox that outlives a run: what its runs change waits in it until it is promoted, and can be gone back on until then.
+
+It is the same sandbox that the command line has for a project: what one has changed the other shows, and promotes. Runs see the whole
+machine but for masked secrets, and write to nothing of it.
+"""
+
+from __future__ import annotations
+
+import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from agent_sandbox import places, policy_files, result, shared
+from agent_sandbox._fast.values import replace
+from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.engine import promote as engine_promote
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.inputs import Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
+from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted
+from agent_sandbox.engine.recover import recovered
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.stored import Rollback, Stored
+from agent_sandbox.engine.work import Code, Command, Work
+from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
+from agent_sandbox.policy.model import Policy, cloned
+from agent_sandbox.policy.paths import covering
+from agent_sandbox.result import SandboxResult
+from agent_sandbox.sandbox import ENVIRONMENT
+from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.diff.compare import compare
+from agent_sandbox.workspace.diff.formats import unified
+from agent_sandbox.workspace.diff.sources import Formerly
+from agent_sandbox.workspace.drift import Drift
+from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.layers.history import Snapshot
+from agent_sandbox.workspace.merge import Conflict
+from agent_sandbox.workspace.project import find_project
+from agent_sandbox.workspace.store import Store
+
+if TYPE_CHECKING:
+    from agent_sandbox.asking import Asking
+    from agent_sandbox.engine.gate import Approver
+    from agent_sandbox.engine.simulation.plan import EffectPlan
+    from agent_sandbox.policy.action import Action
+    from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.tokens import Token
+
+Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
+
+
+class Workspace:
+    """The stored sandbox of a project directory. Runs in it come one after the other; a second one waits.
+
+    >>> work = Workspace.over("app")                         # doctest: +SKIP
+    >>> work.run(shell("sed -i s/a/b/ notes.txt"))           # doctest: +SKIP
+    >>> print(work.diff())                                   # doctest: +SKIP
+    >>> work.promote()                                       # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        stored: Stored,
+        policy: Policy,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        config: SandboxConfig | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+    ) -> None:
+        """Usually made by `over`. The policy files of the machine, the user and the project take away from the policy."""
+        self._runtime = config.runtime if config else "process"
+        self.project = stored.state.project
+        self._stored = stored
+        bound = policy_files.bound(policy, config.early_look() if config else None, self.project)
+        self.policy, self._early, self._most_seconds = bound.policy, bound.early, bound.most_seconds
+        self._warnings = (*(config.warnings if config else ()), *bound.warnings)
+        self._asking: Asking | None = None
+        if self.policy.asks.asks:
+            from agent_sandbox.asking import Asking  # few policies ask
+
+            self._asking = Asking(stored.state.id, approver, capabilities)
+        self._env = {**ENVIRONMENT, **environment(env_vars or {})}
+        self._gate = self._gate_of(self.policy)
+        self._masks = [mask.path for mask in policy.files.masks]
+
+    @classmethod
+    def over(
+        cls,
+        project: PathLike,
+        *,
+        config: SandboxConfig | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        capabilities: Iterable[Token | str] = (),
+    ) -> Self:
+        """The one of this directory, which is taken as named. Nothing is made before the first run.
+
+        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not looked at first. The
+        policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
+        Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
+        """
+        found = find_project(os.fsdecode(project), home=places.home(), explicit=True)
+        policy = config.policy() if config is not None else cloned(masks=places.masks_for(found.path))
+        if not policy.files.write:
+            raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
+        given = {**(config.env_vars if config else {}), **(env_vars or {})}
+        stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
+        made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
+        for warning in made._warnings:
+            warnings.warn(warning, SandboxWarning, stacklevel=2)
+        return made
+
+    def __repr__(self) -> str:
+        return f"Workspace(project={self.project!r})"
+
+    def execute(self, code: str, language: str = "python", **options: Any) -> SandboxResult:
+        """Run code as a script of its own. Options are those of `run`."""
+        return self._perform(code_of(code, language), **options)
+
+    def run(self, work: str | Sequence[str] | Shell, **options: Any) -> SandboxResult:
+        """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
+
+        It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`; and
+        `watch_reads` (as root only), which notes what of the project it opens, for `drift` to tell what a decision may rest on.
+        """
+        return self._perform(work_of(work), **options)
+
+    def _perform(
+        self, what: Code | Command, *, timeout: float | None = None, on_output: OnOutput | None = None, **options: Any
+    ) -> SandboxResult:
+        listener = Listener(on_output) if on_output is not None else None
+        work = replace(self._work(what, **options), on_output=listener)
+        language = what.language if isinstance(what, Code) else None
+        session = self._session(timeout)
+        try:
+            outcome = session.run(work)
+        except Denied as error:
+            return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
+        finally:
+            session.gate.end()
+        if listener is not None:
+            listener.finish()
+        made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+
+    def _work(
+        self,
+        what: Code | Command,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        cwd: PathLike | None = None,
+        watch_reads: bool = False,
+    ) -> Work:
+        return Work(
+            with_arguments(what, args),
+            {**self._env, **environment(env_vars or {})},
+            cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
+            stdin=encoded(stdin),
+            watch_reads=watch_reads,
+        )
+
+    def simulate(
+        self,
+        work: str | Sequence[str] | Shell,
+        *,
+        stdin: str | bytes = b"",
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        args: Sequence[str] = (),
+        cwd: PathLike | None = None,
+    ) -> EffectPlan:
+        """Run it on a clone of the machine as this sandbox sees it, and say what it would do. Neither is changed.
+
+        The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
+        """
+        from agent_sandbox.engine.simulation.run import simulated
+        from agent_sandbox.workspace.saved_plans import Plans
+
+        asked = self._work(work_of(work), stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
+        recovered(self._stored, self._gate)
+        plans, governed = Plans(self._stored.state.store), self.policy.digest()
+        with simulated(
+            self._session(timeout), asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=lambda busy: None
+        ) as made:
+            return made.plan
+
+    def carry_out(
+        self, plan: EffectPlan | str, *, approve: str | Iterable[str] = (), system: bool = False, files_only: bool = False
+    ) -> CarriedOver:
+        """Do exactly what a plan of this project says; `undo` takes it back. A digest, or its beginning, names it as well.
+
+        `approve` is as for `promote`; `system` carries over what lies outside the project, too; `files_only` says that a plan that reaches
+        beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
+        protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
+        """
+        from agent_sandbox.engine.simulation.apply import carry, opened
+        from agent_sandbox.workspace.saved_plans import Plans
+
+        digest = plan if isinstance(plan, str) else plan.digest
+        recovered(self._stored, self._gate)
+        plans, agreed = Plans(self._stored.state.store), frozenset(_each(approve))
+
+        def own(project: str) -> Stored:
+            if project != self.project:
+                raise PolicyError(f"this is a plan of {project!r}", hint=f"use Workspace.over({project!r})")
+            return self._stored
+
+        with opened(plans, digest, own, lambda project: self.policy, approved=agreed, system=system, files_only=files_only) as ready:
+            return carry(ready, ready.proposal, plans, self._gate)
+
+    def _gate_of(self, policy: Policy) -> Gate:
+        approver = self._asking.approver(policy) if self._asking is not None else None
+        return Gate(policy, places.ledger(), clock=time.time, approver=approver, sandbox=self._stored.state.id)
+
+    def _session(self, timeout: float | None) -> Session:
+        if timeout is not None and self._most_seconds is not None:
+            timeout = min(timeout, self._most_seconds)
+        policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
+        gate = self._gate if policy is self.policy else self._gate_of(policy)
+        return Session(
+            gate,
+            shared.runtimes(self._runtime),
+            project=self.project,
+            state=self._stored.state,
+            on_busy=lambda busy: None,
+            beside=_in_a_thread,
+            early=self._early,
+        )
+
+    def changes(self) -> ChangeSet:
+        """What would be different on the machine if everything were promoted."""
+        return self._stored.changes(self.policy)
+
+    def diff(self) -> str:
+        """The changes as a unified diff for people. What cannot be seen is escaped; see `agent-sandbox diff --patch` for machines."""
+        with self._stored.opened() as stack:
+            former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
+            changes = self._stored.changes_in(stack, self.policy)
+            rows = (row for change in changes for row in unified(compare(change, stack, former), relative_to=self.project))
+            return "".join(f"{row.plain}\n" for row in rows)
+
+    def drift(self) -> Drift:
+        """What has moved on in the real project since the clone was made, and what of it the sandbox changed too."""
+        with explained(f"look for what has moved on in {self.project!r}"):
+            return self._stored.drift(self.changes(), self._masks)
+
+    def snapshot(self, label: str = "") -> Snapshot:
+        """Keep what it is now, to go back to."""
+        return self._stored.snapshot(label)
+
+    def rollback(self, to: str | int | Snapshot | None = None) -> Rollback:
+        """Go back to a snapshot, by label or id; without one, to the last. What was since is kept in a snapshot of its own."""
+        return self._stored.rollback(self._own(to) if isinstance(to, Snapshot) else to)
+
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """All snapshots, oldest first; `parent` makes them a tree."""
+        return self._stored.snapshots().snapshots
+
+    def forget(self, which: str | int | Snapshot) -> Snapshot:
+        """Forget a snapshot, and free what only it needed."""
+        return self._stored.forget(self._own(which) if isinstance(which, Snapshot) else which)
+
+    def _own(self, snapshot: Snapshot) -> int:
+        """The number of a snapshot, if it is one of this sandbox: they are numbered in each."""
+        if not any((each.id, each.created) == (snapshot.id, snapshot.created) for each in self.snapshots()):
+            raise PolicyError(f"the snapshot {snapshot.label or snapshot.id!r} is not one of this sandbox", hint="see snapshots()")
+        return snapshot.id
+
+    def promote(
+        self,
+        only: str | Iterable[str] = (),
+        *,
+        system: bool = False,
+        drift: Literal["refuse", "merge", "force"] = "refuse",
+        resolve: Resolve | None = None,
+        approve: str | Iterable[str] = (),
+        review: Callable[[Proposal], bool] | None = None,
+    ) -> CarriedOver | None:
+        """Carry the changes over to the real project: all of them, or those whose paths `only` covers; all or nothing.
+
+        `approve` names the protected kinds of changes that are agreed to, `review` is shown the proposal first and may say no; then None is
+        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
+        reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
+        """
+        patterns = _each(only)
+        covered = covering(patterns, project=self.project, home=places.home())
+
+        def chosen(change: Change) -> bool:
+            return not patterns or covered(change.path)
+
+        recovered(self._stored, self._gate)
+        with engine_promote.proposed(
+            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)))
+        ) as proposal:
+            if review is not None and not review(proposal):
+                return None
+            return engine_promote.carry_out(proposal, self._stored, self._gate)
+
+    def undo(self) -> CarriedOver:
+        """Take the last promotion back. Raises `Drift` when something it changed has changed since."""
+        recovered(self._stored, self._gate)
+        return engine_promote.take_back(self._stored, self._gate)
+
+    def reset(self) -> None:
+        """Forget everything it changed, and its snapshots. What was promoted stays, and can still be taken back."""
+        self._stored.state.reset()
+
+
+def _each(words: str | Iterable[str]) -> tuple[str, ...]:
+    """One word is one word, not its letters."""
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def _in_a_thread(do: Callable[[], None]) -> None:
+    threading.Thread(target=do, name="agent-sandbox-names", daemon=True).start()
