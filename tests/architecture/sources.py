@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "agent_sandbox"
 
 # Folders whose modules may look at the environment and speak to people; so may the SDK modules, which lie directly in the package.
-TOP_FLOOR = "surfaces"
+TOP_FLOOR = "cli"
 
 # Run inside the sandbox in the place of a fresh interpreter: the environment and the streams that it sees are the guest's own.
 INSIDE = ("src/agent_sandbox/runtime/guest/entry.py", "src/agent_sandbox/runtime/guest/script_runner.py")
 
 # Attempts of the self-test: sent into sandboxes as text, and never part of a process of ours.
-SENT = "src/agent_sandbox/surfaces/selftest/attempts/"
+SENT = "src/agent_sandbox/selftest/attempts/"
 
 
 @dataclass(frozen=True)

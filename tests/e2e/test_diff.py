@@ -15,7 +15,7 @@ import pytest
 from agent_sandbox.workspace.noise import is_noise
 from tests.e2e.program import Shell, words
 from tests.e2e.sitting import sitting
-from tests.workspace.hidden import ESCAPED
+from tests.workspace.view.hidden import ESCAPED
 
 OUR_COLOURS = re.compile(rb"\x1b\[(?:[0-9]+(?:;[0-9]+)*)?m")
 FORMS = [["diff"], ["diff", "--all"], ["diff", "--stat"], ["diff", "-s"], ["diff", "--name-only"], ["--json", "diff"], ["status"]]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
-from tests.workspace.hidden import ESCAPED
+from tests.workspace.view.hidden import ESCAPED
 
 OUR_COLOURS = re.compile(rb"\x1b\[(?:[0-9]+(?:;[0-9]+)*)?m")
 CANARIES = {what: text.encode(errors="surrogateescape") for what, text in ESCAPED.items() if text not in ("\ud800", "\0")}

@@ -26,7 +26,7 @@ from tests.security.blows import Tally, rain
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, case, knows, snapshot
 from tests.security.victims import Place, Supervisor, roles, start
-from tests.workspace.overlays import in_namespace
+from tests.workspace.layers.overlays import in_namespace
 
 SEED = int(os.environ.get("AGENT_SANDBOX_SEED", "20240607"))
 SAMPLE = 200 if ROOT else 100  # of the unprivileged half: the way things end is the same, so fewer will do

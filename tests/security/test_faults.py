@@ -60,12 +60,13 @@ AT_FIRST = {"mkdir", "rename", "fsync"}  # what is mostly done when a project ha
 # of the same user may trace it.
 AT_THE_DOOR = """
 import ctypes, os, sys
-from agent_sandbox.cli import cli, code, current, diff, run, status
+from agent_sandbox.cli import context, execute, main
+from agent_sandbox.cli.commands import diff, run, status
 ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_ulong(-1 & 0xFFFFFFFFFFFFFFFF), 0, 0, 0)
 os.write(1, b"ready\\n")
 os.read(int(sys.argv[1]), 1)
 os.close(int(sys.argv[1]))
-sys.exit(cli.main(sys.argv[2:]))
+sys.exit(main.main(sys.argv[2:]))
 """
 
 

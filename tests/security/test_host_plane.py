@@ -20,7 +20,7 @@ from agent_sandbox.workspace.store import Store
 from tests.patience import until
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case, listening, outside, snapshot
-from tests.workspace.previews import lines_of_diff
+from tests.workspace.diff.previews import lines_of_diff
 
 
 @case(23)

@@ -14,7 +14,7 @@ import pytest
 from agent_sandbox.kernel import syscalls
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside, snapshot
-from tests.workspace.overlays import in_namespace
+from tests.workspace.layers.overlays import in_namespace
 
 PREFIX = "trusted.overlay." if ROOT else "user.overlay."  # the marks that these overlays believe
 

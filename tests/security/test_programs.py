@@ -16,7 +16,7 @@ import pytest
 
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules
-from tests.policy.commands.corpus import corpus
+from tests.readers.shell.corpus import corpus
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case
 

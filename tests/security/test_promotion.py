@@ -26,7 +26,7 @@ from agent_sandbox.workspace.protected import classes_of_all, classes_of_path
 from tests.security.conftest import Tell
 from tests.security.harness import case
 from tests.security.test_promotion_crash import naive
-from tests.workspace.overlays import in_namespace
+from tests.workspace.layers.overlays import in_namespace
 from tests.workspace.promotion.trees import ME, Edited, changes_between, edit_mixed, make_mixed, shown
 
 FILE = Node(EntryType.FILE, 0o644, 0, 0, 2)

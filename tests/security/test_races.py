@@ -21,7 +21,7 @@ from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace import beneath
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, meanwhile
-from tests.workspace.previews import lines_of_diff
+from tests.workspace.diff.previews import lines_of_diff
 from tests.workspace.racing import Swapper
 
 SAMPLE_SECONDS, TORTURE_SECONDS = 2.0, 600.0

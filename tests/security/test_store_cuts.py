@@ -30,8 +30,9 @@ SAMPLE = 2  # cuts for each deed
 AT_THE_DOOR = """
 import ctypes, os, sys
 from agent_sandbox.engine import stored
-from agent_sandbox.workspace import bases, generations, history, image, readback, squash, store
-from agent_sandbox.kernel import ballast, extents, loop, syscalls
+from agent_sandbox.workspace import originals, store
+from agent_sandbox.workspace.layers import history, image, readback, squash, stack
+from agent_sandbox.kernel import loop, syscalls
 import json
 ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_ulong(-1 & 0xFFFFFFFFFFFFFFFF), 0, 0, 0)
 gate, deed, directory, project = int(sys.argv[1]), *sys.argv[2:]

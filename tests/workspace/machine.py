@@ -11,7 +11,7 @@ from agent_sandbox.workspace.fingerprint import Bases
 from agent_sandbox.workspace.layers.readback import NO_BASES, read_stack
 from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.removal import remove_tree
-from tests.workspace.overlays import edit, make_layer, userxattr
+from tests.workspace.layers.overlays import edit, make_layer, userxattr
 
 
 class Machine:

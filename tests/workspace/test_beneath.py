@@ -151,7 +151,7 @@ def test_attributes_of_a_link_are_its_own(tree: int, tmp_path: Path) -> None:
 
 @pytest.mark.needs_root
 def test_a_mount_inside_the_tree_is_listed_but_not_entered(tree: int, tmp_path: Path) -> None:
-    from tests.workspace.overlays import in_namespace
+    from tests.workspace.layers.overlays import in_namespace
 
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/canary").write_text("x")

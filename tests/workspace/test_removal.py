@@ -9,7 +9,7 @@ import pytest
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.removal import remove_tree
-from tests.workspace.overlays import edit, in_namespace
+from tests.workspace.layers.overlays import edit, in_namespace
 from tests.workspace.racing import Swapper, deep_tree
 
 

@@ -11,7 +11,7 @@ import pytest
 from agent_sandbox.errors import Busy, ForeignStore, PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
-from tests.workspace.overlays import in_namespace
+from tests.workspace.layers.overlays import in_namespace
 
 
 @pytest.fixture

@@ -1,0 +1,256 @@
+"""Compiling while nobody waits: one at a time, not again and again when it fails, and nothing half-done when it is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from agent_sandbox import shared
+from agent_sandbox.cli.commands import setup
+from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.runtimes import Question, Runtimes
+from agent_sandbox.engine.work import Code
+from agent_sandbox.engine.work import Work as Submitted
+from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.ledger.writer import Ledger
+from agent_sandbox.policy.model import locked
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.process.zygote import argv_for
+from agent_sandbox.runtime.router.model import Work
+from agent_sandbox.runtime.wasm import background_compiler, compiler
+from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
+from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from scripts.compile_wasm import CACHE, RECORDS
+from tests.runtime.wasm.test_runtime import run
+
+NOW = 1_000_000_000.0
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(str(tmp_path / "cache"), str(tmp_path / "records"), "k" * 24)
+
+
+def words(cache: Cache) -> list[str]:
+    """What the compiling process is told; of an interpreter that is not there, so that it fails at once."""
+    return ["", cache.directory, cache.records, cache.key, "1", "/nowhere/module", "0" * 64, "/nowhere/library", "library"]
+
+
+def awaited(cache: Cache) -> None:
+    """Until it has ended, by waiting for the lock that it holds."""
+    with open(f"{cache.directory}/lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def begun(cache: Cache, now: float) -> str:
+    said = background_compiler.begin(cache, words(cache), now=now)
+    awaited(cache)
+    return said
+
+
+def test_what_fails_is_not_tried_again_at_once_and_later_ever_more_rarely(cache: Cache) -> None:
+    assert begun(cache, time.time()) == background_compiler.GOING_ON
+    now = time.time()
+    assert background_compiler.standing(cache, now=now).startswith("compiling it failed: ")
+    assert "agent-sandbox setup" in begun(cache, now)
+    assert begun(cache, now + 700) == background_compiler.GOING_ON, "ten minutes later"
+    assert "failed" in begun(cache, now + 700), "but the second time it takes longer"
+    assert begun(cache, now + 1400) == background_compiler.GOING_ON
+    assert (Path(cache.records) / f"{cache.key}-attempt").read_text().startswith("3\n")
+
+
+def test_while_one_goes_on_there_is_no_second(cache: Cache) -> None:
+    lock = compiler.try_lock(cache)
+    assert lock is not None
+    assert compiler.try_lock(cache) is None
+    assert (
+        background_compiler.begin(cache, words(cache), now=NOW)
+        == background_compiler.GOING_ON
+        == background_compiler.standing(cache, now=NOW)
+    )
+    assert compiler.holder(cache) == 0
+    assert not os.path.exists(cache.records), "it was not begun"
+    os.close(lock)
+    assert compiler.holder(cache) is None
+    assert "not been compiled" in background_compiler.standing(cache, now=NOW)
+
+
+def test_with_little_memory_it_is_not_begun(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_compiler, "available_memory", lambda: 3 << 30)
+    assert "3072 MB" in background_compiler.begin(cache, words(cache), now=NOW)
+    assert not os.path.exists(cache.records)
+
+
+def test_where_it_may_not_write_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be compiled" in background_compiler.begin(Cache(str(tmp_path / "file" / "cache"), str(tmp_path), "k"), [], now=NOW)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[], WasmRuntime]:
+    """A copy of what was compiled for the tests, without one of its images: a second to make."""
+    for source, copy in ((CACHE, tmp_path / "cache"), (RECORDS, tmp_path / "records")):
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*-plain-*"), copy_function=_linked)
+        copy.chmod(0o700)
+    return lambda: WasmRuntime(str(tmp_path / "cache"), str(tmp_path / "records"))
+
+
+def _linked(source: str, copy: str) -> None:
+    """They are never written to, but replaced."""
+    try:
+        os.link(source, copy)
+    except OSError:
+        shutil.copy(source, copy)
+
+
+class Gateway:
+    """A place where a compiling process waits, once it has said which it is, until it is opened: so that it cannot be over too soon."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def close(self) -> BinaryIO:
+        """Returns what keeps it closed."""
+        file = self.path.open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+    def argv_for(self, program: str, *given: str) -> list[str]:
+        """The command that compiles; that it waits is all that has changed."""
+        wait = f"fcntl.flock(open({str(self.path)!r}), fcntl.LOCK_SH)"
+        waiting = f"import fcntl; from {Cache.__module__} import Cache; clear = Cache.clear_debris; "
+        waiting += f"Cache.clear_debris = lambda self: ({wait}, clear(self)); "
+        python, first, flag, code, *rest = argv_for(program, *given)
+        return [python, first, flag, code.replace("from ", waiting + "from ", 1), *rest]
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
+    """A closed one, for what this test has compiled in the background; it opens when this file is closed."""
+    gateway = Gateway(tmp_path / "gate")
+    monkeypatch.setattr(background_compiler, "argv_for", gateway.argv_for)
+    with gateway.close() as file:
+        yield file
+
+
+def question() -> Question:
+    return Question(Work("python", "print(1)"))
+
+
+def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:
+    now, process, wasm = [0.0], ProcessRuntime(), own()
+    runtimes = Runtimes("auto", lambda: process, lambda: wasm, background=True, clock=lambda: now[0])
+    chosen = runtimes.choose(locked(), question).route
+    assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", f"not available: {background_compiler.GOING_ON}"),))
+    assert wasm.compiler is not None
+    with pytest.raises(RuntimeUnavailable, match="is being compiled") as refusal:
+        run(wasm, "print(1)")
+    assert "agent-sandbox setup" in refusal.value.hint
+    gate.close()
+    awaited(wasm._cache)
+    now[0] = 10.0
+    assert runtimes.choose(locked(), question).route.runtime == "wasm"
+    assert run(wasm, "print(1)").stdout == b"1\n"
+    assert not list(Path(wasm._cache.records).glob("*-attempt")), "what has succeeded is forgotten"
+    wasm.close()
+
+
+def test_what_was_spoilt_is_made_anew_while_the_other_does_the_work(own: Callable[[], WasmRuntime], tmp_path: Path) -> None:
+    now, process, wasm = [0.0], ProcessRuntime(), own()
+    subprocess.run(wasm.building(), check=True)
+    (image,) = Path(wasm._cache.directory).glob("*-plain-*")
+    image.write_bytes(image.read_bytes()[:-1])
+    runtimes = Runtimes("auto", lambda: process, lambda: wasm, background=True, clock=lambda: now[0])
+    session = Session(Gate(locked(), Ledger(tmp_path / "ledger", clock=lambda: 0.0), clock=lambda: 0.0), runtimes)
+    work = Submitted(Code("python", "print(1)"), {})
+    first = session.run(work)
+    assert (first.stdout, first.route.runtime) == (b"1\n", "process")
+    assert "not what was made here" in first.route.passed_over[0][1]
+    awaited(wasm._cache)
+    now[0] = 61.0
+    assert session.run(work).route.runtime == "wasm"
+    wasm.close()
+    process.close()
+
+
+BEGIN = """
+import sys
+from pathlib import Path
+from agent_sandbox.runtime.wasm import background_compiler as background
+from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from tests.runtime.wasm.test_background_compiler import Gateway
+background.argv_for = Gateway(Path(sys.argv[1])).argv_for
+print(WasmRuntime(*sys.argv[2:]).compile_in_background())
+"""
+
+
+def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:
+    wasm = own()
+    command = [sys.executable, "-c", BEGIN, gate.name, *wasm._directories]
+    started = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert (started.stdout, started.stderr) == (f"{background_compiler.GOING_ON}\n", "")
+    pid = 0
+    while not pid and wasm.compiler is not None:  # from its first moment it holds the lock, and soon says who it is
+        pid = wasm.compiler or 0
+    assert pid, "it has outlived who began it"
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (os.SCHED_IDLE, 19)
+    assert int(fields[1]) != os.getpid() and int(fields[3]) != os.getsid(0), "another session, and another parent"
+    os.kill(pid, signal.SIGKILL)
+    awaited(wasm._cache)
+    assert "was ended" in wasm.standing
+    assert not wasm.ready, "nothing half-done"
+    assert subprocess.run(wasm.building(), check=False).returncode == 0, "who asks for it does not wait"
+    assert wasm.ready
+    assert not [name for name in os.listdir(wasm._cache.directory) if name.startswith("scratch-") or name.endswith(".new")]
+
+
+def test_setup_waits_for_what_goes_on_in_the_background(
+    own: Callable[[], WasmRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wasm = own()
+    monkeypatch.setattr(shared, "wasm", lambda: wasm)
+    lock = compiler.try_lock(wasm._cache)
+    assert lock is not None
+    waited: list[int] = []
+
+    def look(pid: int, _: float) -> None:
+        if not waited:
+            os.close(lock)
+        waited.append(pid)
+
+    monkeypatch.setattr(setup, "_show", look)
+    assert setup.compile_wasm()[0] == "ready"
+    assert waited and wasm.ready
+    assert "in the background. Waiting" in capfd.readouterr().err
+
+
+def test_files_that_nobody_has_used_for_long_are_removed_and_others_stay(tmp_path: Path) -> None:
+    records, directory = tmp_path / "records", tmp_path / "cache"
+    caches = {name: Cache(str(directory), str(records), name * 24) for name in "abc"}
+    for cache in caches.values():
+        cache.keep("module", lambda file: file.write(b"compiled"))
+    (directory / "notes.txt").write_text("somebody else's")
+    now = time.time() + 2 * UNUSED_SECONDS
+    used = caches["a"].entry("module")
+    assert used is not None
+    with open(directory / f"{'b' * 24}-module") as loaded:
+        fcntl.flock(loaded, fcntl.LOCK_SH)  # as a zygote does
+        caches["a"].used([used], now)
+    assert sorted(os.listdir(directory)) == [f"{'a' * 24}-module", f"{'b' * 24}-module", "notes.txt"]
+    assert sorted(os.listdir(records)) == [f"{'a' * 24}-module.sha256", f"{'b' * 24}-module.sha256"]
+    caches["a"].used([used], now)
+    assert sorted(os.listdir(directory)) == [f"{'a' * 24}-module", "notes.txt"]
