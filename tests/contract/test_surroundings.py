@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import namespaces
+from agent_sandbox.kernel import ids
 from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from tests.patience import until
@@ -196,8 +196,8 @@ def test_seen_from_the_machine_a_guest_of_root_is_nobody(box: Box) -> None:
         assert pid is not None
         status = knows(pid)
         uids, gids = {int(uid) for uid in status["Uid"].split()}, {int(gid) for gid in status["Gid"].split()}
-        assert uids == gids == {namespaces.FIRST_ID}
-        assert namespaces.FIRST_ID > 1 << 20, "above what distributions hand out"
+        assert uids == gids == {ids.FIRST_ID}
+        assert ids.FIRST_ID > 1 << 20, "above what distributions hand out"
         assert status["Groups"] == "" and int(status["CapEff"], 16) == 0
     finally:
         guests[0].kill()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import namespaces
+from agent_sandbox.kernel import ids
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.patience import machine_wide, until
 from tests.security.conftest import Tell
@@ -132,7 +132,7 @@ def _lowered(soft: int) -> Iterator[None]:
 def test_descriptors_kept_on_their_way_do_not_keep_others_from_starting(number: int, box: Box, tell: Tell) -> None:
     """Init hands the supervisor a descriptor as the very user its guests are; rootless the supervisor is that user too."""
     runtime = ProcessRuntime()
-    who = namespaces.FIRST_ID if ROOT else os.getuid()
+    who = ids.FIRST_ID if ROOT else os.getuid()
     try:
         with machine_wide(), _lowered(300):
             fresh = box.with_(runtime=runtime, limits=replace(GENEROUS, open_files=256))

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import namespaces
+from agent_sandbox.kernel import ids
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case, snapshot
 
@@ -52,7 +52,7 @@ def test_a_setuid_file_left_on_disk_is_nobodys(number: int, box: Box, tell: Tell
     with kept.layers() as layers:
         (planted,) = layers.rglob("planted")
         status = planted.stat()
-        assert status.st_uid == namespaces.FIRST_ID, "executed by anybody, it gives the rights of an id that nothing belongs to"
+        assert status.st_uid == ids.FIRST_ID, "executed by anybody, it gives the rights of an id that nothing belongs to"
         above = [directory for directory in planted.parents if directory.is_relative_to(layers)]
         assert any(stat.S_IMODE(directory.stat().st_mode) & 0o077 == 0 for directory in above), "and only root comes near it"
     tell(f"owned by {status.st_uid}, below a directory of mode 700", control=f"the setuid bit is there: {oct(status.st_mode)}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import places
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
-from agent_sandbox.cli import terminal
+from agent_sandbox.cli import streams, terminal
 from agent_sandbox.cli.context import Current, session_for, working_directory
 from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request, UsageError
@@ -60,7 +60,7 @@ def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtime
         _warn_about(project, found)
         env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
         watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
-        work = Work(what, env, cwd=cwd, stdin=stdin, on_output=terminal.pass_on, collect=False, watch_reads=watch)
+        work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
             stack.callback(lambda: places.elevations().sweep())
@@ -100,10 +100,10 @@ def _same_every_time(request: Request) -> bool:
 
 def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
     inside = any(request.has(option) for option in ("--deterministic", "--fuel")) or request.value("--runtime") == "wasm"
-    with terminal.forwarding() as forward:
+    with streams.forwarding() as forward:
         outcome = (
             _interactive(session, work, forward)
-            if terminal.interactive() and isinstance(work.stdin, int) and not inside  # where no program has a terminal
+            if streams.interactive() and isinstance(work.stdin, int) and not inside  # where no program has a terminal
             else _piped(session, work, forward)
         )
     say_how_it_ended(work, outcome)
@@ -120,11 +120,11 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
     return code_of(outcome.exit, forward.received)
 
 
-def _piped(session: Session, work: Work, forward: terminal.Forwarding) -> Outcome:
+def _piped(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
     work = replace(work, on_start=forward.begin)
     if not (os.isatty(1) or os.isatty(2)) or session.route(work).runtime != "wasm":
         return session.run(work)
-    from agent_sandbox.cli.render.messages import Escaped  # only where somebody watches
+    from agent_sandbox.cli.render.escaped import Escaped  # only where somebody watches
 
     escaped = Escaped()
     outcome = session.run(replace(work, on_output=escaped.pass_on))
@@ -132,8 +132,7 @@ def _piped(session: Session, work: Work, forward: terminal.Forwarding) -> Outcom
     return outcome
 
 
-def _interactive(session: Session, work: Work, forward: terminal.Forwarding) -> Outcome:
-    from agent_sandbox.cli import terminal  # termios and tty: only where somebody types
+def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
 
     with terminal.lent() as loan:
 

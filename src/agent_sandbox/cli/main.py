@@ -78,7 +78,7 @@ def _verb(request: Request) -> int:
         case "run":
             from agent_sandbox.cli.commands.run import run as do
         case "code":
-            from agent_sandbox.cli.commands.run import code as do
+            from agent_sandbox.cli.commands.code import code as do
         case "replay":
             from agent_sandbox.cli.commands.replay import replay as do
         case "sim" | "simulate":

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mount_plan import InImage, OnDisk
-from agent_sandbox.kernel.namespaces import FIRST_ID
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, Move, Present, Snapshot
 from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
-from agent_sandbox.workspace.layers.stack import layer_targets, quote_target
+from agent_sandbox.workspace.layers.names import layer_targets, quote_target
 from agent_sandbox.workspace.originals.runs import begin, end, has_run
 from agent_sandbox.workspace.store import SandboxState
 

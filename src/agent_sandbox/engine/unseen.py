@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from agent_sandbox.workspace.layers.stack import layer_targets, quote_target
+from agent_sandbox.workspace.layers.names import layer_targets, quote_target
 from agent_sandbox.workspace.view.draft import contains
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import capabilities, cgroups, landlock, mount_plan, mount_steps, namespaces, notify, rlimits, seccomp, wire
+from agent_sandbox.kernel import capabilities, cgroups, ids, landlock, mount_plan, mount_steps, namespaces, notify, rlimits, seccomp, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.mount_tools import MountedBelow, Site
@@ -150,7 +150,7 @@ def _give_up_identity(identity: Identity, control: socket.socket) -> None:
     if identity.root:
         os.setgroups([])
     else:
-        namespaces.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+        ids.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 

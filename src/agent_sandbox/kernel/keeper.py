@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import cgroups, guest_setup, namespaces, usage, wire
+from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
 from agent_sandbox.kernel.wire import START, WATCH
@@ -70,7 +70,7 @@ def _identify() -> Identity:
     hierarchies = cgroups.here()
     cgroups.sweep(hierarchies)  # what was killed before it could clear away
     if os.geteuid() == 0:
-        return Identity(True, hierarchies, namespaces.FIRST_ID, namespaces.make_id_mapping())
+        return Identity(True, hierarchies, ids.FIRST_ID, namespaces.make_id_mapping())
     uid, gid = os.geteuid(), os.getegid()
     namespaces.enter_own_user_namespace()
     return Identity(False, hierarchies, ids=(uid, gid))

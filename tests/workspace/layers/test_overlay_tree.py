@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.layers.stack import layer_targets, quote_target
+from agent_sandbox.workspace.layers.names import layer_targets, quote_target
 from agent_sandbox.workspace.noise import is_noise
 from tests.workspace.layers.overlays import make_layer
 

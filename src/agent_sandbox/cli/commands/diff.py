@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.cli import terminal
+from agent_sandbox.cli import streams
 from agent_sandbox.cli.context import policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, say_how_it_ended
 from agent_sandbox.cli.parser import Request
@@ -61,7 +61,7 @@ def diff_of(request: Request, session: Session, work: Work, project: Project) ->
         def keep(changes: ChangeSet, contents: Contents) -> None:
             codes.append(show(request, gather(request, project.path, changes, contents), spool.write))
 
-        with terminal.forwarding() as forward:
+        with streams.forwarding() as forward:
             outcome = session.run(replace(work, on_start=forward.begin, on_output=aside, on_changes=keep))
         code = code_of(outcome.exit, forward.received)
         say_how_it_ended(work, outcome)
@@ -113,7 +113,7 @@ def _run(outcome: Outcome, code: int) -> dict[str, object]:
 
 def aside(name: str, data: bytes) -> None:
     """Output of a program whose changes are what standard output is for."""
-    terminal.write_all(2, data)
+    streams.write_all(2, data)
 
 
 def paged(request: Request) -> bool:

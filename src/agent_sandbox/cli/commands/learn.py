@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from agent_sandbox import places
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.cli import terminal
+from agent_sandbox.cli import streams
 from agent_sandbox.cli.commands.diff import aside
 from agent_sandbox.cli.context import Current, ceiling_of
 from agent_sandbox.cli.environment import guest_environment
@@ -117,7 +117,7 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
     for work in works:
         session = _session(policy, runtimes, found.project.path)
         printed = _Printed(pass_on=True)
-        with terminal.forwarding() as forward:
+        with streams.forwarding() as forward:
             heard = replace(work, on_start=forward.begin, on_output=printed)
             if not found.state.exists:
                 outcome = session.run(heard)
@@ -151,7 +151,7 @@ def _tried(
     for first in runs:
         printed = _Printed(pass_on=False)
         try:
-            with terminal.forwarding() as forward:
+            with streams.forwarding() as forward:
                 work = replace(first.ran.work, on_start=forward.begin, on_output=printed)
                 again = _session(policy, runtimes, project).run(work)
             if forward.received:

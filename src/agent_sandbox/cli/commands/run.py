@@ -1,17 +1,13 @@
-"""`run`, `sim` and `code`: a command, or a file of source, in the project's sandbox."""
+"""`run`: a command in the project's sandbox; and `sim`: the same on a clone that is thrown away.
+
+The keeper is forked first, while there is little to copy, and gets ready on a processor of its own. Meanwhile this process loads the rest
+of the program, finds the project and decides.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-
 from agent_sandbox._fast.values import replace
-from agent_sandbox.cli.execute import perform
-from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.engine.work import Code
-from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.action import LANGUAGES, canonical_language
-from agent_sandbox.policy.decide import LARGEST_SOURCE
+from agent_sandbox.cli.parser import Request
 from agent_sandbox.runtime.process.zygote import Zygote
 
 
@@ -28,68 +24,3 @@ def run(request: Request) -> int:
 def sim(request: Request) -> int:
     """The verb `sim`."""
     return run(replace(request, given={**request.given, "--simulate": ("",)}))
-
-
-_EXTENSIONS = {
-    ".py": "python",
-    ".js": "javascript",
-    ".cjs": "javascript",
-    ".mjs": "javascript",
-    ".rb": "ruby",
-    ".sh": "bash",
-    ".bash": "bash",
-}
-_PROGRAMS = (("python", "python"), ("node", "javascript"), ("ruby", "ruby"), ("bash", "bash"), ("sh", "bash"))
-STANDARD_INPUT = "-"
-
-
-def code(request: Request) -> int:
-    """The verb `code`."""
-    file, *arguments = request.words
-    if arguments and not request.separated:
-        raise UsageError(f"{arguments[0]!r} is one word too many", hint="arguments for the code follow --")
-    source = _read(file)
-    language = language_of(request.value("--language"), file, source)
-    return perform(request, Code(language, source, tuple(arguments)), stdin=b"" if file == STANDARD_INPUT else 0)
-
-
-def _read(file: str) -> str:
-    try:
-        if file == STANDARD_INPUT:
-            content = sys.stdin.buffer.read(LARGEST_SOURCE + 1)
-        else:
-            # A pipe is welcome (process substitution), a directory is not.
-            with open(os.open(file, os.O_RDONLY | os.O_CLOEXEC), "rb") as opened:
-                content = opened.read(LARGEST_SOURCE + 1)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "that is no file name"
-        raise PolicyError(f"{file!r} cannot be read: {why}", hint="name a file of code, or - for standard input") from error
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        if len(content) > LARGEST_SOURCE:  # cut in the middle of a character: too large, which the policy says better
-            return content.decode(errors="replace")
-        raise PolicyError(f"{file!r} is not UTF-8 text: {error.reason} at byte {error.start}", hint="save it as UTF-8") from error
-
-
-def language_of(named: str | None, file: str, source: str) -> str:
-    """The language that was named, or that the file's extension or first line names. Raises `UsageError`."""
-    if named is not None:
-        language = canonical_language(named)
-        if language not in LANGUAGES:
-            raise UsageError(f"unknown language {named!r}", hint=f"use one of {', '.join(LANGUAGES)}")
-        return language
-    guessed = _EXTENSIONS.get(os.path.splitext(file)[1].lower()) or _from_first_line(source)
-    if guessed is None:
-        raise UsageError(f"the language of {file!r} cannot be told", hint=f"add --language {'|'.join(LANGUAGES)}")
-    return guessed
-
-
-def _from_first_line(source: str) -> str | None:
-    """From a line such as `#!/usr/bin/env python3`."""
-    first = source.partition("\n")[0]
-    if not first.startswith("#!"):
-        return None
-    names = [os.path.basename(word) for word in first[2:].split()]
-    programs = [name for name in names if name != "env" and not name.startswith("-")]
-    return next((language for name in programs[:1] for start, language in _PROGRAMS if name.startswith(start)), None)

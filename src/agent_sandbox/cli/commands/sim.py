@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.cli import terminal
+from agent_sandbox.cli import streams
 from agent_sandbox.cli.commands.diff import aside, paged, show
 from agent_sandbox.cli.context import policy_of
 from agent_sandbox.cli.execute import code_of, say_how_it_ended
@@ -44,7 +44,7 @@ def plan_for(request: Request, session: Session, work: Work, project: Project, o
     plans = Plans(found.state.store)
     waiting = None if request.has("--throw-away") else Stored(found.state)
     with ExitStack() as block:
-        with terminal.forwarding() as forward:
+        with streams.forwarding() as forward:
             made = block.enter_context(
                 simulated(
                     session,

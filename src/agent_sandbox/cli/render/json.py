@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.cli import terminal
+from agent_sandbox.cli import streams
 from agent_sandbox.cli.context import Current
 from agent_sandbox.cli.execute import code_of, refusal
 from agent_sandbox.cli.pending import Pending, stored
@@ -64,7 +64,7 @@ def _refusal(verdict: Deny) -> dict[str, Any]:
 
 def run_document(session: Session, work: Work, found: Current | None, project: Project) -> int:
     """Do the work, print what came of it, and return our exit code. Output is kept up to a limit, which the document names when reached."""
-    with terminal.forwarding() as forward:
+    with streams.forwarding() as forward:
         outcome = session.run(replace(work, on_output=None, on_start=forward.begin, collect=True))
     code = code_of(outcome.exit, forward.received)
     changes = stored(found, session.policy) if found else Pending(outcome.changes)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import sys
 
-from agent_sandbox.cli.terminal import write_all
 from agent_sandbox.workspace.escape import visible
 
 PROGRAM = "agent-sandbox"
@@ -16,7 +14,6 @@ def shown(text: str) -> str:
     """The text as one line that is safe to print: what cannot be seen is escaped."""
     if text.isascii() and text.isprintable():
         return text
-    from agent_sandbox.workspace.escape import visible
 
     return visible(text)
 
@@ -51,25 +48,3 @@ def says_yes(question: str) -> bool:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-class Escaped:
-    """Both streams of one run."""
-
-    def __init__(self) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._streams = {"stdout": (1, decoder("surrogateescape")), "stderr": (2, decoder("surrogateescape"))}
-
-    def pass_on(self, name: str, data: bytes, *, last: bool = False) -> None:
-        """Write it to our own standard output or error; a character in two pieces when it is whole. Raises as `write_all` does."""
-        fd, decoder = self._streams[name]
-        if not os.isatty(fd):
-            write_all(fd, data)
-            return
-        lines = decoder.decode(data, last).split("\n")
-        write_all(fd, "\n".join("\t".join(map(visible, line.split("\t"))) for line in lines).encode())
-
-    def finish(self) -> None:
-        """Nothing more comes: show what was left unfinished."""
-        for name in self._streams:
-            self.pass_on(name, b"", last=True)

@@ -4,4 +4,6 @@ It explains and predicts. The view enforces: a tool that is not allowed is not t
 reported as unknown, never guessed to be harmless.
 """
 
+from __future__ import annotations
+
 POSIX_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "rbash", "mksh")  # whose command lines are read here

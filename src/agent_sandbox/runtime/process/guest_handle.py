@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken
-from agent_sandbox.kernel import cgroups, namespaces, wire
+from agent_sandbox.kernel import cgroups, ids, wire
 from agent_sandbox.kernel.wire import (
     GO,
     HERE,
@@ -259,8 +259,8 @@ class ProcessGuest:
         if self._init_is_there():
             self._control.recv(1)
             if os.geteuid() == 0:  # only we may write the map; rootless init writes its own
-                whole = f"0 {namespaces.FIRST_ID} {namespaces.IDS}"
-                namespaces.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
+                whole = f"0 {ids.FIRST_ID} {ids.IDS}"
+                ids.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
             self._control.send(MAPPED)
         message, descriptors = wire.receive(self._control)
         if message["kind"] == "failed":

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.kernel import namespaces
+from agent_sandbox.kernel import ids
 from agent_sandbox.runtime.base import DEVNULL, Launch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> N
             # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
             if stat.S_ISFIFO(os.fstat(fd).st_mode):
                 with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
-                    os.fchown(fd, namespaces.FIRST_ID, namespaces.FIRST_ID)
+                    os.fchown(fd, ids.FIRST_ID, ids.FIRST_ID)
 
 
 class Sink:

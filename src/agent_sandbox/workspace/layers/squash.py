@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.copy import copy_file, copy_special, dress
 from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.layers.names import quote_target
 from agent_sandbox.workspace.layers.overlay_tree import Merged
-from agent_sandbox.workspace.layers.stack import Stack, quote_target
+from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.nodes import EntryType, describe
 from agent_sandbox.workspace.reality import Reality
 

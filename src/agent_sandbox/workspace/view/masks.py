@@ -12,7 +12,7 @@ from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import Bind, Copies, Directory, Mask, Overlay, Step
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, ancestors
-from agent_sandbox.workspace.layers.stack import quote_target
+from agent_sandbox.workspace.layers.names import quote_target
 from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 
 

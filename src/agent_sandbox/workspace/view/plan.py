@@ -37,7 +37,7 @@ from agent_sandbox.kernel.mount_plan import (
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
-from agent_sandbox.workspace.layers.stack import quote_target
+from agent_sandbox.workspace.layers.names import quote_target
 from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 from agent_sandbox.workspace.view.executables import Executables
 from agent_sandbox.workspace.view.masks import hide, select, stand_in_for_others
