@@ -1,8 +1,7 @@
-"""What changed? The stored state of a sandbox, and the reading of it.
+"""The stored state of a sandbox, and the changes in it.
 
-`project` finds what a sandbox belongs to, `store` keeps its layers between runs and `layers` names them. `beneath` is the one module that
-opens what a guest made, `removal` removes it. `stack` is the layers seen as one, by the rules in `merged`; `squash` writes them as one,
-`history` says which there are. `readback` compares them with what was there, their `counterpart` in `reality` or the base in `bases`, and
-gives `changes`; `renames` finds what was moved, `preview` makes them readable and `noise` tells by-products apart. `drift` says what moved
-on in reality, `merging` brings both sides together, `promotion` carries changes over. Nothing here runs anything of a guest.
+`project` finds the project, `store` keeps its sandbox between runs, and `layers` holds the generations of changes. `beneath` is the only
+module that opens files a guest made; `removal` deletes them. `layers.readback` compares layers with `reality` or with the `originals`, and
+returns `changes`. `diff` shows them and `noise` marks by-products. `drift` finds changes on the machine since the clone, `merge` combines
+both sides, and `promotion` applies changes to the machine. `view` plans the mounts of a guest. Nothing here runs guest code.
 """

