@@ -6,8 +6,8 @@ import os
 import tempfile
 import time
 
-from agent_sandbox import places
 from agent_sandbox._fast.encoding import Seal
+from agent_sandbox.assembly import here
 from agent_sandbox.ledger.event import Intent, Outcome
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
@@ -149,7 +149,7 @@ def _record(ledger: Ledger, count: int) -> None:
 
 
 def _ledger() -> Ledger:
-    beside = os.path.dirname(places.state_dir())  # on the same disk as the real one, and not in the store
+    beside = os.path.dirname(here().host.state)  # on the same disk as the real one, and not in the store
     os.makedirs(beside, exist_ok=True)
     directory = tempfile.mkdtemp(prefix="ledger.", dir=beside)
     ledger = Ledger(os.path.join(directory, "ledger.jsonl"), clock=time.time, segment_bytes=1 << 30)

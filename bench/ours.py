@@ -10,7 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agent_sandbox import Sandbox, SandboxConfig, places, shared
+from agent_sandbox import Sandbox, SandboxConfig
+from agent_sandbox.assembly import WARM, here
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
@@ -50,13 +51,13 @@ def wasm(job: Job) -> Call:
 
 
 def _wasm_session() -> Session:
-    runtime = WasmRuntime(str(CACHE), str(RECORDS), warm=shared.WARM)
+    runtime = WasmRuntime(str(CACHE), str(RECORDS), warm=WARM)
     try:
         if not runtime.ready:
             raise Missing("it has not been compiled: make setup")
     except RuntimeUnavailable as error:
         raise Missing(f"{error.message}: {error.hint}") from error
-    return Session(Gate(SandboxConfig(runtime="wasm").policy(), places.ledger(), clock=time.time), only(runtime))
+    return Session(Gate(SandboxConfig(runtime="wasm").policy(), here().ledger(), clock=time.time), only(runtime))
 
 
 def turn(job: Job) -> Call:
@@ -93,11 +94,11 @@ def clone_of(project: Path) -> Call:
     """`true` on a throw-away clone, as the command line makes one for this project, without its start."""
     if not project.is_dir():
         raise Missing(f"there is no {project}")
-    state = os.path.realpath(places.state_dir())
-    masks = default_masks(homes=places.own_homes(), homes_of_others=places.homes_of_others(), projects=[str(project)], state_dir=state)
-    gate = Gate(cloned(masks=masks), places.ledger(), clock=time.time)
-    session = Session(gate, only(shared.runtime()), project=str(project))
-    work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": places.home()}, cwd=str(project))
+    state = os.path.realpath(here().host.state)
+    masks = default_masks(homes=here().host.homes, homes_of_others=here().host.homes_of_others, projects=[str(project)], state_dir=state)
+    gate = Gate(cloned(masks=masks), here().ledger(), clock=time.time)
+    session = Session(gate, only(here().process()), project=str(project))
+    work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": here().host.home}, cwd=str(project))
 
     def call() -> None:
         outcome = session.run(work)
@@ -130,7 +131,7 @@ def _typed(verb: str, *words: str) -> tuple[str, ...]:
 
 
 def _project() -> Path:
-    project = Path(places.state_dir()).parent / "project"
+    project = Path(here().host.state).parent / "project"
     project.mkdir(parents=True, exist_ok=True)
     return project
 

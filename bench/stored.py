@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from agent_sandbox import Workspace, places
+from agent_sandbox import Workspace
+from agent_sandbox.assembly import here
 from agent_sandbox.workspace.fingerprint import SETTLED_NS
 from bench import edits, trees
 from bench.peers import Call, Missing, Staged, command
@@ -173,7 +174,7 @@ def _made(name: str) -> Path:
 
 def _scratch() -> Path:
     """Where this run may write; on the disk of the state directory, and gone afterwards."""
-    return Path(places.state_dir()).parent
+    return Path(here().host.state).parent
 
 
 def _own(name: str) -> Path:

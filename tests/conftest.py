@@ -117,8 +117,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A suite that passes and leaves something behind has not passed."""
-    if (shared := sys.modules.get("agent_sandbox.shared")) is not None:
-        shared.runtime().close()  # as the end of this process would: it is for all sandboxes, and the next run starts it again
+    if (assembly := sys.modules.get("agent_sandbox.assembly")) is not None:
+        assembly.here().process().close()  # as the end of this process would: it is for all sandboxes, and the next run starts it again
     left = left_since(session.config.stash[TRACES_BEFORE])
     if left:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")

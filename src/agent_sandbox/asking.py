@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here, words_that_count
 from agent_sandbox.engine.approvals.approvers import CapabilityApprover
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.errors import PolicyError
@@ -35,7 +35,7 @@ class Asking:
 
     def __init__(self, sandbox: str, approver: Approver | Answering | None, tokens: Iterable[Token | str]) -> None:
         self._sandbox = sandbox
-        self._capabilities = places.capabilities()
+        self._capabilities = here().capabilities()
         self._tokens = [token_of(each) for each in tokens]
         self._given = _approver(approver)
         self._made: list[Approver] = []
@@ -43,14 +43,14 @@ class Asking:
     def approver(self, policy: Policy) -> Approver:
         """Who answers under a policy."""
         made: Approver = (
-            places.desk(policy, places.inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
+            here().desk(policy, here().inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
             if self._given is None
             else CapabilityApprover(
                 self._capabilities,
                 self._tokens,
                 sandbox=self._sandbox,
                 otherwise=self._given,
-                counts=places.words_that_count(policy),
+                counts=words_that_count(policy),
             )
         )
         self._made.append(made)

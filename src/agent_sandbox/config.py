@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from agent_sandbox import places
+from agent_sandbox.assembly import ONE_WALL, check_system, here, registry
 from agent_sandbox.audit import AuditLevel
 from agent_sandbox.engine.code_check import EarlyLook
-from agent_sandbox.engine.runtimes import ONE_WALL, WISHES
 from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
@@ -130,7 +129,7 @@ class SandboxConfig:
     blocked_patterns: Sequence[str | Rule] | None = None
 
     def __post_init__(self) -> None:
-        places.check_system()
+        check_system()
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
@@ -139,8 +138,8 @@ class SandboxConfig:
                 object.__setattr__(self, setting.name, _sequence(setting.name, value))
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
-        if self.runtime not in (*WISHES, ONE_WALL):
-            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(WISHES)}")
+        if self.runtime not in registry():
+            raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(registry().names)}")
         if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
             why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
             raise PolicyError(why, hint='use runtime="process"')
@@ -172,7 +171,7 @@ class SandboxConfig:
 
     def policy(self) -> Policy:
         """The policy these settings mean for this user on this machine."""
-        home = places.home()
+        home = here().host.home
         allowed = tuple(parse(_path(path), home=home) for path in self.allowed_paths)
         denied = tuple(parse(_path(path), home=home) for path in self.denied_paths)
         if self.allow_file_read and not allowed:
@@ -225,11 +224,11 @@ class SandboxConfig:
             allowed = ()
         projects = {*map(anchor, allowed), sys.prefix}
         masks = default_masks(
-            homes=places.own_homes(),
-            homes_of_others=places.homes_of_others(),
+            homes=here().host.homes,
+            homes_of_others=here().host.homes_of_others,
             projects=projects,
-            state_dir=places.state_dir(),
-            keys_dir=places.keys_dir(),
+            state_dir=here().host.state,
+            keys_dir=here().host.keys,
         )
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)

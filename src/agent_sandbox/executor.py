@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine.gate import Gate
@@ -127,7 +127,7 @@ class CodeExecutor:
     def _look_first(self, what: Code, context: ExecutionContext) -> None:
         """Before another's backend runs it: a refusal is in the ledger as every other is."""
         config = SandboxConfig(**self._looking)
-        ledger = places.ledger() if self.audit is None else self.audit.over(places.ledger())
+        ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = Gate(config.policy(), ledger, clock=time.time, sandbox=context.id)
         if (look := config.early_look()) is not None:
             look.check(gate, what, action_of(Work(what, context.env_vars)))

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent_sandbox import shared
+from agent_sandbox.assembly import here
 from agent_sandbox.config import PathLike, SandboxConfig
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.result import SandboxResult
@@ -70,7 +70,7 @@ class ProcessIsolation(IsolationBackend):
     def is_available(self) -> bool:
         """Whether a guest can be confined here."""
         try:
-            return shared.runtime().probe().available
+            return here().process().probe().available
         except RuntimeUnavailable:
             return False
 

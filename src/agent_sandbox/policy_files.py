@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import stat
 
-from agent_sandbox import places
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, fields, replace
+from agent_sandbox.assembly import here
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Policy, implied
 
@@ -58,15 +58,15 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
     top = _of(SYSTEM if system is None else system)
     if project is None:
         return Layers(top)
-    return Layers(top, (*_of(os.path.join(places.config_dir(), "policy.toml") if user is None else user), *_of_project(project)))
+    return Layers(top, (*_of(os.path.join(here().host.config, "policy.toml") if user is None else user), *_of_project(project)))
 
 
 def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
     """What the layers leave of a policy, with limits that a person typed: within the system's, and in place of what the other files say."""
     from agent_sandbox.policy.files.layers import effective
 
-    top = effective(ceiling, layers.system, home=places.home())
-    found = effective(top, layers.below, home=places.home())
+    top = effective(ceiling, layers.system, home=here().host.home)
+    found = effective(top, layers.below, home=here().host.home)
     # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
     most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from agent_sandbox import places, policy_files, result, shared
+from agent_sandbox import policy_files, result
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
@@ -120,7 +121,7 @@ class Sandbox:
         if audit is None and self.config.enable_audit:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # what this sandbox did, in memory
-        self._ledger = self.audit.over(places.ledger()) if self.audit is not None else places.ledger()
+        self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
         self._session = self._lately = self._session_for(bound.policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
@@ -365,7 +366,7 @@ class Sandbox:
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
         approver = self._asking.approver(policy) if self._asking is not None else None
         gate = Gate(policy, self._ledger, clock=time.time, approver=approver, sandbox=self.id)
-        return Session(gate, shared.runtimes(self.config.runtime), early=early)
+        return Session(gate, here().runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""

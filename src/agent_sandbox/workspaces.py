@@ -14,8 +14,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from agent_sandbox import places, policy_files, result, shared
+from agent_sandbox import policy_files, result
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
@@ -103,12 +104,12 @@ class Workspace:
         policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
         Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
         """
-        found = find_project(os.fsdecode(project), home=places.home(), explicit=True)
-        policy = config.policy() if config is not None else cloned(masks=places.masks_for(found.path))
+        found = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
+        policy = config.policy() if config is not None else cloned(masks=here().masks_for(found.path))
         if not policy.files.write:
             raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
-        stored = Stored(Store.open(places.state_dir()).sandbox_for(found.path))
+        stored = Stored(Store.open(here().host.state).sandbox_for(found.path))
         made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
         for warning in made._warnings:
             warnings.warn(warning, SandboxWarning, stacklevel=2)
@@ -216,7 +217,7 @@ class Workspace:
 
     def _gate_of(self, policy: Policy) -> Gate:
         approver = self._asking.approver(policy) if self._asking is not None else None
-        return Gate(policy, places.ledger(), clock=time.time, approver=approver, sandbox=self._stored.state.id)
+        return Gate(policy, here().ledger(), clock=time.time, approver=approver, sandbox=self._stored.state.id)
 
     def _session(self, timeout: float | None) -> Session:
         if timeout is not None and self._most_seconds is not None:
@@ -225,7 +226,7 @@ class Workspace:
         gate = self._gate if policy is self.policy else self._gate_of(policy)
         return Session(
             gate,
-            shared.runtimes(self._runtime),
+            here().runtimes(self._runtime),
             project=self.project,
             state=self._stored.state,
             on_busy=lambda busy: None,
@@ -289,7 +290,7 @@ class Workspace:
         reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
         """
         patterns = _each(only)
-        covered = covering(patterns, project=self.project, home=places.home())
+        covered = covering(patterns, project=self.project, home=here().host.home)
 
         def chosen(change: Change) -> bool:
             return not patterns or covered(change.path)

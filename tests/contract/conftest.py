@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import Sandbox, places, shared
+from agent_sandbox import Sandbox
+from agent_sandbox.assembly import here
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Event
 from tests import compiled
@@ -34,12 +35,12 @@ def sandboxes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield make
         for sandbox in made:
             sandbox.close()
-        (shared.runtime() if request.param == "process" else shared.wasm()).close()
+        (here().process() if request.param == "process" else here().wasm()).close()
 
 
 @pytest.fixture
 def events(sandboxes: object) -> Callable[[], list[Event]]:
     """What the ledger of these sandboxes has gained since the test began."""
-    path = places.ledger().path
+    path = here().ledger().path
     before = len(list(read(path))) if os.path.exists(path) else 0
     return lambda: [entry.event for entry in read(path)][before:]

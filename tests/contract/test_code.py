@@ -43,7 +43,7 @@ def test_code_keeps_the_contract(claim: Claim, coder: Box) -> None:
 @pytest.mark.parametrize("claim", JAVASCRIPT_CLAIMS, ids=lambda claim: claim.__name__)
 def test_javascript_keeps_the_contract(claim: Claim, coder: Box) -> None:
     view = coder.session().explain(Work(Code("javascript", ""), ENVIRONMENT))
-    claim(Bench(coder.runtime, view, script=JavaScriptCode if "javascript" in coder.runtime.brings else _for_node))
+    claim(Bench(coder.runtime, view, script=JavaScriptCode if "javascript" in coder.runtime.traits.brings else _for_node))
 
 
 def _for_node(source: str) -> Hosted | Script:

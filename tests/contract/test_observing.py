@@ -17,7 +17,7 @@ from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.programs import ProgramRules
-from agent_sandbox.runtime.base import Launch, Process
+from agent_sandbox.runtime.base import Guest, Launch
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.testing import CLAIMS, Bench, Claim
 from tests import compiled
@@ -171,11 +171,8 @@ def test_names_are_answered_for_and_still_nothing_leaves(box: Box) -> None:
 
 @pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.__name__ in _SAME], ids=lambda claim: claim.__name__)
 def test_a_program_cannot_tell_that_it_is_observed(claim: Claim, box: Box) -> None:
-    class Observing:
-        name = "process"
-        probe = box.runtime.probe
-
-        def launch(self, launch: Launch) -> Process:
+    class Observing(ProcessRuntime):
+        def launch(self, launch: Launch) -> Guest:  # type: ignore[override]
             return box.runtime.launch(replace(launch, observe=True))
 
     claim(Bench(Observing(), box.session().explain(Work(Command(("true",)), ENVIRONMENT))))

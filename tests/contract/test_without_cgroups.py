@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_sandbox import Sandbox, shared
+from agent_sandbox import Sandbox
+from agent_sandbox.assembly import here
 from agent_sandbox.engine.languages import prepare
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups
@@ -68,7 +69,7 @@ def _no_cgroup() -> Iterator[None]:
     if "memory" in cgroups.probe(cgroups.here(), unique="test").enforces:
         pytest.skip("there is a memory cgroup here, which limits all of this by itself")
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.mark.needs_user
@@ -86,4 +87,4 @@ def test_a_hard_limit_that_cannot_be_had_is_refused_and_nothing_runs() -> None:
     plan = plan_view(locked().files, needs, ThrowAway(16 << 20), host=Host.look())
     launch = Launch(PythonCode("print('ran')"), plan, "/tmp", {}, Limits(), frozenset({Guarantee.MEMORY_HARD}), processes=False)
     with pytest.raises(LaunchFailed, match="a hard memory limit was asked for"):
-        shared.runtime().launch(launch)
+        here().process().launch(launch)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Workspace, shared, shell
+from agent_sandbox import Workspace, shell
+from agent_sandbox.assembly import here
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers import change_cache
 
@@ -17,7 +18,7 @@ from agent_sandbox.workspace.layers import change_cache
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox import Workspace, shared, shell
+from agent_sandbox import Workspace, shell
+from agent_sandbox.assembly import here
 from agent_sandbox.workspace.protected import CLASSES
 
 NAMES = st.sampled_from("abc")
@@ -37,7 +38,7 @@ LIST = r"find . -mindepth 1 -printf '%P %y %m %l ' \( -type f -exec md5sum {} \;
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, WorkspaceError, shared, shell
+from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, WorkspaceError, shell
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.engine.promote import Proposal
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent, Outcome
@@ -21,7 +22,7 @@ from agent_sandbox.workspace.merge import Conflict
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from agent_sandbox.workspace.store import Store
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
 from tests.patience import given_time
+from tests.registries import registry_of
 
 ENV = {"PATH": os.defpath}
 # What the one inside lacks, under a name that reading the code does not tell.
@@ -60,7 +61,7 @@ def wasm() -> Iterator[WasmRuntime]:
 
 @pytest.fixture
 def auto(process: ProcessRuntime, wasm: WasmRuntime) -> Runtimes:
-    return Runtimes("auto", lambda: process, lambda: wasm)
+    return Runtimes("auto", registry_of(process=lambda: process, wasm=lambda: wasm))
 
 
 @pytest.fixture
@@ -203,12 +204,12 @@ def test_both_tries_together_stay_within_the_time(auto: Runtimes, ledger: Path) 
 
 def test_what_is_required_and_only_one_gives_leads_there_and_stays_there(auto: Runtimes, ledger: Path, wasm: WasmRuntime) -> None:
     class Deterministic(WasmRuntime):
-        guarantees = WasmRuntime.guarantees | {Guarantee.DETERMINISTIC}
+        traits = replace(WasmRuntime.traits, guarantees=WasmRuntime.traits.guarantees | {Guarantee.DETERMINISTIC})
 
     made = Deterministic(*wasm._directories)
     policy = locked()
     policy = replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
-    runtimes = Runtimes("auto", ProcessRuntime, lambda: made)
+    runtimes = Runtimes("auto", registry_of(process=ProcessRuntime, wasm=lambda: made))
     route = session(runtimes, ledger, policy).route(python("import subprocess"))
     assert (route.runtime, route.fall_forward) == ("wasm", None)
     with pytest.raises(RuntimeUnavailable, match="does not give deterministic"):
@@ -321,21 +322,21 @@ def broken(tmp_path: Path) -> Iterator[WasmRuntime]:
 
 
 def test_one_that_cannot_be_launched_is_passed_over_with_its_reason(process: ProcessRuntime, broken: WasmRuntime, ledger: Path) -> None:
-    runtimes = Runtimes("auto", lambda: process, lambda: broken)
+    runtimes = Runtimes("auto", registry_of(process=lambda: process, wasm=lambda: broken))
     for _ in range(2):
         outcome = session(runtimes, ledger).run(python("print(1)"))
         assert (outcome.stdout, outcome.route.runtime) == (b"1\n", "process")
         ((name, why),) = outcome.route.passed_over
         assert name == "wasm" and "not what was made here" in why
     with pytest.raises(RuntimeUnavailable, match="not what was made here"):
-        session(Runtimes("wasm", lambda: process, lambda: broken), ledger).run(python("print(1)"))
+        session(Runtimes("wasm", registry_of(process=lambda: process, wasm=lambda: broken)), ledger).run(python("print(1)"))
 
 
 def test_what_failed_is_tried_again_after_a_while(process: ProcessRuntime, broken: WasmRuntime, wasm: WasmRuntime, ledger: Path) -> None:
-    now, offered = [0.0], [broken]
-    runtimes = Runtimes("auto", lambda: process, lambda: offered[0], clock=lambda: now[0])
+    now, registry = [0.0], registry_of(process=lambda: process, wasm=lambda: broken)
+    runtimes = Runtimes("auto", registry, clock=lambda: now[0])
     assert session(runtimes, ledger).run(python("print(1)")).route.runtime == "process"
-    offered[0] = wasm
+    registry.register("wasm", lambda: wasm)
     assert session(runtimes, ledger).run(python("print(1)")).route.runtime == "process"
     now[0] = 61.0
     assert session(runtimes, ledger).run(python("print(1)")).route.runtime == "wasm"
@@ -343,10 +344,10 @@ def test_what_failed_is_tried_again_after_a_while(process: ProcessRuntime, broke
 
 def test_a_wish_is_a_wish(process: ProcessRuntime, wasm: WasmRuntime, ledger: Path) -> None:
     for wish, said in (("process", b"True\n"), ("wasm", b"False\n")):
-        runtimes = Runtimes(wish, lambda: process, lambda: wasm)
+        runtimes = Runtimes(wish, registry_of(process=lambda: process, wasm=lambda: wasm))
         outcome = session(runtimes, ledger).run(python(OUTSIDE))
         assert (outcome.stdout, outcome.route.runtime, outcome.route.passed_over) == (said, wish, ())
-    lacking = session(Runtimes("wasm", lambda: process, lambda: wasm), ledger).run(python(LACKS))
+    lacking = session(Runtimes("wasm", registry_of(process=lambda: process, wasm=lambda: wasm)), ledger).run(python(LACKS))
     assert (lacking.exit.code, lacking.route.fell_forward) == (1, "")
 
 
@@ -354,7 +355,10 @@ def test_nobody_pays_for_a_runtime_that_is_not_chosen(process: ProcessRuntime, l
     def never() -> WasmRuntime:
         raise AssertionError("it was made")
 
-    assert session(Runtimes("process", lambda: process, never), ledger).run(python("print(1)")).route.runtime == "process"
+    assert (
+        session(Runtimes("process", registry_of(process=lambda: process, wasm=never)), ledger).run(python("print(1)")).route.runtime
+        == "process"
+    )
 
 
 def test_a_session_goes_where_later_turns_may_need_anything(auto: Runtimes, ledger: Path) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_sandbox import Sandbox, shared
+from agent_sandbox import Sandbox
+from agent_sandbox.assembly import here
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from threading import Thread
 
 import pytest
 
-from agent_sandbox import AskRules, PolicyError, Sandbox, SandboxResult, SandboxStatus, places, shell
+from agent_sandbox import AskRules, PolicyError, Sandbox, SandboxResult, SandboxStatus, shell
+from agent_sandbox.assembly import here
 from agent_sandbox.engine.approvals.inbox import Waiting
 from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.engine.gate import Granted, Refused
@@ -54,7 +55,7 @@ def at_the_inbox(decision: Decision) -> Iterator[list[Waiting]]:
 
     def work() -> None:
         while not over.wait(0.02):
-            inbox = places.inbox()
+            inbox = here().inbox()
             for each in inbox.waiting():
                 seen.append(each)
                 inbox.answer(each.name, decision, digest=each.digest, by="alice")

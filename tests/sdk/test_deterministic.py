@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import PolicyError, RecordError, RuntimeUnavailable, Sandbox, SandboxStatus, replay, shared
+from agent_sandbox import PolicyError, RecordError, RuntimeUnavailable, Sandbox, SandboxStatus, replay
+from agent_sandbox.assembly import here
 from tests import compiled
 
 DRAWS = "import random, time; print(random.random(), time.time())"
@@ -22,7 +23,7 @@ def _set_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         patch.setenv("AGENT_SANDBOX_STATE", str(place / "state"))
         yield
-        shared.wasm().close()
+        here().wasm().close()
 
 
 @pytest.mark.parametrize("runtime", ["wasm", "auto"])

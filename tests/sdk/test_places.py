@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_the_state_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert places.state_dir() == expected
-    assert str(places.ledger().path) == f"{expected}/ledger.jsonl"
+    assert here().host.state == expected
+    assert str(here().ledger().path) == f"{expected}/ledger.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,24 @@ def test_the_keys_are_away_from_the_ledger_unless_its_place_was_chosen(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/h", **environment}.items():
         monkeypatch.setenv(name, value)
-    assert places.ledger().keys == places.keys_dir() == expected
-    hidden = [mask.path for mask in places.masks_for("/p")]
+    assert here().ledger().keys == here().host.keys == expected
+    hidden = [mask.path for mask in here().masks_for("/p")]
     assert any(expected == path or expected.startswith(path + "/") for path in hidden)
 
 
 @pytest.mark.parametrize("home", ["", "relative"])
 def test_a_home_that_the_environment_does_not_know_is_the_accounts(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
-    assert os.path.isabs(places.home())
+    assert os.path.isabs(here().host.home)
 
 
 def test_the_accounts_own_home_counts_when_the_environment_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    account = places.home()
+    account = here().host.home
     monkeypatch.setenv("HOME", "/nonexistent")
     if os.path.isdir(account) and account.startswith(("/home/", "/root")):
-        assert places.own_homes() == ("/nonexistent", account)
-    assert not {*places.own_homes()} & {*places.homes_of_others()}
+        assert here().host.homes == ("/nonexistent", account)
+    assert not {*here().host.homes} & {*here().host.homes_of_others}
 
 
 def test_directories_of_the_system_are_nobodys_home() -> None:
-    assert not {"/", "/bin", "/usr/sbin", "/dev"} & set(places.homes_of_others())
+    assert not {"/", "/bin", "/usr/sbin", "/dev"} & set(here().host.homes_of_others)

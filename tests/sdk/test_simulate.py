@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Denied, PolicyError, Sandbox, SandboxError, Workspace, places, shell
+from agent_sandbox import Denied, PolicyError, Sandbox, SandboxError, Workspace, shell
+from agent_sandbox.assembly import here
 from agent_sandbox.engine.simulation.risk import Level
 from agent_sandbox.workspace.originals.capture import TICK_NS
 from tests.e2e.program import tree
@@ -93,7 +94,7 @@ def test_whatever_byte_of_a_kept_plan_is_changed_it_is_exactly_the_plan_or_nothi
     before, refusals = tree(settled), 0
     for _ in range(times):
         plan = work.simulate(line)
-        (kept,) = (text.parent for text in Path(places.state_dir(), "plans").glob(f"*/plan-{plan.digest}"))
+        (kept,) = (text.parent for text in Path(here().host.state, "plans").glob(f"*/plan-{plan.digest}"))
         files = [path for path in kept.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size]
         mutated = chance.choice(files)
         content = bytearray(mutated.read_bytes())

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import agentbox
-from agent_sandbox import AsyncSandbox, AuditLog, Sandbox, SandboxConfig, SandboxResult, SandboxStatus, Workspace, places, shared, shell
+from agent_sandbox import AsyncSandbox, AuditLog, Sandbox, SandboxConfig, SandboxResult, SandboxStatus, Workspace, shell
+from agent_sandbox.assembly import here
 from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Refusal
 from agent_sandbox.policy.decide import Allow, Deny
@@ -146,7 +147,7 @@ def test_a_refusal_is_in_the_ledger_and_in_the_audit_log_and_holds_no_source() -
     audit = AuditLog()
     with Sandbox(audit=audit) as sandbox:
         sandbox.execute("import socket  # canary-of-the-source")
-    entry = [each for each in read(places.ledger().path) if getattr(each.event, "sandbox", "") == sandbox.id]
+    entry = [each for each in read(here().ledger().path) if getattr(each.event, "sandbox", "") == sandbox.id]
     assert [type(each.event) for each in entry] == [Refusal], "and no intent: nothing was begun"
     assert isinstance(entry[0].event, Refusal) and entry[0].event.rule == "code" and "line 1: socket" in entry[0].event.why
     assert "canary-of-the-source" not in repr(entry)
@@ -171,4 +172,4 @@ def test_a_replay_runs_what_was_let_run_when_it_was_recorded(tmp_path: Path, mon
     with Sandbox(**settings) as sandbox:
         assert not sandbox.replay(tmp_path / "record").departures
         assert not sandbox.execute("print(eval('6 * 7'))").success
-    shared.wasm().close()
+    here().wasm().close()

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import wasmtime
 
-from agent_sandbox import Sandbox, SandboxError, SandboxStatus, shared
+from agent_sandbox import Sandbox, SandboxError, SandboxStatus
+from agent_sandbox.assembly import here
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from tests.patience import until
@@ -53,7 +54,7 @@ CALL = b'{"call":"take","args":[1],"kwargs":{}}'
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_waits() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture
@@ -367,7 +368,8 @@ threading.Thread(target=steal, daemon=True).start()
 
 KILLED = """
 import os, signal
-from agent_sandbox import Sandbox, shared
+from agent_sandbox import Sandbox
+from agent_sandbox.assembly import here
 session = Sandbox(validate_code=False, tools={"gone": lambda: os.kill(os.getpid(), signal.SIGKILL)}).session()
 session.run("1")
 print(session._turns._opened.guest.init, flush=True)

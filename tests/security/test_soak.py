@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Sandbox, SandboxResult, SandboxStatus, shared
+from agent_sandbox import Sandbox, SandboxResult, SandboxStatus
+from agent_sandbox.assembly import here
 from agent_sandbox.kernel import cgroups
 from tests.leftovers import CGROUPS, adopting, children, left_since, traces
 from tests.security.conftest import Tell
@@ -85,9 +86,9 @@ def _resident(pid: int) -> float:
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
-    shared.runtime().close()  # what earlier tests have used is not ours to count
+    here().process().close()  # what earlier tests have used is not ours to count
     yield tmp_path / "state"
-    shared.runtime().close()
+    here().process().close()
 
 
 def _mixture(box: Box) -> list[Callable[[], object]]:
@@ -183,7 +184,7 @@ def _beside_each_other(many: int, state: Path, tell: Tell) -> None:
     with adopting():
         alive = _all_at_once(many)
         assert alive >= many
-        shared.runtime().close()
+        here().process().close()
         assert left_since(before, adopted=True) == []
     tell(f"{alive} guests alive at once, then nothing", control="each wrote and read a file of the same name")
 
@@ -199,5 +200,5 @@ def test_forty_runs_at_once_are_apart_and_leave_nothing(number: int, state: Path
 @pytest.mark.timeout(600)
 def test_two_hundred_runs_at_once_and_a_thousand_in_a_row_leave_nothing(number: int, box: Box, state: Path, tell: Tell) -> None:
     _check(_soak(1000, box, state))
-    shared.runtime().close()
+    here().process().close()
     _beside_each_other(200, state, tell)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import shared
+from agent_sandbox.assembly import here
 
 Example = Callable[..., dict[str, Any]]
 
@@ -15,7 +15,7 @@ Example = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import shared
+from agent_sandbox.assembly import here
 from agentbox import Sandbox, SandboxStatus
 from tests import compiled
 from tests.seeds.conftest import Example
@@ -38,7 +38,7 @@ def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
     yield
-    shared.wasm().close()
+    here().wasm().close()
 
 
 @pytest.mark.usefixtures("set_up")

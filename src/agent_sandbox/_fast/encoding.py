@@ -1,14 +1,14 @@
-"""How plain values are spelt (JSON), named (SHA-256) and sealed (HMAC) on the way of every run, without what is slow to load for it.
+"""JSON encoding, SHA-256 and HMAC for the start-up path, without slow imports.
 
-`json` brings regular expressions along, and `hashlib` loads OpenSSL: some milliseconds, for a few short lines and their digests. What is
-read back, and what people are shown, goes through `json` itself.
+`json` imports `re`, and `hashlib` loads OpenSSL: several milliseconds for a few short lines and their digests. Decoding, and output for
+people, use `json` itself.
 """
 
 from __future__ import annotations
 
 import sys
 
-# What `hmac` has: whether two texts are the same, in time that does not tell where they differ.
+# Constant-time comparison, as in `hmac`: the time taken does not reveal where the texts differ.
 from _operator import _compare_digest as same
 
 TYPE_CHECKING = False  # see `values`
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hashlib import sha256
     from typing import Any
 else:
-    # The interpreter's own SHA-256 is what `random` takes too, and for the same reason. Its module has had two names.
+    # The interpreter's built-in SHA-256. `random` uses it too, for the same reason. The module has had two names.
     try:
         from _sha2 import sha256
     except ImportError:
@@ -28,14 +28,14 @@ else:
 
 __all__ = ["Seal", "as_json", "same", "sha256"]
 
-_BLOCK = 64  # bytes of a block of SHA-256
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # every byte with the pads that HMAC prescribes
+_BLOCK = 64  # bytes in a SHA-256 block
+_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # every byte value XORed with the HMAC pads
 
 
 class Seal:
-    """HMAC-SHA256 under one key: what only those who have the key can make, or find out to be made by another.
+    """HMAC-SHA256 under one key. Only holders of the key can make or verify a seal.
 
-    The key's part is computed once; a seal on a short message then costs a microsecond. It prints nothing of the key.
+    The key schedule is computed once, so sealing a short message costs a microsecond. The repr reveals nothing of the key.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -46,38 +46,41 @@ class Seal:
         self._outer = sha256(padded.translate(_OUTER))
 
     def on(self, message: bytes) -> bytes:
-        """The 32 bytes that seal this message."""
+        """Return the 32-byte seal of this message."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(message)
         outer.update(inner.digest())
         return outer.digest()
 
     def derived(self, purpose: bytes) -> Seal:
-        """Another key for another purpose: what is sealed for one proves nothing for the other."""
+        """Return a key for another purpose. A seal made for one purpose proves nothing for another."""
         return Seal(self.on(b"for " + purpose))
 
 
 def as_json(value: Any, *, sort_keys: bool = False) -> str:
-    """What `json.dumps` writes in ASCII without spaces. Raises `ValueError` for a number that JSON has not, `TypeError` for other types."""
-    if "json" in sys.modules:  # whoever has it loaded anyway has it in C
+    """Encode like `json.dumps`, in ASCII and without spaces.
+
+    Raises `ValueError` for NaN and infinities, `TypeError` for types that JSON does not have.
+    """
+    if "json" in sys.modules:  # already loaded: use its C encoder
         return (_encoders.get(sort_keys) or _encoder(sort_keys))(value)
     return _spelt(value, sort_keys)
 
 
-_encoders: dict[bool, Callable[[Any], str]] = {}  # `json.dumps` would make one for each call
+_encoders: dict[bool, Callable[[Any], str]] = {}  # cached: `json.dumps` would make a new encoder for each call
 
 
 def _encoder(sort_keys: bool) -> Callable[[Any], str]:
     from json import encoder
 
-    # What is spelt is made by us and holds itself nowhere; to look for that would take a third of the time.
-    made = encoder.JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False)
-    # `encode` makes the part that is in C anew for each call. It is the same one each time.
-    in_c = getattr(encoder, "c_make_encoder", None)
-    if in_c is None:
-        return _encoders.setdefault(sort_keys, made.encode)
-    pieces = in_c(None, made.default, encoder.encode_basestring_ascii, None, ":", ",", sort_keys, False, False)
-    return _encoders.setdefault(sort_keys, lambda value: "".join(pieces(value, 0)))
+    # Our values never contain themselves. Checking for cycles would take a third of the time.
+    json_encoder = encoder.JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False)
+    # `JSONEncoder.encode` builds a new C encoder for each call. One can be reused.
+    make_c_encoder = getattr(encoder, "c_make_encoder", None)
+    if make_c_encoder is None:
+        return _encoders.setdefault(sort_keys, json_encoder.encode)
+    encode_pieces = make_c_encoder(None, json_encoder.default, encoder.encode_basestring_ascii, None, ":", ",", sort_keys, False, False)
+    return _encoders.setdefault(sort_keys, lambda value: "".join(encode_pieces(value, 0)))
 
 
 def _spelt(value: Any, sort_keys: bool) -> str:
@@ -102,6 +105,6 @@ def _spelt(value: Any, sort_keys: bool) -> str:
 def _quoted(text: str) -> str:
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
-    from json import dumps  # whoever needs escapes gets them from where everybody does
+    from json import dumps  # escapes are rare: leave them to `json`
 
     return dumps(text)

@@ -1,12 +1,12 @@
-"""Classes for values: written like dataclasses, and costing almost nothing to load and to define.
+"""Classes for values: written like dataclasses, but almost free to load and to define.
 
-Every command pays for what it loads before it does anything. `dataclasses` brings `inspect` and ten more modules along, and then writes and
-compiles six functions for each class. Ours share six functions that look at the fields. To a type checker they are the real thing, and
-`dataclasses.fields`, `asdict` and `replace` work on them. What differs is the signature that `inspect` shows, and that `slots` are not to
-be had; the classes users make themselves use the real one.
+Every command pays for its imports before it does anything. `dataclasses` imports `inspect` and ten more modules, then generates and
+compiles six functions for each class. The classes here share six functions that look at the fields. Type checkers see real dataclasses, and
+`dataclasses.fields`, `asdict` and `replace` work. Two differences: `inspect` shows another signature, and `slots` is not supported. Classes
+that users define themselves use the real `dataclasses`.
 
-Three more names are here because `typing`, too, is slow to load: `TYPE_CHECKING`, which type checkers know by its name, `Protocol`, which
-only they need to understand, and `assert_never`.
+Three more names are here because `typing` is slow to load too: `TYPE_CHECKING`, which type checkers recognise by name; `Protocol`, which
+only type checkers need; and `assert_never`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MISSING: Any = object()
 
 
 def assert_never(value: Never, /) -> Never:
-    """Stands where no value can come: a type checker proves it, and should it be wrong, nothing goes on."""
+    """Mark unreachable code: type checkers prove it, and reaching it raises `AssertionError`."""
     raise AssertionError(f"not expected here: {value!r}")
 
 
 class _Field:
-    """What is known of one field."""
+    """The options of one field."""
 
     __slots__ = ("compare", "default", "default_factory", "hash", "init", "name", "repr")
 
@@ -47,8 +47,8 @@ class _Field:
 if not TYPE_CHECKING:
 
     def dataclass(cls: type | None = None, /, *, frozen: bool = False) -> Any:
-        """The decorator."""
-        return (lambda made: _share(made, frozen)) if cls is None else _share(cls, frozen)
+        """Turn a class into a value class."""
+        return (lambda decorated: _share(decorated, frozen)) if cls is None else _share(cls, frozen)
 
     def field(
         *,
@@ -59,37 +59,41 @@ if not TYPE_CHECKING:
         compare: bool = True,
         hash: bool = True,
     ) -> Any:
-        """A field that needs more said of it than a default."""
+        """Declare a field with options beyond a default."""
         return _Field(default, default_factory, init, repr, compare, compare and hash)
 
     def fields(value: Any) -> tuple[_Field, ...]:
-        """The fields of a value or of its class, in their order."""
+        """Return the fields of a value or of its class, in order."""
         return tuple(value.__value_fields__.values())
 
     def is_dataclass(value: Any) -> bool:
-        """Whether it is one of these values, or their class."""
+        """Return whether this is a value class or an instance of one."""
         return hasattr(value, "__value_fields__")
 
     def replace(value: Any, /, **changes: Any) -> Any:
-        """The same value but for these fields; it is checked as a new one."""
-        kept = {name: value.__dict__[name] for name in value.__match_args__ if name not in changes}
-        return type(value)(**kept, **changes)
+        """Return a copy with these fields changed. `__post_init__` checks the copy like a new value."""
+        unchanged = {name: value.__dict__[name] for name in value.__match_args__ if name not in changes}
+        return type(value)(**unchanged, **changes)
 
 
 def _share(cls: Any, frozen: bool) -> Any:
-    found: dict[str, _Field] = {}
+    all_fields: dict[str, _Field] = {}
     for base in reversed(cls.__mro__[1:]):
-        found |= getattr(base, "__value_fields__", {})
+        all_fields |= getattr(base, "__value_fields__", {})
     for name, annotation in cls.__annotations__.items():
         if "ClassVar" not in str(annotation):
-            found[name] = _own_field(cls, name)
-    cls.__value_fields__ = found
-    cls.__value_defaults__ = {name: each.default for name, each in found.items() if each.default is not _MISSING}
-    cls.__value_factories__ = tuple((name, each.default_factory) for name, each in found.items() if each.default_factory is not _MISSING)
-    cls.__value_needs__ = frozenset(name for name, each in found.items() if each.init) - cls.__value_defaults__.keys()
+            all_fields[name] = _own_field(cls, name)
+    cls.__value_fields__ = all_fields
+    cls.__value_defaults__ = {name: each.default for name, each in all_fields.items() if each.default is not _MISSING}
+    cls.__value_factories__ = tuple(
+        (name, each.default_factory) for name, each in all_fields.items() if each.default_factory is not _MISSING
+    )
+    cls.__value_needs__ = frozenset(name for name, each in all_fields.items() if each.init) - cls.__value_defaults__.keys()
     cls.__dataclass_fields__ = _RealFields()
-    taken = tuple(name for name, each in found.items() if each.init)
-    shared = {"__match_args__": taken, "__hash__": None} | {method.__name__: method for method in (*_SHARED, *(_FROZEN if frozen else ()))}
+    init_names = tuple(name for name, each in all_fields.items() if each.init)
+    shared = {"__match_args__": init_names, "__hash__": None} | {
+        method.__name__: method for method in (*_SHARED, *(_FROZEN if frozen else ()))
+    }
     for name, attribute in shared.items():
         if name not in cls.__dict__:
             setattr(cls, name, attribute)
@@ -97,46 +101,46 @@ def _share(cls: Any, frozen: bool) -> Any:
 
 
 def _own_field(cls: Any, name: str) -> _Field:
-    given = cls.__dict__.get(name, _MISSING)
-    made = given if isinstance(given, _Field) else _Field(given, _MISSING, True, True, True, True)
-    if made.default is not _MISSING:
-        if made.default.__class__.__hash__ is None:
+    attribute = cls.__dict__.get(name, _MISSING)
+    own = attribute if isinstance(attribute, _Field) else _Field(attribute, _MISSING, True, True, True, True)
+    if own.default is not _MISSING:
+        if own.default.__class__.__hash__ is None:
             raise ValueError(f"mutable default for {name}: use default_factory")
-        setattr(cls, name, made.default)
-    elif given is not _MISSING:
+        setattr(cls, name, own.default)
+    elif attribute is not _MISSING:
         delattr(cls, name)
-    made.name = name
-    return made
+    own.name = name
+    return own
 
 
 class _RealFields:
-    """The fields as `dataclasses` has them, made when somebody asks: printers, test tools, and whoever calls its functions."""
+    """The fields as `dataclasses` has them, made on first access: for printers, test tools and callers of its functions."""
 
     def __get__(self, value: Any, cls: Any) -> dict[str, Any]:
         import dataclasses
 
-        made = {}
+        real_fields = {}
         for name, each in cls.__value_fields__.items():
             kind = {"default": each.default} if each.default is not _MISSING else {}
             kind |= {"default_factory": each.default_factory} if each.default_factory is not _MISSING else {}
             real: Any = dataclasses.field(**kind, init=each.init, repr=each.repr, compare=each.compare, hash=each.hash)
             real.name, real.type, real._field_type = name, "", dataclasses._FIELD  # type: ignore[attr-defined]
-            made[name] = real
-        cls.__dataclass_fields__ = made
-        return made
+            real_fields[name] = real
+        cls.__dataclass_fields__ = real_fields
+        return real_fields
 
 
 def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-    taken, values = self.__match_args__, self.__dict__
+    names, values = self.__match_args__, self.__dict__
     values.update(self.__value_defaults__)
     if args:
-        if len(args) > len(taken):
-            raise TypeError(f"{type(self).__name__} takes {len(taken)} values, not {len(args)}")
-        if kwargs and (twice := kwargs.keys() & set(taken[: len(args)])):
+        if len(args) > len(names):
+            raise TypeError(f"{type(self).__name__} takes {len(names)} values, not {len(args)}")
+        if kwargs and (twice := kwargs.keys() & set(names[: len(args)])):
             raise TypeError(f"{type(self).__name__} got two values for {min(twice)!r}")
-        values.update(zip(taken, args, strict=False))
+        values.update(zip(names, args, strict=False))
     if kwargs:
-        if unknown := kwargs.keys() - taken:
+        if unknown := kwargs.keys() - names:
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
         values.update(kwargs)
     for name, make in self.__value_factories__:

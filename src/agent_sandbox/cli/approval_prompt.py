@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Iterable
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.environment import CAPABILITY
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render.messages import at_a_terminal, remark, say
@@ -26,13 +26,13 @@ _ANSWERS = {"y": Decision.ONCE, "yes": Decision.ONCE, "r": Decision.FOR_THIS_RUN
 def desk_for(request: Request, policy: Policy, *, sandbox: str, prompt: bool) -> Desk:
     """Who answers for this command. `prompt` says that our standard input is nobody else's: a question is then put there as well."""
     tokens = tokens_of((*request.values("--capability"), os.environ.get(CAPABILITY, "")))
-    return places.desk(policy, inbox_for(policy, prompt=prompt), sandbox=sandbox, tokens=tokens)
+    return here().desk(policy, inbox_for(policy, prompt=prompt), sandbox=sandbox, tokens=tokens)
 
 
 def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
     """Where a question is put and waited for, and said to be."""
     asking = _AtTheTerminal() if prompt and at_a_terminal() and not policy.asks.needs else _Elsewhere()
-    inbox = places.inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
+    inbox = here().inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
     asking.inbox = inbox
     return inbox
 

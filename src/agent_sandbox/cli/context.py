@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox import places, policy_files
+from agent_sandbox import policy_files
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.background import in_a_child
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render import quantities
@@ -55,13 +56,13 @@ def project_of(request: Request, directory: str | None = None) -> Project:
     named = request.value("--project")
     mounts = mountinfo.visible(mountinfo.read())
     place = named if named is not None else directory or working_directory()
-    return find_project(place, home=places.home(), explicit=named is not None, mounts=mounts)
+    return find_project(place, home=here().host.home, explicit=named is not None, mounts=mounts)
 
 
 def current(request: Request) -> Current:
     """The project and its current sandbox. Makes the store if there is none; raises a `WorkspaceError` when it cannot be used."""
     project = project_of(request)
-    store = Store.open(places.state_dir())
+    store = Store.open(here().host.state)
     return Current(project, store.sandbox_for(project.path), store.leftovers)
 
 
@@ -96,7 +97,7 @@ def ceiling_of(request: Request, project: Project) -> Policy:
 
 def _preset(request: Request, project: Project, limits: Limits) -> Policy:
     """The command line's own, without the limits among the options."""
-    masks = places.masks_for(project.path)
+    masks = here().masks_for(project.path)
     for path in request.values("--reveal"):
         masks = reveal(masks, os.path.abspath(path))
     denied = [_pattern(path) for path in request.values("--deny")]
@@ -117,7 +118,7 @@ def names_in(request: Request, option: str) -> tuple[str, ...]:
 def _pattern(text: str) -> PathPattern:
     if not text.startswith(("/", "~", "**/")):
         text = f"{working_directory()}/{text.removeprefix('./')}"
-    return parse(text, home=places.home())
+    return parse(text, home=here().host.home)
 
 
 def _limits(request: Request) -> Limits:
@@ -149,11 +150,11 @@ def _governed(request: Request, project: Project) -> tuple[Policy, EarlyLook | N
 def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
     """The door for a command, with who is asked where the policy asks. What is thrown away is the project's for capabilities and people."""
     if not policy.asks.asks:
-        return Gate(policy, places.ledger(), clock=time.time, sandbox=sandbox)
+        return Gate(policy, here().ledger(), clock=time.time, sandbox=sandbox)
     from agent_sandbox.cli.approval_prompt import desk_for  # few policies ask
 
     desk = desk_for(request, policy, sandbox=sandbox_id(project.path), prompt=prompt)
-    return Gate(policy, places.ledger(), clock=time.time, approver=desk, sandbox=sandbox)
+    return Gate(policy, here().ledger(), clock=time.time, approver=desk, sandbox=sandbox)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
     found = None if any(map(request.has, ("--throw-away", "--diff", "--simulate"))) else current(request)
     project = found.project if found else project_of(request)
     (policy, early), lifted = _governed(request, project), None
-    if os.path.isdir(places.elevations_dir()):  # as a rule it is not
+    if os.path.isdir(here().host.elevations):  # as a rule it is not
         from agent_sandbox.cli import elevation
 
         lifted = elevation.lifted(policy, sandbox_id(project.path))

@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Callable
 
-from agent_sandbox import places, policy_files
+from agent_sandbox import policy_files
 from agent_sandbox._fast.values import dataclass
+from agent_sandbox.assembly import here, words_that_count
 from agent_sandbox.cli.context import names_in, policy_of, project_of
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render import quantities
@@ -54,7 +55,7 @@ def of_request(request: Request) -> Elevation:
     Limits(**dict(limits))  # type: ignore[arg-type]  # it says what is wrong
     paths = tuple(os.path.abspath(path) for path in request.values("--reveal"))
     for path in paths:
-        for own in (places.state_dir(), places.keys_dir()):
+        for own in (here().host.state, here().host.keys):
             own = os.path.realpath(own)
             if os.path.commonpath((own, os.path.realpath(path))) in (own, os.path.realpath(path)):
                 raise PolicyError(f"{path!r} holds what decides about sandboxes, and is shown in none", hint="name another path")
@@ -63,7 +64,7 @@ def of_request(request: Request) -> Elevation:
 
 def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
     """Lift it, if the policy files let somebody, and them. Returns its name. Raises `PolicyError`."""
-    if (counts := places.words_that_count(policy)) is not None and not counts(word):
+    if (counts := words_that_count(policy)) is not None and not counts(word):
         raise PolicyError("your word is not enough to lift a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(f"the policy lets nobody lift {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain")
@@ -72,7 +73,7 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
         if not is_pattern(name) and not raised.programs.permits(name):
             why = f"{name!r} would not be permitted all the same: a pattern denies it together with others, or the system's own file does"
             raise PolicyError(why, hint="name the pattern to lift all of it; see: agent-sandbox policy explain")
-    return places.elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
+    return here().elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
 
 
 def somebody_lifts(request: Request, refusal: Deny) -> bool:
@@ -110,7 +111,7 @@ def somebody_lifts(request: Request, refusal: Deny) -> bool:
 
 def _ceiling() -> Policy:
     """What the system's own file leaves, beyond which nothing is lifted."""
-    return effective(cloned(masks=(), limits=CLONED_LIMITS), policy_files.layers_of(None).system, home=places.home()).policy
+    return effective(cloned(masks=(), limits=CLONED_LIMITS), policy_files.layers_of(None).system, home=here().host.home).policy
 
 
 def lifted(policy: Policy, sandbox: str) -> Lifted | None:
@@ -118,8 +119,8 @@ def lifted(policy: Policy, sandbox: str) -> Lifted | None:
 
     Whose word it was is asked again: it may have been given where another policy counts.
     """
-    counts = places.words_that_count(policy)
-    standing = [each for each in places.elevations().standing() if each.sandbox == sandbox and (counts is None or counts(each.word))]
+    counts = words_that_count(policy)
+    standing = [each for each in here().elevations().standing() if each.sandbox == sandbox and (counts is None or counts(each.word))]
     if not standing:
         return None
     for each in standing:
@@ -128,7 +129,7 @@ def lifted(policy: Policy, sandbox: str) -> Lifted | None:
 
     def left() -> float:
         """Of the first that ends; nothing, once one of them was taken back."""
-        now = [each.left for each in places.elevations().standing() if each.name in names]
+        now = [each.left for each in here().elevations().standing() if each.name in names]
         return min(now) if len(now) == len(names) else 0.0
 
     what = "; ".join(each.what.describe() for each in standing)

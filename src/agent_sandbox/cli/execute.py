@@ -7,27 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox import places
-from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli import streams, terminal
 from agent_sandbox.cli.context import Current, session_for, working_directory
 from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.cli.render.messages import remark, shown
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import WISHES, Runtimes
+from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.base import Exit, Reason
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.base import Exit, Guest, Reason
 from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view.plan import PRIVATE
-
-if TYPE_CHECKING:
-    from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
 
@@ -58,19 +53,17 @@ def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtime
         session, found, project = opening.session, opening.found, opening.project
         stack.callback(session.gate.end)
         _warn_about(project, found)
-        env = guest_environment(os.environ, request.values("--env"), home=places.home(), bare=same)
+        env = guest_environment(os.environ, request.values("--env"), home=here().host.home, bare=same)
         watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
-            stack.callback(lambda: places.elevations().sweep())
+            stack.callback(lambda: here().elevations().sweep())
             if not request.has("--quiet"):
                 remark(opening.lifted.note)
         if request.has("--observe"):
             work = replace(work, observe=True, log_observed=True)
         if same:
-            pass
-
             work = repeated(request, work)
         if request.has("--explain"):
             return _explain(session, work)
@@ -92,8 +85,6 @@ def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtime
 def _same_every_time(request: Request) -> bool:
     """Whether it is to be deterministic. Raises `UsageError` for options that go with that alone."""
     if any(request.has(option) for option in ("--deterministic", "--seed", "--record")):
-        pass  # few runs are
-
         check(request)
     return request.has("--deterministic")
 
@@ -136,7 +127,7 @@ def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> O
 
     with terminal.lent() as loan:
 
-        def begin(guest: ProcessGuest) -> None:
+        def begin(guest: Guest) -> None:
             forward.begin(guest)
             loan.begin(guest)
 
@@ -146,25 +137,14 @@ def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> O
 @contextmanager
 def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
     """Those that a command may use, until its end; by default the one that runs everything."""
-    process = ProcessRuntime(single_threaded=True, forked=forked)  # the command line has one thread, so it may fork itself
+    registry = here().command_line_registry(forked)
     wish = request.value("--runtime") or ("auto" if request.has("--deterministic") or request.has("--fuel") else "process")
-    made: list[WasmRuntime] = []
-
-    def wasm() -> WasmRuntime:
-        if not made:
-            from agent_sandbox import shared  # nobody else pays for it
-
-            made.append(shared.wasm(warm=0))
-        return made[0]
-
     try:
-        if wish not in WISHES:
-            raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(WISHES)}")
-        yield Runtimes(wish, lambda: process, wasm, background=places.may_work_in_the_background())
+        if wish not in registry:
+            raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(registry.names)}")
+        yield Runtimes(wish, registry, background=here().host.background)
     finally:
-        process.close(leaving=True)
-        for runtime in made:
-            runtime.close(leaving=True)
+        registry.close(leaving=True)
 
 
 def directory_of(request: Request, project: Project, policy: Policy | None = None) -> str | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import platform
 import sys
 
-from agent_sandbox import places, shared
+from agent_sandbox.assembly import NOT_LINUX, check_system, here
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render.table import Row, document, report
-from agent_sandbox.engine.runtimes import NOT_LINUX
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.limits import Limits
@@ -24,7 +23,7 @@ _SECOND_WALL = "use Linux for both walls: a virtual machine, a container in one,
 
 def verb_elsewhere(request: Request) -> int:
     """Do what can be done here. Raises `RuntimeUnavailable` for what cannot."""
-    places.check_system()
+    check_system()
     match request.verb:
         case "doctor":
             return _doctor(request)
@@ -72,7 +71,7 @@ def _one_wall() -> Row:
     name, gives = "wasm", "Python code inside WebAssembly, with one wall and none of the machine's files"
     launch = Launch(PythonCode("print('works')"), MountPlan(ThrowAway(0), ()), "/tmp", {}, _LIMITS, frozenset(), writable=False)
     try:
-        with shared.one_wall().launch(launch) as guest:
+        with here().one_wall().launch(launch) as guest:
             completed = guest.wait()
     except SandboxError as error:
         return Row(name, "missing", gives, error.message, error.hint)

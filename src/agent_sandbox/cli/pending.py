@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from agent_sandbox import places
 from agent_sandbox._fast.values import dataclass
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import Current, current, policy_of
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render.messages import remark
@@ -86,7 +86,7 @@ def current_and_whole(request: Request) -> Current:
     if interrupted(found.state):
         try:
             policy = policy_of(request, found.project)
-            recover(Stored(found.state), Gate(policy, places.ledger(), clock=time.time, sandbox=found.state.id))
+            recover(Stored(found.state), Gate(policy, here().ledger(), clock=time.time, sandbox=found.state.id))
         except Busy:
             pass
         except (SandboxError, OSError) as error:

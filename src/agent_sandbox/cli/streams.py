@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.base import Guest
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -46,9 +46,9 @@ class Forwarding:
     def __init__(self, woken: int) -> None:
         self.received: list[int] = []
         self._woken = woken
-        self._guest: ProcessGuest | None = None
+        self._guest: Guest | None = None
 
-    def begin(self, guest: ProcessGuest) -> None:
+    def begin(self, guest: Guest) -> None:
         """From now on there is somebody to pass them to."""
         guest.wake_on(self._woken)
         self._guest = guest

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from agent_sandbox.runtime.base import Terminal
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.base import Guest, Terminal
 
 
 def size() -> Terminal:
@@ -32,7 +31,7 @@ class Lent:
     def __init__(self) -> None:
         self._theirs: int | None = None
 
-    def begin(self, guest: ProcessGuest) -> None:
+    def begin(self, guest: Guest) -> None:
         """Make our terminal raw, now that there is somebody to type to; before, Ctrl-C is for us.
 
         The descriptor of the guest's terminal is copied, because the guest's own closes with its streams.

@@ -10,15 +10,13 @@ from agent_sandbox.engine.runtimes import Choice, Question, modules_in
 from agent_sandbox.errors import Overtaken
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.base import DEVNULL, Completed, Reason, Usage
-from agent_sandbox.runtime.router.model import COMMAND, Work
+from agent_sandbox.runtime.base import COMMAND, DEVNULL, Completed, Demands, Reason, Usage
+from agent_sandbox.runtime.router.model import Work
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
     from agent_sandbox.engine import work as submitted
-
-    pass
     from agent_sandbox.runtime.base import Guest
 
     T = TypeVar("T")
@@ -47,7 +45,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Questi
         local = None if stored else modules_in(work.cwd)  # its layers are not looked through
     given = frozenset({MODULE} if work.tools else ())
     asked = Work(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
-    return Question(asked, work.terminal is not None, work.watch_reads, work.observe, work.preload)
+    return Question(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
 
 
 def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:

@@ -159,7 +159,7 @@ class Session:
         choice = self._runtimes.choose(self.policy, lambda: self._question(work))
         with ExitStack() as stack:  # for what is watched or kept, which a session is not
             choice, plan, guest = self._started(work, choice, None, stack, _NOTHING_SPENT)
-        # One wall has no sessions, and has refused by now.
+        # A runtime without sessions has refused by now.
         return Opened(guest, choice.route, (*plan.notes, *guest.notes))  # type: ignore[arg-type]
 
     @property
@@ -181,17 +181,17 @@ class Session:
         return self.policy.limits.disk_bytes or DISK_BYTES
 
     def _plan(self, work: Work, choice: Choice, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
-        policy, where = self.policy, choice.runtime.name
-        if not choice.runtime.views and (policy.files.read or policy.files.write):
+        policy, where = self.policy, choice.runtime.traits.name
+        if not choice.runtime.traits.views and (policy.files.read or policy.files.write):
             why = f"the runtime {where!r} shows no files of the machine, and the policy is about some"
             raise RuntimeUnavailable(why, missing=("view",), hint="run it without file permissions, or on Linux")
-        if not choice.runtime.views:
-            if not (isinstance(work.what, Code) and work.what.language in choice.runtime.brings):
+        if not choice.runtime.traits.views:
+            if not (isinstance(work.what, Code) and work.what.language in choice.runtime.traits.brings):
                 raise RuntimeUnavailable(
                     f"the runtime {where!r} runs Python code only", missing=("native-programs",), hint="run it on Linux"
                 )
             return PythonCode(work.what.source, work.what.arguments), (), MountPlan(layers, ())
-        if isinstance(work.what, Code) and work.what.language in choice.runtime.brings:
+        if isinstance(work.what, Code) and work.what.language in choice.runtime.traits.brings:
             hosted = languages.hosted(work.what.language, work.what.source, work.what.arguments)
             return hosted, (), self._view(where, Needs(), layers)
         if isinstance(work.what, Code):
@@ -289,7 +289,7 @@ class Session:
             try:
                 started = self._started(work, again, kept, stack, ran.completed.exit.usage)
             except SandboxError as error:  # it has not what it takes either: how the first one ended is how it ended
-                note = f"it could not start again on {again.runtime.name}: {error.message}"
+                note = f"it could not start again on {again.runtime.traits.name}: {error.message}"
                 ran = replace(ran, choice=replace(ran.choice, route=replace(ran.choice.route, notes=(*ran.choice.route.notes, note))))
             else:
                 ran.guest.close()
@@ -313,7 +313,7 @@ class Session:
             except (RuntimeUnavailable, LaunchFailed) as error:  # nothing has run
                 if spent is not _NOTHING_SPENT:  # a second try goes nowhere else
                     raise
-                failed[choice.runtime.name] = error.message
+                failed[choice.runtime.traits.name] = error.message
                 choice = self._runtimes.after_failure(failed, error, self.policy, lambda: self._question(work))
 
     def _launched(self, work: Work, choice: Choice, kept: ForRun | None, stack: ExitStack, spent: Usage) -> tuple[MountPlan, Guest]:

@@ -17,14 +17,13 @@ from agent_sandbox.engine.work import Code, Opened, Outcome, Work, facts
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
-from agent_sandbox.runtime.base import Exit, Launch, Reason
+from agent_sandbox.runtime.base import Exit, Interpreter, Launch, Reason
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
 LONGEST_REPR = 10_000  # characters
@@ -40,7 +39,7 @@ class Turn:
     wall: float | None = None
     idle: float | None = None  # how long the interpreter may wait for the turn after this one
     on_output: Callable[[str, bytes], None] | None = None
-    on_start: Callable[[ProcessGuest], None] | None = None
+    on_start: Callable[[Interpreter], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Exit, Talk, Terminal
+from agent_sandbox.runtime.base import Exit, Interpreter, Talk, Terminal
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from agent_sandbox.runtime.observe.events import Observed
-    from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Outcome:
 class Opened:
     """A guest that is given its work in turns, and where it is."""
 
-    guest: ProcessGuest
+    guest: Interpreter
     route: Route
     notes: tuple[str, ...]
 

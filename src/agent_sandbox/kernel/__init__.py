@@ -1,1 +1,1 @@
-"""HOW, ON LINUX?  The only folder with ctypes: one thin function per system call, and what is composed from them."""
+"""The Linux layer: one thin function per system call, and everything composed from them. The only folder that uses ctypes."""

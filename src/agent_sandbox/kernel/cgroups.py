@@ -1,7 +1,15 @@
 """Control groups, version 1 and 2: find the hierarchies, make one group per run, and remove groups that outlived their keeper.
 
-A group limits a whole crowd of processes, counts their total usage, and kills them at one stroke. Which controllers work
-here is found out by a live try.
+A cgroup limits all processes of a run together, counts their total usage, and kills them at one stroke. Machines differ: one v2 tree, v1
+with a tree per controller, or both ("hybrid", where v2 has no controllers but can still kill a whole group at once). `find` is pure;
+`offer` examines a directory and enables the controllers it may. `probe` finds out by a live try which controllers work here.
+
+A run's cgroup is one directory in each hierarchy that it needs. A limit that cannot be enforced is left out and named in `missing`; the
+caller decides whether that is acceptable. A `Cgroup` with no directories is a valid value that does nothing. The name of a cgroup names its
+keeper, so that a later start can tell an abandoned one from one in use, without a registry that could be lost.
+
+Used between fork and exec by a small single-threaded process, so everything is plain reads and writes. The first `join` after a pause can
+take 15 ms, because the kernel waits for all CPUs before it moves a process: join ahead of time where that matters.
 """
 
 from __future__ import annotations
@@ -17,33 +25,39 @@ from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.kernel import mountinfo, usage
 from agent_sandbox.kernel.mountinfo import Mount
 
+__all__ = ["Cgroup", "Hierarchy", "Part", "Usage", "create", "find", "here"]
+
 PREFIX = "agent-sandbox-"
-LIMITING = frozenset({"memory", "pids"})  # what a run is limited by
-_USED = LIMITING | {"cpuacct", "freezer"}  # and, on v1, counted and stopped by
+LIMITING = frozenset({"memory", "pids"})  # the controllers that limit a run
+_USED = LIMITING | {"cpuacct", "freezer"}  # and, on v1, those that count and stop it
+_PATIENCE = 1.0  # seconds for killed processes to die, and for zombies to go
+_PAUSE = 0.002
+_LARGEST_REQUEST = 1 << 20  # bytes; the kernel's largest indivisible allocation is well below
+_MOST_DIRECTORIES = 5000  # examined in one sweep
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """One tree. `controllers` is what v1 attached to it; on v2 that differs from directory to directory and is asked there."""
+    """One cgroup tree. `controllers` are those attached on v1; on v2 they differ per directory and are read there."""
 
     version: int
     controllers: frozenset[str]
     top: str
-    own: str  # the caller's cgroup, or `top` where that lies outside of what is mounted
+    own: str  # the caller's cgroup, or `top` if that is outside the mounted part
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Directories to create a cgroup in, the best first.
+        """The directories to create a cgroup in, best first.
 
-        v1 nests anywhere. On v2 a cgroup that holds processes, as the caller's does, cannot give controllers to its children ("no internal
-        processes", cgroups(7)), unless it is the root; a sibling of the caller can have them.
+        v1 nests anywhere. On v2 a cgroup with processes, such as the caller's, cannot give controllers to its children ("no internal
+        processes", cgroups(7)) unless it is the root; a sibling of the caller can have them.
         """
         other = self.top if self.version == 1 or self.own == self.top else os.path.dirname(self.own)
         return (self.own,) if other == self.own else (self.own, other)
 
 
 def find(proc_self_cgroup: str, mounts: Iterable[Mount]) -> tuple[Hierarchy, ...]:
-    """The hierarchies of use to us, v2 first; empty when none is mounted. Takes the text of /proc/self/cgroup and the mounts."""
+    """Return the useful hierarchies, v2 first, from the text of /proc/self/cgroup and the mounts; empty if none is mounted."""
     seen = mountinfo.visible(mounts)
     found = []
     for line in proc_self_cgroup.splitlines():
@@ -65,7 +79,7 @@ def find(proc_self_cgroup: str, mounts: Iterable[Mount]) -> tuple[Hierarchy, ...
 
 
 def here() -> tuple[Hierarchy, ...]:
-    """The hierarchies as this process sees them now; empty where /proc cannot be read."""
+    """Return the hierarchies that this process sees now; empty if /proc cannot be read."""
     try:
         return find(read("/proc/self/cgroup"), mountinfo.read())
     except (OSError, ValueError):
@@ -73,9 +87,9 @@ def here() -> tuple[Hierarchy, ...]:
 
 
 def group_name(keeper: int, unique: str) -> str:
-    """A name for a cgroup of this keeper: pid namespace, pid and start time, which together name one process for good.
+    """Return a cgroup name for a keeper: pid namespace, pid and start time, which together identify one process for good.
 
-    `unique` tells several cgroups of one keeper apart. Raises ProcessLookupError when there is no such process.
+    `unique` distinguishes several cgroups of one keeper. Raises ProcessLookupError if there is no such process.
     """
     stat = usage.read_stat(keeper)
     if stat is None:
@@ -84,7 +98,7 @@ def group_name(keeper: int, unique: str) -> str:
 
 
 def is_forgotten(name: str) -> bool:
-    """Whether a name is ours and its keeper is gone. Not when it was made in another pid namespace: from here nobody can tell."""
+    """Return whether a name is ours and its keeper is gone. False for a name from another pid namespace: its keeper is invisible here."""
     words = name.removeprefix(PREFIX).split("-", 3)
     if not name.startswith(PREFIX) or len(words) < 4 or not all(word.isdecimal() for word in words[:3]):
         return False
@@ -96,10 +110,10 @@ def is_forgotten(name: str) -> bool:
 
 
 def offer(hierarchy: Hierarchy, place: str) -> tuple[frozenset[str] | None, str]:
-    """The controllers that a cgroup made in `place` would have (None when no process could enter it), and why not all that limit."""
+    """Return the controllers of a cgroup made in `place`, None if no process could enter it; and why limiting ones are missing."""
     if hierarchy.version == 1:
         return hierarchy.controllers, ""
-    # A process may be moved only by who may write cgroup.procs of the common ancestor, which is `place` itself for child and sibling alike.
+    # Moving a process needs write access to cgroup.procs of the common ancestor, which is `place` itself for both a child and a sibling.
     if not os.access(f"{place}/cgroup.procs", os.W_OK, effective_ids=True):
         return None, f"{place} is not delegated to this user"
     offered = LIMITING & _words(f"{place}/cgroup.controllers")
@@ -116,7 +130,7 @@ def offer(hierarchy: Hierarchy, place: str) -> tuple[frozenset[str] | None, str]
 
 
 def write(path: str, value: str) -> None:
-    """Write a value to a cgroup's file, in the one call that the kernel wants. The file is never created."""
+    """Write a value to a cgroup's file in a single call, as the kernel requires. Never creates the file. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, value.encode())
@@ -125,12 +139,12 @@ def write(path: str, value: str) -> None:
 
 
 def read(path: str) -> str:
-    """The content of a cgroup's file, or nothing where this kernel has no such file or the cgroup is gone."""
+    """Return the content of a cgroup's file; empty if this kernel has no such file or the cgroup is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
-    try:  # not a file object: it would ask the kernel six more questions, and this is on the way of every run
+    try:  # no file object: it costs six more system calls, and every run reads these files
         parts = []
         while part := os.read(descriptor, 65536):
             parts.append(part)
@@ -150,23 +164,16 @@ def _pid_namespace() -> int:
 
 
 def _own_directory(mount: Mount, path: str) -> str:
-    """The directory of cgroup `path`. In a container the mount may show only a part of the tree, or the path lead out of it ("/..")."""
+    """Return the directory of cgroup `path`. In a container the mount may show only a part of the tree, or the path leave it ("/..")."""
     root = mount.root.rstrip("/")
     if "/.." in path or not (path + "/").startswith(root + "/"):
         return mount.target
     return (mount.target + path[len(root) :]).rstrip("/")
 
 
-__all__ = ["Cgroup", "Hierarchy", "Part", "Usage", "create", "find", "here"]
-
-_PATIENCE = 1.0  # seconds for the killed to die, and for zombies to go
-_PAUSE = 0.002
-_LARGEST_REQUEST = 1 << 20  # bytes; what the kernel asks for at once and cannot ask for in smaller pieces is well below
-
-
 @dataclass(frozen=True)
 class Part:
-    """A run's directory in one hierarchy, and the cgroup its keeper came from."""
+    """A run's directory in one hierarchy, and its keeper's original cgroup (`home`)."""
 
     path: str
     home: str
@@ -176,7 +183,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Usage:
-    """What all processes of a run used together, zero where no controller counts it; and which of "memory", "processes" ran out."""
+    """The total usage of a run, zero where no controller counts it; and which of "memory" and "processes" ran out (`hit`)."""
 
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
@@ -187,37 +194,37 @@ class Usage:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """`enforces` is a subset of {"memory", "processes"}; `missing` gives the reason for each that was asked for and is not in it."""
+    """The cgroup of one run. `enforces` is a subset of {"memory", "processes"}; `missing` gives the reason for each absent limit."""
 
     parts: tuple[Part, ...] = ()
     enforces: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def join(self, pid: int = 0) -> None:
-        """Move a process in, by default the caller; what it forks from then on is in as well. Raises OSError: then it is not confined."""
+        """Move a process in, by default the caller, with all its later forks. Raises OSError; then the process is not confined."""
         for part in self.parts:
             write(f"{part.path}/cgroup.procs", str(pid))
 
     def leave(self) -> None:
-        """Move the caller back to where it came from, as far as it may. A keeper does so once it has forked: the run's end is not its own.
+        """Move the caller back to its original cgroup, as far as permitted. A keeper does this after forking, to survive the run.
 
-        Before it enters another cgroup namespace: with v2's `nsdelegate` no process may leave that namespace's root.
+        Call it before entering another cgroup namespace: with v2's `nsdelegate` no process may leave that namespace's root.
         """
         for part in self.parts:
             with suppress(OSError):
                 write(f"{part.home}/cgroup.procs", "0")
 
     def members(self) -> frozenset[int]:
-        """Process ids inside, as seen from the caller's pid namespace."""
+        """Return the process ids inside, as seen from the caller's pid namespace."""
         return frozenset(int(word) for part in self.parts for word in read(f"{part.path}/cgroup.procs").split()) - {0}
 
     def kill(self) -> bool:
-        """End every process inside but the caller, which leaves first. True once none lives, False when some outlast a second of it."""
+        """Kill every process inside except the caller, which leaves first. Return True once all are dead, False after a second."""
         if os.getpid() in self.members():
             self.leave()
         for part in self.parts:
             with suppress(OSError):
-                write(f"{part.path}/cgroup.kill", "1")  # v2 since Linux 5.14: the kernel does it, and no fork escapes
+                write(f"{part.path}/cgroup.kill", "1")  # v2 since Linux 5.14: done by the kernel, so no fork escapes
         deadline = time.monotonic() + _PATIENCE
         while self.members():
             if time.monotonic() > deadline:
@@ -226,10 +233,10 @@ class Cgroup:
         return True
 
     def usage(self) -> Usage:
-        """What was used so far, and which limits were reached; read it before `remove`.
+        """Return the usage so far and the limits reached. Call it before `remove`.
 
-        Memory was reached only when it ran out at *this* cgroup's limit. A full limit that the kernel could make room under (page cache) is
-        everyday, and a kill for want of memory on the whole machine is not the run's doing.
+        Memory counts as reached only if it ran out at *this* cgroup's limit. Touching the limit while the kernel can still free page cache
+        is normal, and an out-of-memory kill of the whole machine is not the run's fault.
         """
         peak, kills, most_processes = 0, 0, 0
         reached = set()
@@ -240,13 +247,13 @@ class Cgroup:
                 if ran_out:
                     reached.add("memory")
             if "pids" in part.controllers:
-                most_processes = max(most_processes, _number(part, "pids.peak"))  # not there before Linux 6.1
+                most_processes = max(most_processes, _number(part, "pids.peak"))  # since Linux 6.1
                 if _keyed(part, "pids.events", "max") > 0:
                     reached.add("processes")
         return Usage(self.cpu_seconds(), peak, most_processes, kills, frozenset(reached))
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far, also by processes that nobody has waited for; 0 where nothing counts it."""
+        """Return the processor time so far, also of processes not yet waited for; 0 if nothing counts it."""
         counts = [0.0]
         for part in self.parts:
             if part.version == 2:
@@ -256,7 +263,7 @@ class Cgroup:
         return max(counts)
 
     def remove(self) -> bool:
-        """Remove the directories, waiting shortly while zombies go. True when none is left. Never looks below them."""
+        """Remove the directories, waiting briefly for zombies to go. Return True if none is left. Never looks below them."""
         left = [part.path for part in self.parts]
         deadline = time.monotonic() + _PATIENCE
         while left := [path for path in left if not gone(path)]:
@@ -266,17 +273,17 @@ class Cgroup:
         return True
 
     def _signal_members(self, deadline: float) -> None:
-        """Send SIGKILL to all inside and wait until they are dead, or until the deadline."""
+        """Send SIGKILL to all processes inside, and wait until they are dead or the deadline has passed."""
         freezers = [part.path for part in self.parts if "freezer" in part.controllers]
         handles: dict[int, int] = {}
         try:
-            # Freezing keeps a fork bomb from outrunning the loop; SIGKILL takes effect on thawing.
+            # Freezing keeps a fork bomb from outrunning this loop; SIGKILL takes effect on thawing.
             for path in freezers:
                 write(f"{path}/freezer.state", "FROZEN")
             for pid in self.members():
                 with suppress(OSError):
                     handles[pid] = os.pidfd_open(pid)
-            # Only who is listed before *and* after the handle was taken is signalled: the number may have passed to a stranger in between.
+            # Signal only a pid listed before *and* after its pidfd was opened: it may have been reused by another process in between.
             for pid in self.members() & handles.keys():
                 with suppress(OSError):
                     signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
@@ -298,14 +305,14 @@ def create(
     unique: str = "run",
     hierarchies: tuple[Hierarchy, ...] | None = None,
 ) -> Cgroup:
-    """Make a cgroup with these limits, as far as this machine lets us. What it does not let us is no exception, but in `missing`.
+    """Make a cgroup with these limits, as far as this machine permits. A limit it does not permit is in `missing`, not raised.
 
-    The memory limit includes swap where the kernel counts it for each cgroup. The cgroup is that of `keeper`, by default the caller: once
-    that process is gone, a sweep may remove it. `unique` tells several of one keeper apart.
+    The memory limit includes swap where the kernel counts swap per cgroup. The cgroup belongs to `keeper`, by default the caller: once that
+    process is gone, a sweep may remove it. `unique` distinguishes several of one keeper. Raises ProcessLookupError without that keeper.
     """
     group = group_name(os.getpid() if keeper is None else keeper, unique)
     parts: list[Part] = []
-    reasons: dict[str, str] = {}  # by controller; v1 comes last and has the last word
+    reasons: dict[str, str] = {}  # by controller; v1 comes last and overrides
     for hierarchy in here() if hierarchies is None else hierarchies:
         if _adds_something(hierarchy, parts):
             part, reason = _make(hierarchy, group)
@@ -331,7 +338,7 @@ def create(
 
 
 def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
-    """Whether a directory there gives what the parts so far do not. v2 counts CPU time and kills, even where it limits nothing."""
+    """Return whether a directory there adds anything to these parts. v2 always does: it counts CPU time and kills, even without limits."""
     wanted = LIMITING.difference(*(part.controllers for part in parts))
     if not any(os.path.exists(f"{part.path}/cgroup.kill") for part in parts):
         wanted |= {"freezer"}
@@ -341,14 +348,14 @@ def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
 
 
 def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
-    """A directory in the place of this hierarchy that offers most; and what stood in the way of more."""
+    """Make a directory in the place of this hierarchy that offers the most controllers. Return it, and why there are not more."""
     offers = [(place, *offer(hierarchy, place)) for place in hierarchy.places]
     reason = next((why for _, _, why in reversed(offers) if why), "")
     for place, controllers, _ in sorted(offers, key=lambda offer: -len(offer[1] or ())):
         if controllers is None:
             continue
         try:
-            os.mkdir(f"{place}/{name}", 0o755)  # as cgroups are elsewhere: init reads its own counters without privilege
+            os.mkdir(f"{place}/{name}", 0o755)  # the usual mode of cgroups: init reads its own counters without privilege
             return Part(f"{place}/{name}", hierarchy.own, hierarchy.version, controllers), reason
         except OSError as error:
             reason = f"a cgroup cannot be created in {place}: {error.strerror}"
@@ -364,12 +371,12 @@ def _limit_memory(part: Part, value: int) -> None:
         with suppress(OSError):
             write(f"{part.path}/memory.swappiness", "0")
         swap = ("memory.memsw.limit_in_bytes", str(value))
-    with suppress(FileNotFoundError, PermissionError):  # a kernel that does not count swap for each cgroup has no such file
+    with suppress(FileNotFoundError, PermissionError):  # a kernel without swap accounting per cgroup has no such file
         write(f"{part.path}/{swap[0]}", swap[1])
 
 
 def gone(path: str) -> bool:
-    """Remove one directory; whether there is none any more. False while something lives in it."""
+    """Remove one directory. Return True if it is gone, False while a process lives in it."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -380,12 +387,12 @@ def gone(path: str) -> bool:
 
 
 def _memory(part: Part) -> tuple[int, int, bool]:
-    """The peak, how many processes were killed for want of memory, and whether it was this limit that they ran into."""
+    """Return the peak, the number of out-of-memory kills, and whether memory ran out at this cgroup's own limit."""
     if part.version == 2:
         events = read(f"{part.path}/memory.events")
         return _number(part, "memory.peak"), _value(events, "oom_kill"), _value(events, "oom") > 0
     peak, killed = _number(part, "memory.max_usage_in_bytes"), _keyed(part, "memory.oom_control", "oom_kill")
-    # Not memory.failcnt: newer kernels (seen on 6.18) leave it at 0. The peak stops at the limit, or just below it.
+    # Not memory.failcnt: newer kernels (seen on 6.18) leave it at 0. The peak stops at the limit or just below.
     return peak, killed, killed > 0 and _number(part, "memory.limit_in_bytes") - peak < _LARGEST_REQUEST
 
 
@@ -399,7 +406,7 @@ def _keyed(part: Part, file: str, key: str) -> int:
 
 
 def _value(text: str, key: str) -> int:
-    """The number after `key` in a text of such lines; 0 where it is missing."""
+    """Return the number after `key` in lines of keys and numbers; 0 if missing."""
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == key:
@@ -407,25 +414,22 @@ def _value(text: str, key: str) -> int:
     return 0
 
 
-_MOST_DIRECTORIES = 5000  # looked at in one sweep
-
-
 def sweep(hierarchies: tuple[Hierarchy, ...]) -> int:
-    """Remove the cgroups of keepers that no longer live, ending first what still runs in them. Returns how many directories went."""
+    """Remove the cgroups of dead keepers, killing first whatever runs in them. Return the number of removed directories."""
     removed = 0
     for hierarchy in hierarchies:
         for path in list(_ours(hierarchy.top)):
             if is_forgotten(os.path.basename(path)):
                 forgotten = Cgroup((Part(path, hierarchy.own, hierarchy.version, hierarchy.controllers),))
-                with suppress(OSError):  # another user's, or another sweep was quicker
+                with suppress(OSError):  # another user's, or already removed by another sweep
                     removed += forgotten.kill() and forgotten.remove()
     return removed
 
 
 def probe(hierarchies: tuple[Hierarchy, ...], *, unique: str = "probe") -> Cgroup:
-    """Try it: create a cgroup, limit it, put a process in, kill it there, remove it. Never raises.
+    """Try cgroups live: create one, limit it, put a process in, kill it there, remove it. Never raises.
 
-    Two probes at once in one process need each a `unique`. Of the result, `enforces` and `missing` count; the cgroup itself is gone.
+    Two simultaneous probes in one process each need their own `unique`. The result holds `enforces` and `missing`; the cgroup is gone.
     """
     try:
         cgroup = create(memory_bytes=64 << 20, processes=16, unique=unique, hierarchies=hierarchies)
@@ -445,7 +449,10 @@ def probe(hierarchies: tuple[Hierarchy, ...], *, unique: str = "probe") -> Cgrou
 
 
 def _try_killing_in(cgroup: Cgroup) -> str:
-    """Spawned, not forked: whoever asks may have threads. The shell waits for a line that never comes."""
+    """Kill a shell inside the cgroup. Return the problem, or an empty string. Raises OSError.
+
+    The shell is spawned, not forked, because the caller may have threads. It waits for a line that never comes.
+    """
     reading, writing = os.pipe()
     try:
         child = os.posix_spawn("/bin/sh", ["sh", "-c", "read line"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)])
@@ -458,13 +465,13 @@ def _try_killing_in(cgroup: Cgroup) -> str:
         cgroup.join(child)
         return "" if child in cgroup.members() and cgroup.kill() else "a process in a cgroup could not be killed"
     finally:
-        os.close(writing)  # which ends the shell, should it still live
-        with suppress(ChildProcessError):  # the application may have set SIGCHLD to be ignored
+        os.close(writing)  # ends the shell if it still lives
+        with suppress(ChildProcessError):  # the application may ignore SIGCHLD
             os.waitpid(child, 0)
 
 
 def _ours(top: str) -> Iterator[str]:
-    """Directories with our prefix, wherever their makers stood in the tree. Does not look inside them."""
+    """Yield directories with our prefix, anywhere in the tree, within a bound. Does not look inside them."""
     left = _MOST_DIRECTORIES
     pending = [top]
     while pending and left > 0:

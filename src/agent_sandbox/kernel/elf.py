@@ -1,7 +1,7 @@
-"""What a program file says of itself: the loader it names, the libraries it needs, or the interpreter in its first line.
+"""A reader of program files: the loader and libraries of an ELF file, the interpreter of a script, and the loader's cache.
 
-Read from the machine's own files, never from a guest's. A file that cannot be understood says nothing, which is never a permission:
-what is not named is not made executable. Programs of 64 bits, little-endian: those of the machines whose system calls are known.
+It reads the machine's own files, never a guest's. An unreadable or unknown file yields nothing, which is never a permission: a file that is
+not named is not made executable. 64-bit little-endian only, as on the machines whose system calls are known.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from agent_sandbox._fast.values import dataclass
 
 CACHE = "/etc/ld.so.cache"
 _MAGIC, _CACHE_MAGIC = b"\x7fELF\x02\x01", b"glibc-ld.so.cache1.1"
-_LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3  # kinds of segments
-_NEEDED, _STRINGS, _STRINGS_SIZE, _RPATH, _RUNPATH, _FLAGS_1 = 1, 5, 10, 15, 29, 0x6FFFFFFB  # kinds of dynamic entries
-_PIE = 0x08000000  # in DT_FLAGS_1: a program, although it looks like a library
+_LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3  # segment types
+_NEEDED, _STRINGS, _STRINGS_SIZE, _RPATH, _RUNPATH, _FLAGS_1 = 1, 5, 10, 15, 29, 0x6FFFFFFB  # dynamic entry tags
+_PIE = 0x08000000  # in DT_FLAGS_1: a program, although its type is that of a library
 _FIXED_ADDRESS = 2  # ET_EXEC
 _LONGEST_STRINGS = 1 << 24
-_LONGEST_LINE = 256  # of a script's first line, as the kernel reads it
+_LONGEST_LINE = 256  # bytes of a script's first line that the kernel reads
 
 
 @dataclass(frozen=True)
 class Object:
-    """A program or shared library."""
+    """An ELF program or shared library."""
 
     machine: int
-    program: bool  # something that can be started: it names a loader, has a fixed address, or says so
+    program: bool  # can be started: names a loader, has a fixed address, or is flagged as a program
     loader: str
     needed: tuple[str, ...]
-    search: tuple[str, ...]  # where it wants its libraries looked for, before anywhere else
-    inherited: bool  # whether that also holds for the libraries of its libraries
+    search: tuple[str, ...]  # directories searched first for its libraries (RUNPATH or RPATH)
+    inherited: bool  # whether `search` also applies to the libraries of its libraries
 
 
 def read(path: str) -> Object | None:
-    """What the file says; None for one that is no program or library of this kind, or cannot be read."""
+    """Return the parsed file; None if it is not a program or library of this kind, or cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -82,7 +82,7 @@ def _read(fd: int, origin: str) -> Object | None:
 
 
 def _strings(fd: int, loads: Sequence[tuple[int, int, int]], address: int, size: int) -> bytes:
-    """The table of names, which is given by its address in memory."""
+    """Return the string table, given by its memory address; empty if no segment contains it."""
     for start, offset, length in loads:
         if start <= address < start + length:
             return os.pread(fd, size, offset + address - start)
@@ -97,13 +97,13 @@ def _places(paths: Sequence[bytes], origin: str) -> Iterator[str]:
 
 
 def loader_of(binary: str) -> tuple[str, ...]:
-    """The dynamic loader that a program names, under that name and its real one: the kernel executes that file too."""
-    found = read(binary)
-    return tuple(dict.fromkeys((found.loader, os.path.realpath(found.loader)))) if found is not None and found.loader else ()
+    """Return the dynamic loader of a program, as named and as real path: the kernel executes that file too. Empty if it has none."""
+    parsed = read(binary)
+    return tuple(dict.fromkeys((parsed.loader, os.path.realpath(parsed.loader)))) if parsed is not None and parsed.loader else ()
 
 
 def interpreter_of(script: str) -> tuple[str, ...]:
-    """The words of a script's first line; empty for what is no script."""
+    """Return the words of a script's `#!` line; empty if it is not a script."""
     try:
         with open(script, "rb") as file:
             line = file.read(_LONGEST_LINE).partition(b"\n")[0]
@@ -113,15 +113,15 @@ def interpreter_of(script: str) -> tuple[str, ...]:
 
 
 def cached_libraries(content: bytes) -> dict[bytes, list[bytes]]:
-    """Every library that the loader's cache knows, by name: several where there are variants of it. Empty where there is no cache."""
+    """Return the paths of every library in the loader's cache, by name; variants give several. Empty without a valid cache."""
     cache = content[max(content.find(_CACHE_MAGIC), 0) :]
     if not cache.startswith(_CACHE_MAGIC):
         return {}
-    found: dict[bytes, list[bytes]] = {}
+    libraries: dict[bytes, list[bytes]] = {}
     try:
         (count,) = struct.unpack_from("<I", cache, 20)
         for _, key, value, _, _ in struct.iter_unpack("<iIIIQ", cache[48 : 48 + 24 * count]):
-            found.setdefault(cache[key : cache.index(0, key)], []).append(cache[value : cache.index(0, value)])
+            libraries.setdefault(cache[key : cache.index(0, key)], []).append(cache[value : cache.index(0, value)])
     except (ValueError, struct.error):
         return {}
-    return found
+    return libraries

@@ -1,9 +1,8 @@
-"""Be told of every file that is opened on a filesystem: fanotify(7), as root.
+"""Notification of every file opened on a filesystem: fanotify(7), as root.
 
-The mark is on the filesystem, so it holds for every mount of it and in every namespace: on the overlay of a guest it sees what this guest
-opens and nothing else. An event brings a descriptor of the file, opened here and now, and its path is asked of the kernel. Regular files
-only, as far as that can be chosen: directories are not reported without being asked for, and a FIFO that is reported is opened without
-waiting for its other end.
+The mark is on the filesystem, so it covers all its mounts in every namespace: on a guest's overlay it reports this guest's opens and
+nothing else. An event carries a fresh descriptor of the file; its path comes from /proc. Regular files only, as far as possible:
+directories are not reported unless requested, and a reported FIFO is opened without waiting for its other end.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ FAN_OPEN, FAN_Q_OVERFLOW = 0x20, 0x4000
 _EVENT = struct.Struct("=IBBHQii")  # struct fanotify_event_metadata
 _VERSION = 3
 _BUFFER = 64 << 10
-# O_NONBLOCK: a FIFO must not hold us up. O_NOATIME: looking is not reading. O_LARGEFILE is not in `os` where it is 0.
+# O_NONBLOCK: a FIFO must not block us. O_NOATIME: watching must not change access times. O_LARGEFILE is missing from `os` where it is 0.
 _EVENT_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOATIME | os.O_CLOEXEC | getattr(os, "O_LARGEFILE", 0)
 
 
 class Overflow(Exception):
-    """Events were lost."""
+    """Raised if events were lost."""
 
 
 def watch_opens(path: str) -> int:
-    """A descriptor that tells of files opened on the filesystem at `path`, from now on; the caller closes it. Raises OSError."""
+    """Return a descriptor that reports files opened from now on on the filesystem at `path`. The caller closes it. Raises OSError."""
     flags = FAN_CLOEXEC | FAN_NONBLOCK | FAN_UNLIMITED_QUEUE
     group = check(libc.fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(_EVENT_FLAGS)), "fanotify_init")
     try:
@@ -45,10 +44,10 @@ def watch_opens(path: str) -> int:
 
 
 def opened(group: int) -> Iterator[str]:
-    """The paths of files opened since the last call, as they are called in the namespace of whoever opened them, until there are no more.
+    """Yield the paths of files opened since the last call, as named in the opener's namespace, until none is left.
 
-    A file that has no name any more has its last one. Raises `Overflow` when some were lost: more than the kernel keeps, or than we could
-    have descriptors for.
+    A deleted file has its last path. Raises `Overflow` if events were lost: more than the kernel queues, or than we can open descriptors
+    for.
     """
     while True:
         try:
@@ -59,7 +58,7 @@ def opened(group: int) -> Iterator[str]:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise Overflow from error
             if error.errno in (errno.ENXIO, errno.EACCES, errno.EPERM, errno.ETXTBSY, errno.ENOENT):
-                continue  # this one file cannot be opened a second time, and its event has been taken off
+                continue  # this file cannot be opened again, and its event is already consumed
             raise
         yield from _paths(buffer)
 

@@ -1,14 +1,14 @@
-"""The stage between fork and guest: two processes, each with less power than the one before.
+"""Guest setup, from fork to the guest's program: two processes, each with fewer privileges than the one before.
 
-    init     pid 1 of the guest's namespaces, a child of the keeper. Builds the view while it still may, gives up every power, then watches
-             and ends the run.
-    guest    the program: own session, three descriptors, no capabilities, Landlock, seccomp. Only now does it learn what to run.
+    init     pid 1 of the guest's namespaces, a child of the keeper. Builds the view while it may, drops all privileges, then watches and
+             ends the run.
+    guest    the program: own session, three descriptors, no capabilities, Landlock, seccomp. Only now does it receive the program to run.
 
 The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: init never
 holds them. Everything here runs after fork in a process with one thread.
 
-Init says one byte, by which the supervisor learns who it is; the supervisor moves it into its cgroup while the view is built (the kernel
-may wait for all CPUs before it moves a process), and writes its id map when it asks.
+Init sends one byte, whose credentials tell the supervisor its pid. The supervisor moves init into its cgroup while init builds the view
+(the kernel may wait for all CPUs before it moves a process), and writes its id map on request.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from agent_sandbox.kernel.wire import HERE, MAPPED, READY, REFUSAL_BYTES
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]  # payload, whether it is Python code, what says "ready"
+    Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]  # payload, whether it is Python code, callback that sends READY
 
 HOSTNAME = "sandbox"
-RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in what it starts, and so in what that starts
+RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in its child and all descendants
 
-_handled_signals: list[int] = []  # those that are not at their default in the keeper, and so in a new init
+_handled_signals: list[int] = []  # signals without the default action in the keeper, and so in a new init
 
 
 @dataclass(frozen=True)
 class Seat:
     """The descriptors of one run."""
 
-    control: socket.socket  # the request and orders in; readiness and the exit out
+    control: socket.socket  # in: the request and orders; out: readiness and the exit
     payload: socket.socket  # to the guest alone
-    supervisor: int  # pidfd: when the supervisor dies, so does the run
-    keeper: int  # a pipe that ends with the keeper
-    stdio: tuple[int, ...]  # three, or none when init makes a terminal
+    supervisor: int  # pidfd: the run ends with the supervisor
+    keeper: int  # a pipe that closes when the keeper ends
+    stdio: tuple[int, ...]  # three, or none if init makes a terminal
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who guests of this process will be: `userns` maps the machine's ids upwards by `shift`; without root, `ids` stay what they are."""
+    """The identity of this process's guests. As root, `userns` maps the machine's ids upwards by `shift`; without root, `ids` are kept."""
 
     root: bool
     hierarchies: tuple[cgroups.Hierarchy, ...] = ()
@@ -64,13 +64,13 @@ class Identity:
 
 
 def note_signals() -> None:
-    """In the keeper, once: which signals a new init has to set back."""
+    """Record which signals a new init must reset. Called once, in the keeper."""
     catchable = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
     _handled_signals[:] = [number for number in catchable if signal.getsignal(number) is not signal.SIG_DFL]
 
 
 def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
-    """In a fresh child of the keeper, pid 1 of its namespaces: be the init of one run. Never returns and never raises."""
+    """Be the init of one run, in a fresh child of the keeper that is pid 1 of its namespaces. Never returns, never raises."""
     try:
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,32 +78,32 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         wire.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
         request, _ = wire.receive(seat.control)
-        request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root still may
-        settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the view's own will be read-only
+        request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root is still allowed to
+        settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
         plan = mount_plan.decode(request["plan"])
         site, layers = _build_view(identity, plan)
         notes = site.notes
-        asked = notify.open_nameservers(notes) if request["observe"] else notify.Nameservers()
+        nameservers = notify.open_nameservers(notes) if request["observe"] else notify.Nameservers()
         rules = _rules(request, plan, site)
-        if rules.left_out:  # the second wall behind the view: what this kernel's lacks is said, never left out in silence
+        if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
         _give_up_identity(identity, seat.control)
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
-        heard, said = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
+        farewell_reader, farewell_writer = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
         guest = os.fork()
         if guest == 0:
-            _become_guest(seat, program, request, stdio, said, rules, gated=plan.code is not None)
-        wire.close_all((*stdio, seat.payload.detach(), *([] if said is None else [said])))
-        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)], heard)
-        handed = [*([layers] if request["readable"] else []), *asked.sockets, *([master] if master is not None else [])]
-        wire.send(seat.control, {"kind": "ready", "notes": notes, "asked": len(asked.sockets), "search": asked.search}, handed)
-        wire.close_all((*asked.sockets, *([] if master is None else [master])))
+            _become_guest(seat, program, request, stdio, farewell_writer, rules, gated=plan.code is not None)
+        wire.close_all((*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer])))
+        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)], farewell_reader)
+        passed = [*([layers] if request["readable"] else []), *nameservers.sockets, *([master] if master is not None else [])]
+        wire.send(seat.control, {"kind": "ready", "notes": notes, "asked": len(nameservers.sockets), "search": nameservers.search}, passed)
+        wire.close_all((*nameservers.sockets, *([] if master is None else [master])))
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         watch_over(watch, seat.control, seat.keeper, seat.supervisor)
     except EOFError:
-        pass  # the supervisor has gone before asking for anything
+        pass  # the supervisor has gone
     except BaseException as error:
         report_failure(seat.control, error)
     finally:
@@ -111,13 +111,13 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
 
 
 def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> landlock.Ruleset:
-    """The second wall behind the view that has just been entered."""
+    """Return the Landlock rules for the view just entered. Raises OSError if the kernel cannot restrict execution to named programs."""
     if plan.code is None:
         return landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
     executable = request["executables"]
     if executable is None and request["may_exec"]:
         executable = site.programs
-    # Not through links: one that an earlier run has left in its layers could lead to /proc.
+    # Skip links: one that an earlier run left in its layers could lead to /proc.
     contents = [entry.path for entry in os.scandir("/") if entry.name != "proc" and not entry.is_symlink()]
     rules = landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=executable, contents=contents)
     if missing := {"EXECUTE", "WRITE_FILE"}.intersection(rules.left_out):
@@ -127,11 +127,11 @@ def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> l
 
 
 def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, int]:
-    """Build what the guest will see, and enter it. Returns what came of it, and a descriptor of the layers."""
+    """Build the guest's view and enter it. Return its site and a descriptor of the layers."""
     namespaces.enter_private_mounts()
     site = Site(identity.userns, identity.shift, userxattr=not identity.root)
     mount_steps.perform(plan, site)
-    # Kept open across the pivot: the supervisor reads from here what the run has changed, after the namespace has gone.
+    # Kept open across pivot_root: the supervisor reads the run's changes through it after the namespace has gone.
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.enter_root()
     namespaces.raise_loopback()
@@ -140,13 +140,13 @@ def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, i
 
 
 def _give_up_identity(identity: Identity, control: socket.socket) -> None:
-    """Enter the guest's own user namespace, inside the one that owns its mounts, its network and its processes."""
+    """Enter the guest's user namespace, inside the owner of its mounts, network and processes. Raises EOFError without a supervisor."""
     uid, gid = identity.ids
     sc.unshare(sc.CLONE_NEWUSER)
     control.send(HERE)
     if control.recv(1) != MAPPED:
         raise EOFError("the supervisor has gone")
-    sc.unshare(sc.CLONE_NEWCGROUP)  # only now are we in our cgroup, which becomes the root of what /proc/self/cgroup tells
+    sc.unshare(sc.CLONE_NEWCGROUP)  # not earlier: only now are we in our cgroup, which becomes the root in /proc/self/cgroup
     if identity.root:
         os.setgroups([])
     else:
@@ -156,13 +156,13 @@ def _give_up_identity(identity: Identity, control: socket.socket) -> None:
 
 
 def _give_up_power(request: dict[str, Any]) -> None:
-    # A change of ids clears the parent-death signal. Not dumpable: a guest of the same uid must not reach us through /proc/1.
+    # Changing ids cleared the parent-death signal. Not dumpable: a guest of the same uid must not reach us through /proc/1.
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     rlimits.apply(
         processes=None if "processes" in request["enforced"] else request["processes"],
         data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"],
-        # One file cannot outgrow everything between two looks; and memory in a memfd is in nobody's account but its size.
+        # Keeps one file from outgrowing every limit between two checks. A memfd's memory is charged to no process; only its size bounds it.
         file_bytes=None if "memory" in request["enforced"] and request["sized"] else request["file_bytes"],
         cpu_seconds=request["cpu_seconds"],
     )
@@ -173,7 +173,7 @@ def _give_up_power(request: dict[str, Any]) -> None:
 
 
 def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
-    """A terminal of the guest's own devpts. The caller's terminal is never within its reach."""
+    """Open a terminal on the guest's own devpts. The guest can never reach the caller's terminal."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     return master, (slave, os.dup(slave), os.dup(slave))
@@ -203,7 +203,7 @@ def _become_guest(
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         landlock.enforce(rules)
-        rlimits.apply(open_files=request["open_files"])  # not earlier: putting the descriptors in order takes high numbers
+        rlimits.apply(open_files=request["open_files"])  # not earlier: reordering the descriptors needs high numbers
         capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
         if request["observe"]:
             notify.begin(payload)
@@ -223,7 +223,7 @@ def _refuse(error: BaseException) -> NoReturn:
 
 
 def _default_signals() -> None:
-    # Python catches SIGINT. A pid 1 that catches nothing is one that its own namespace cannot signal.
+    # Python catches SIGINT. Its own namespace cannot signal a pid 1 without signal handlers.
     for number in _handled_signals:
         signal.signal(number, signal.SIG_DFL)
     for reserved in RESERVED_SIGNALS:
@@ -239,6 +239,6 @@ def _explain(error: BaseException) -> str:
 
 
 def report_failure(control: socket.socket, error: BaseException) -> None:
-    """Tell the supervisor why there will be no guest."""
-    with suppress(OSError):  # it may have gone: then there is nobody to tell
+    """Tell the supervisor why no guest could be made. Never raises OSError."""
+    with suppress(OSError):  # the supervisor may have gone
         wire.send(control, {"kind": "failed", "why": _explain(error), "overtaken": isinstance(error, MountedBelow)})

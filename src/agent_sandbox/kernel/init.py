@@ -1,7 +1,7 @@
-"""Pid 1 of a guest's namespaces, after it has given up every power: reap, forward signals, watch the limits, end the run.
+"""Init, pid 1 of a guest's namespaces, after dropping its privileges: reap, forward signals, watch the limits, end the run.
 
-It ends, and with it (the kernel sees to that) every process of the namespace, when the guest's main program ends, when a limit is
-reached, and when the supervisor or the keeper goes: it holds a pidfd of the one and the far end of a pipe of the other.
+Init ends when the guest's main program ends, when a limit is reached, and when the supervisor or the keeper dies: it holds a pidfd of the
+supervisor and the far end of a pipe of the keeper. The kernel then kills every process of the pid namespace.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from agent_sandbox.kernel.wire import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-TICK = 0.05  # seconds between looks at what only can be watched
-SLOW_TICK = 1.0  # and to see that the guest has ended, should the signal that says so be lost
-LINGER, MOMENT = 0.05, 0.002  # seconds: how long init stays at most once it has reported, and after the supervisor is done with it
-FORGOTTEN = 900.0  # a guest that is never told to go ends itself
+TICK = 0.05  # seconds between checks of limits that the kernel does not enforce
+SLOW_TICK = 1.0  # seconds between checks that the guest has ended, in case SIGCHLD is lost
+LINGER, MOMENT = 0.05, 0.002  # seconds that init stays: at most after its report, and after the supervisor has closed its end
+FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 
 
 class Watch:
-    """The guest's main program, and the limits that no kernel object enforces here: those are looked at every tick."""
+    """The guest's main program, and the limits that no kernel object enforces here: they are checked every tick."""
 
     def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str], farewell: int | None) -> None:
-        """`private` are the directories of the view that are filesystems in memory of its own, `farewell` where a guest says its end."""
+        """Take the view's own tmpfs directories as `private`, and as `farewell` the pipe on which a guest reports its end."""
         self.guest = guest
         self.farewell = farewell
         self.read_afterwards = request["readable"]
-        self._said: list[Any] = [0.0, 0, NOT_COUNTED]
+        self._reported: list[Any] = [0.0, 0, NOT_COUNTED]
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
-        # One of those that are allowed is ourselves.
+        # Init itself is one of the allowed processes.
         self.processes = None if "processes" in request["enforced"] or request["processes"] is None else request["processes"] - 1
         self.crowded = False
-        self.sized = request["sized"]  # the layers are a filesystem of their own, of limited size
+        self.sized = request["sized"]  # the layers are a separate filesystem of limited size
         self.interval = float(1 << 20)
         self._tmp = request["tmp"]
         self._meter = usage.CpuMeter()
         self._private: list[str | int] = [*private, "/dev/shm", *([layers] if request["in_memory"] else [])]
 
     def begin(self) -> None:
-        """The guest has its program: look from now on, if there is anything to look at."""
+        """Start checking limits, if there are any: the guest now has its program."""
         watched = self.cpu is not None or self.memory is not None or self.processes is not None
         self.interval = TICK if watched else SLOW_TICK
 
     def take_farewell(self) -> int | None:
-        """The status of a program whose guest has said that it is over; None from one that went without a word."""
+        """Read the farewell and close its pipe. Return the program's status, or None if the guest ended without a farewell."""
         assert self.farewell is not None
         words = os.read(self.farewell, FAREWELL.size)
         os.close(self.farewell)
         self.farewell = None
         if len(words) < FAREWELL.size:
             return None
-        status, *self._said = FAREWELL.unpack(words)
+        status, *self._reported = FAREWELL.unpack(words)
         return int(status)
 
     def look(self) -> tuple[str, str]:
-        """The reason to end the run and the limit that was reached, or two empty words."""
+        """Return the reason to end the run and the limit reached. If none was, return "exited" and an empty string."""
         if self.interval != TICK:
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
@@ -77,19 +77,19 @@ class Watch:
         return "exited", ""
 
     def count_processes(self, *, ended: bool = False) -> None:
-        """Without a cgroup the kernel refuses one process too many but does not count refusals: that all are there is what can be seen.
+        """Note whether the process limit is reached. `ended`: the main program has just ended, and held one of the places.
 
-        `ended` says that the main program has only just ended: it had one of the places.
+        Without a cgroup the kernel refuses a process above the limit but does not count refusals, so only the number of tasks tells.
         """
         if self.processes is not None and not self.crowded:
             self.crowded = usage.task_count() + ended >= self.processes
 
     def report(self, status: int, reason: str, hit: str, wall: float) -> dict[str, Any]:
-        """What the supervisor is told at the end."""
+        """Return the final report to the supervisor."""
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             reason, hit = "cpu-limit", "cpu"
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu, memory, fuel = self._said
+        cpu, memory, fuel = self._reported
         return {
             "kind": "exit",
             "status": status,
@@ -102,27 +102,30 @@ class Watch:
         }
 
     def _met(self) -> list[str]:
-        """The limits that were met without ending the run: the program was refused something, and the caller should know why."""
+        """Return the limits that were reached without ending the run. The program was refused something; the caller should know why."""
         return [name for name, met in (("disk", self._full()), ("processes", self.crowded)) if met]
 
     def _full(self) -> bool:
-        """Whether the run filled its scratch directory or its sized layers."""
+        """Return whether the run filled its scratch directory or its sized layers."""
         places: list[str | int] = [self._tmp, self.layers] if self.sized else [self._tmp]
         return any(_is_full(place) for place in places)
 
 
 def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> NoReturn:
-    """Watch over the guest's main program until the run is over and nothing of it lives, say how it ended, and exit."""
+    """Watch the guest's main program until the run is over and all its processes have ended, report the outcome, and exit."""
     verdict = _watch(watch, control, keeper, supervisor)
-    with suppress(OSError):  # perhaps nobody is left to be told
+    with suppress(OSError):  # the supervisor may have gone
         wire.send(control, verdict)
         _step_aside(control)
     os._exit(0)
 
 
 def _step_aside(control: socket.socket) -> None:
-    """Stay until the supervisor has closed its end, and a moment longer: nothing of the guest lives, and when we go the kernel takes all of
-    its namespaces apart, on the very cores that somebody needs now to hear of the outcome."""
+    """Wait until the supervisor has closed its end, and a moment longer.
+
+    Nothing of the guest lives any more. When init exits, the kernel tears down its namespaces, on cores that the supervisor needs now to
+    receive the outcome.
+    """
     poller = select.poll()
     poller.register(control, select.POLLIN)
     if poller.poll(LINGER * 1000):
@@ -135,16 +138,16 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     poller = select.poll()
-    said = watch.farewell
-    for fd in (woken, control.fileno(), keeper, supervisor, *([] if said is None else [said])):
+    farewell_fd = watch.farewell
+    for fd in (woken, control.fileno(), keeper, supervisor, *([] if farewell_fd is None else [farewell_fd])):
         poller.register(fd, select.POLLIN)
-    # A rehearsal: what has been done once, before anybody waits for it, is done faster the second time, its memory being our own by then.
+    # Rehearse poll and report once, while nothing waits for them: the second time is faster, because the memory pages are our own by then.
     poller.poll(0)
     wire.pack(watch.report(0, *watch.look(), 0.0))
     began = time.monotonic()
     deadline = began + FORGOTTEN
     reason, hit = "exited", ""
-    heard = False
+    took_farewell = False
     status: int | None = _reap(guest)
     while status is None and not hit:
         ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
@@ -161,14 +164,14 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 watch.begin()
             elif kind == SIGNAL:
                 _signal_group(guest, int(value))
-            else:  # the end of orders: it is not wanted any more
+            else:  # end of the orders: the run is no longer wanted
                 reason, hit = "killed", "supervisor"
         if woken in ready:
             os.read(woken, 4096)
-        if said in ready:
-            poller.unregister(said)
+        if farewell_fd in ready:
+            poller.unregister(farewell_fd)
             status = watch.take_farewell()
-            heard = status is not None
+            took_farewell = status is not None
         status = _reap(guest) if status is None else status
         if status is None and not hit:
             if time.monotonic() >= deadline:
@@ -177,43 +180,44 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 reason, hit = watch.look()
     wall = time.monotonic() - began
     watch.count_processes(ended=status is not None)
-    # What it left in the background ends with it, and before anybody is told that the run is over.
-    last = _end_everything(guest, wait=not heard or watch.read_afterwards)
-    if watch.farewell is not None:  # its end was seen before its words
+    # Background processes end with the main program, and before the supervisor learns that the run is over.
+    last = _end_everything(guest, wait=not took_farewell or watch.read_afterwards)
+    if watch.farewell is not None:  # its end was noticed before its farewell was read
         watch.take_farewell()
     status = last if status is None else status
     if reason == "killed" and status != signal.SIGKILL:
-        reason, hit = "exited", ""  # it had ended by itself when the order came
+        reason, hit = "exited", ""  # it had already ended by itself when the order came
     return watch.report(status, reason, hit, wall)
 
 
 def _is_full(place: str | int) -> bool:
     try:
         space = os.statvfs(place)
-    except OSError:  # a policy may deny /tmp itself
+    except OSError:  # a policy may deny /tmp
         return False
     return space.f_bavail * space.f_frsize < 65536 or space.f_ffree == 0
 
 
 def _reap(guest: int) -> int | None:
-    """Collect whatever has ended; the main program's status when it is among them."""
-    found = None
+    """Reap all ended children. Return the main program's status if it is among them, else None."""
+    guest_status = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return guest_status
         if pid == 0:
-            return found
+            return guest_status
         if pid == guest:
-            found = status
+            guest_status = status
 
 
 def _end_everything(guest: int, *, wait: bool) -> int:
-    """Kill every process of the namespace but ourselves and wait until they are gone: all descend from us, so no child means none.
+    """Kill every other process of the namespace. Return the main program's status, SIGKILL if it was not reaped here.
 
-    What is killed runs no further; that it is gone matters to who looks at what it wrote. A guest of ours that has said its farewell is not
-    waited for: taking its memory apart takes the kernel longer than most programs take.
+    With `wait`, return once they are gone: all are our descendants, so no child means no process. A killed process runs no further, but a
+    reader of its files needs it gone. A guest of ours that has sent its farewell is not waited for: the kernel takes longer to free its
+    memory than most programs take to run.
     """
     status = int(signal.SIGKILL)
     if not wait:
@@ -222,15 +226,15 @@ def _end_everything(guest: int, *, wait: bool) -> int:
         return status
     while True:
         try:
-            pid, ended = os.waitpid(-1, os.WNOHANG)
+            pid, pid_status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 with suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
-                pid, ended = os.waitpid(-1, 0)
+                pid, pid_status = os.waitpid(-1, 0)
         except ChildProcessError:
             return status
         if pid == guest:
-            status = ended
+            status = pid_status
 
 
 def _signal_group(guest: int, number: int) -> None:

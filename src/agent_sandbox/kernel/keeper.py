@@ -1,12 +1,12 @@
-"""The keeper: parent of the init of every run, from the fork into new namespaces until the last of it has been cleared away.
+"""The keeper: parent of every run's init, from the fork into new namespaces until the run's cgroup is removed.
 
-What it knows of a run is its number and, where layers are kept on disk, where they lie and how large they may become. Paths, limits, code,
-environment and input pass it by in descriptors that it does not read, so nothing of one run can be found in the memory of the next.
+Of a run it knows the number and, for layers kept on disk, their path and size limit. Paths, limits, code, environment and input pass
+through descriptors that it does not read, so no data of one run can be in the memory of the next.
 
-Its inits end with it: the kernel sends them the parent-death signal, and each holds the far end of a pipe of the keeper's. It ends itself
-when its supervisor has closed the link or died, and then only after its runs have: it dies last. One thread.
+Its inits end with it: the kernel sends them the parent-death signal, and each holds the far end of a pipe of the keeper. The keeper ends
+when its supervisor closes the link or dies, and only after its runs have ended: it dies last. One thread.
 
-The number of an init is not reaped, and so not given to another process, before the supervisor has said that it is done with the run.
+An init is reaped, and its pid free for reuse, only after the supervisor has said that it is done with the run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from agent_sandbox.kernel.guest_setup import Program
 
 _LARGEST_ORDER = 16384  # bytes: a path and two numbers
-_DISK_TICK = 0.1  # seconds between looks at layers that have no size of their own
-_CLEARING_TICK, _CLEARING_PATIENCE = 0.005, 2.0  # seconds: a cgroup is busy for a moment after its last process has gone
+_DISK_TICK = 0.1  # seconds between measurements of layers without a size limit of their own
+_CLEARING_TICK, _CLEARING_PATIENCE = 0.005, 2.0  # seconds: a cgroup stays busy for a moment after its last process
 _NAMESPACES = sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS
 
 
 @dataclass
 class _Run:
-    """One run. `pid` is that of its init: 0 once it is reaped, or when it could not be forked."""
+    """One run. `pid` is its init's: 0 once reaped, or if the fork failed."""
 
     pid: int
     watched: _Watched | None = None
@@ -46,7 +46,7 @@ class _Run:
 
 @dataclass
 class _Watched:
-    """Layers on disk, what they may hold, and where to say that they hold more."""
+    """Layers on disk, their size limit, and the descriptor on which to report that they exceed it."""
 
     layers: str
     limit: int
@@ -55,7 +55,7 @@ class _Watched:
 
 
 def serve(link: socket.socket, supervisor: int, program: Program) -> None:
-    """Be the keeper of a supervisor, known by a pidfd: say "ready" over the link, or why not, and serve until there is nothing to keep."""
+    """Be the keeper of a supervisor, given as a pidfd. Send "ready" over the link and serve until the end; on failure send the reason."""
     try:
         identity = _identify()
     except OSError as error:
@@ -66,9 +66,9 @@ def serve(link: socket.socket, supervisor: int, program: Program) -> None:
 
 
 def _identify() -> Identity:
-    """Prepare once what all guests of this process share: the id mapping, or rootless the outer user namespace, and where cgroups go."""
+    """Prepare once what all guests share: cgroup hierarchies, and the id mapping or, without root, the outer user namespace."""
     hierarchies = cgroups.here()
-    cgroups.sweep(hierarchies)  # what was killed before it could clear away
+    cgroups.sweep(hierarchies)  # left by keepers that were killed before they could clean up
     if os.geteuid() == 0:
         return Identity(True, hierarchies, ids.FIRST_ID, namespaces.make_id_mapping())
     uid, gid = os.geteuid(), os.getegid()
@@ -77,7 +77,7 @@ def _identify() -> Identity:
 
 
 class Keeper:
-    """Serves the orders that come over a link of packets."""
+    """The server of the orders that arrive as packets on the link."""
 
     def __init__(self, link: socket.socket, supervisor: int, identity: Identity, program: Program) -> None:
         self._link = link
@@ -86,10 +86,10 @@ class Keeper:
         self._program = program
         self._runs: dict[int, _Run] = {}
         self._leaving = False
-        self._alive, self._breath = os.pipe2(os.O_CLOEXEC)  # whoever holds `alive` sees it end with us
+        self._alive, self._breath = os.pipe2(os.O_CLOEXEC)  # a holder of `alive` sees it close when the keeper ends
 
     def serve(self) -> None:
-        """Until the supervisor has gone, and every run with it."""
+        """Serve until the supervisor has gone and every run has ended."""
         woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -116,7 +116,7 @@ class Keeper:
     def _take_order(self) -> None:
         try:
             message, descriptors = wire.receive_descriptors(self._link, _LARGEST_ORDER)
-        except OSError:  # which order it was is lost, perhaps that to clear away: so everything is ended and cleared away
+        except OSError:  # the order is lost, perhaps one to clean up: so end all runs and clean up
             message, descriptors = b"", []
         if not message:
             self._leaving = True
@@ -144,7 +144,7 @@ class Keeper:
             if child == 0:
                 guest_setup.become_init(seat, self._identity, self._program)
         wire.close_all((seat.control.detach(), seat.payload.detach(), *stdio))
-        # Also when there is no init: the supervisor may have made a cgroup for it.
+        # Even without an init: the supervisor may have made a cgroup for the run.
         self._runs[number] = _Run(child)
 
     def _end_all(self) -> None:
@@ -154,25 +154,25 @@ class Keeper:
                 os.kill(run.pid, signal.SIGKILL)
 
     def _patience(self) -> float | None:
-        """Milliseconds until something is due by itself. On leaving no signal is relied on: if one were lost, nobody would notice us."""
+        """Return the milliseconds until the next timed work, or None. When leaving, poll often: a lost signal would go unnoticed."""
         if self._leaving:
             return _CLEARING_TICK * 1000
         now = time.monotonic()
         due = [run.watched.look_at - now for run in self._runs.values() if run.watched and not run.done]
-        due += [_CLEARING_TICK for run in self._runs.values() if run.done]  # whether or not the signal of its end reaches us
+        due += [_CLEARING_TICK for run in self._runs.values() if run.done]  # independent of SIGCHLD
         return max(0.0, min(due)) * 1000 if due else None
 
     def _look_at_disks(self) -> None:
-        """End the runs whose kept layers have outgrown their limit. Here, because only the host side can read all of them."""
+        """Kill the runs whose kept layers exceed their limit. Done here because only the host side can read all layers."""
         for run in self._runs.values():
             began, watched = time.monotonic(), run.watched
             if watched is None or run.done or not run.pid or began < watched.look_at:
                 continue
             if _disk_bytes(watched.layers) > watched.limit:
                 with suppress(OSError):
-                    os.write(watched.tell, b"f")  # first: whoever sees the end of the run looks here for its reason
+                    os.write(watched.tell, b"f")  # before the kill: after the end of the run the reason is read from here
                 os.kill(run.pid, signal.SIGKILL)
-            # A large layer takes long to measure: never spend more than a tenth of the time on it.
+            # Measuring a large layer takes long: spend at most a tenth of the time on it.
             watched.look_at = began + max(_DISK_TICK, 10 * (time.monotonic() - began))
 
     def _clear_away(self) -> None:
@@ -197,7 +197,7 @@ class Keeper:
 
 
 def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
-    """What is ready. A kernel that is short of memory for a moment is asked again: if we went, what we keep would be left behind."""
+    """Return the ready descriptors. Survive a brief shortage of kernel memory: a dying keeper would leave its cgroups behind."""
     try:
         return dict(poller.poll(patience))
     except OSError:

@@ -1,11 +1,11 @@
-"""Rules on files that the kernel keeps for a process and all it starts, whatever the mounts say: Landlock.
+"""Landlock: file access rules that the kernel enforces on a process and its descendants, independent of mounts.
 
-A second wall behind the view. It makes devices impossible to create and, outside /dev, impossible to command; it keeps writes beneath
-named directories where the view is meant to be read-only; it keeps signals and abstract sockets within the run.
+A second wall behind the view. It forbids creating devices, and ioctls on devices outside /dev. It keeps writes beneath named directories
+where the view should be read-only. It keeps signals and abstract sockets within the run.
 
 Not promised: that only `executable` files run. A program can be started through the loader (`ld.so program`) or from memory, which
-Landlock does not see; the rule stops the ordinary execve and no more. Rules hold on to directories, not to names, so a process whose root
-is later exchanged loses what was granted. Descriptors opened before keep the rights they were opened with.
+Landlock does not see; the rule stops an ordinary execve and no more. Rules refer to directories, not to names, so a process whose root is
+replaced later loses its grants. Descriptors opened earlier keep their rights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel import syscalls
 
-# Each right by its name in the kernel's headers: its bit, and the first ABI that has it.
+# Each right, named as in the kernel's headers: its bit, and the first ABI that has it.
 RIGHTS: dict[str, tuple[int, int]] = {
     "EXECUTE": (1 << 0, 1),
     "WRITE_FILE": (1 << 1, 1),
@@ -40,12 +40,12 @@ SCOPES: dict[str, tuple[int, int]] = {
     "SIGNAL": (1 << 1, 6),
 }
 
-# Under the first ABI any ruleset forbids moving a file from one directory to another, which breaks ordinary programs: it is not used.
+# ABI 1 is not used: any ruleset under it forbids moving a file between directories, which breaks ordinary programs.
 FIRST_USABLE = 2
 
 _DEVICES = ("MAKE_CHAR", "MAKE_BLOCK")
 _WRITES = ("WRITE_FILE", "TRUNCATE", "REMOVE_DIR", "REMOVE_FILE", "MAKE_DIR", "MAKE_REG", "MAKE_SOCK", "MAKE_FIFO", "MAKE_SYM", "REFER")
-_OF_A_FILE = ("EXECUTE", "WRITE_FILE", "TRUNCATE", "IOCTL_DEV")  # what can be granted on something that is no directory
+_OF_A_FILE = ("EXECUTE", "WRITE_FILE", "TRUNCATE", "IOCTL_DEV")  # rights that can be granted on a non-directory
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -64,7 +64,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """What becomes forbidden, and where it stays permitted all the same. `left_out` is what this kernel is too old for."""
+    """The forbidden rights (`handled`), their exceptions (`grants`), and the protections this kernel is too old for (`left_out`)."""
 
     handled: tuple[str, ...]
     grants: tuple[Grant, ...]
@@ -72,13 +72,13 @@ class Ruleset:
     left_out: tuple[str, ...]
 
     def describe(self) -> str:
-        """One line per rule."""
+        """Return one line per rule."""
         lines = [f"forbid {' '.join(self.handled)}", *(f"permit {grant.describe()}" for grant in self.grants)]
         return "\n".join([*lines, f"keep within the run: {' '.join(self.scoped)}", f"not enforced here: {' '.join(self.left_out)}"])
 
 
 def abi() -> int:
-    """The version of Landlock in this kernel; 0 where there is none, or it is switched off."""
+    """Return the Landlock ABI version of this kernel; 0 if absent or switched off."""
     try:
         return syscalls.landlock_create_ruleset(0, 0, _CREATE_RULESET_VERSION)
     except OSError:
@@ -88,14 +88,15 @@ def abi() -> int:
 def plan(
     *, version: int, writable: Sequence[str] | None, executable: Sequence[str] | None, contents: Sequence[str] | None = None
 ) -> Ruleset:
-    """The rules for a guest on a kernel with this ABI.
+    """Return the rules for a guest on a kernel with this ABI. Reading is never restricted.
 
-    With `writable`, only beneath those paths and /dev may anything be written, made, moved or removed; None leaves writing to the view.
-    With `executable`, only those files, and files beneath those directories, may be executed. The loader that a program names and the
-    interpreter that a script names count as executed: list them too. Reading is never restricted. With `contents`, and writing left to the
-    view, what files hold may be changed beneath those paths only: /proc, through which a process can rewrite its own code, not among them.
+    `writable`: files can be written, created, moved or removed only beneath these paths and /dev. None leaves writing to the view.
+    `executable`: only these files, and files beneath these directories, can be executed. The kernel also executes a program's loader and a
+    script's interpreter, so list them too.
+    `contents`: used if `writable` is None. File contents can be changed only beneath these paths. Leave out /proc, through which a process
+    can rewrite its own code.
     """
-    # REFER is special: the kernel forbids it under every ruleset unless it is handled and granted, so it always is.
+    # REFER is special: every ruleset forbids it unless it is handled and granted. So it is always handled and granted.
     changes = _WRITES if writable is not None else ("WRITE_FILE", "TRUNCATE", "REFER") if contents is not None else ("REFER",)
     wanted = [*_DEVICES, "IOCTL_DEV", *changes, *(["EXECUTE"] if executable is not None else [])]
     if version < FIRST_USABLE:
@@ -117,9 +118,9 @@ def plan(
 
 
 def enforce(ruleset: Ruleset) -> None:
-    """Put this thread, and all it starts, under the rules for good. Sets no_new_privs.
+    """Put this thread and its descendants under the rules for good. Sets no_new_privs.
 
-    Raises OSError when a path of a grant does not exist or the kernel refuses; nothing is restricted then.
+    Raises OSError if a granted path does not exist or the kernel refuses; then nothing is restricted.
     """
     if not ruleset.handled and not ruleset.scoped:
         return
@@ -135,14 +136,14 @@ def enforce(ruleset: Ruleset) -> None:
 
 
 def restrict(*, writable: Sequence[str] | None, executable: Sequence[str] | None) -> tuple[str, ...]:
-    """Plan for this kernel and enforce. Returns the names of the protections that it is too old for."""
+    """Plan for this kernel and enforce. Return the names of the protections it is too old for."""
     ruleset = plan(version=abi(), writable=writable, executable=executable)
     enforce(ruleset)
     return ruleset.left_out
 
 
 class _RulesetAttr(ctypes.Structure):
-    """struct landlock_ruleset_attr. Older kernels know fewer fields and accept the others as long as they are zero."""
+    """struct landlock_ruleset_attr. Older kernels know fewer fields and accept the others if they are zero."""
 
     _fields_ = (("handled_access_fs", ctypes.c_uint64), ("handled_access_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 

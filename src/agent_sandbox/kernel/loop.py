@@ -1,4 +1,19 @@
-"""Loop devices, and the ballast file that limits how much of an image a sandbox may fill."""
+"""Loop devices, and the ballast file that limits how much of an image a sandbox may fill.
+
+A loop device shows a regular file as a disk. It is attached with "autoclear": the kernel detaches it after the last descriptor and the last
+mount are gone, however their owners ended, so a kill leaves nothing behind. The device keeps the open file description it was given, and
+with it the caller's flock: that lock lasts until the device is detached.
+
+An image has its final size from the start, but its disk has allocated blocks only for the part outside the ballast, a file of ours in the
+image. To give a sandbox more room, first allocate the disk blocks under the end of the ballast, then truncate the ballast: at any moment,
+while guests write, in a few milliseconds. So nothing is ever written where the disk has not promised a block; a full disk would break the
+filesystem in the image. To give it less, the ballast grows into the free space. Resizing the filesystem can do neither while it is in use
+without CAP_SYS_RESOURCE, which root in a container lacks.
+
+A second file, the spare, is released for a moment when a view is built in an image that a guest has filled: overlays need directories.
+
+Only `mount_detached` needs ctypes. A run does not load it, because its init mounts the device itself.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +31,26 @@ LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LOOP_GET_STATUS64 = 0x4C82, 0x4C0A, 0x4C05
 LO_FLAGS_AUTOCLEAR = 4
 _CONFIG = struct.Struct("=II 5Q 4I 160x 2Q 8Q")  # struct loop_config: a file, a block size, and a struct loop_info64
 _STATUS = struct.Struct("=5Q 4I 160x 2Q")  # struct loop_info64
-_PATIENCE = 64  # how often another may be faster in taking the device that was free
-OPTIONS = "noinit_itable"  # the blocks of new inode tables are zero as they are: a reserved block of a file reads so
+_PATIENCE = 64  # attempts, if another process takes the free device first
+OPTIONS = "noinit_itable"  # the blocks of new inode tables already read as zero: allocated blocks of a file that were never written
+FS_IOC_FIEMAP = 0xC020660B
+_LAST = 1  # FIEMAP_EXTENT_LAST
+_HEAD, _EXTENT = struct.Struct("=QQIIII"), struct.Struct("=QQQ16xI12x")  # struct fiemap, struct fiemap_extent
+_AT_ONCE = 256  # extents per call
+BALLAST, SPARE = "ballast", "spare"
+SPARE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Loop:
-    """An attached device. Whoever holds `fd` or a mount of it keeps it."""
+    """An attached device. It stays attached while `fd` or a mount of it exists."""
 
     fd: int
     device: str
 
 
 def attach(file: int) -> Loop:
-    """Attach a file that is open for reading and writing to a free device. Raises OSError, ENOENT and the like where there are none."""
+    """Attach a file, open for reading and writing, to a free device. Raises OSError, for example ENOENT without loop devices."""
     control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
         for _ in range(_PATIENCE):
@@ -48,12 +69,12 @@ def attach(file: int) -> Loop:
 
 
 def find(file: tuple[int, int]) -> Loop | None:
-    """The device that this file, by its device and inode, is attached to. It stays so for as long as the answer is kept."""
+    """Return the loop device of a file, given by device and inode, or None. It stays attached while the result is open."""
     for name in os.listdir(_DEVICES):
         if name.startswith("loop") and os.path.exists(f"{_DEVICES}/{name}/loop"):
             try:
                 fd = os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError:  # detached just now
+            except OSError:  # detached meanwhile
                 continue
             try:
                 if backing(fd) == file:
@@ -65,15 +86,16 @@ def find(file: tuple[int, int]) -> Loop | None:
 
 
 def backing(fd: int) -> tuple[int, int]:
-    """Device and inode of the file behind an open loop device."""
-    found = _STATUS.unpack(fcntl.ioctl(fd, LOOP_GET_STATUS64, bytes(_STATUS.size)))
-    return found[0], found[1]
+    """Return device and inode of the file behind an open loop device."""
+    status = _STATUS.unpack(fcntl.ioctl(fd, LOOP_GET_STATUS64, bytes(_STATUS.size)))
+    return status[0], status[1]
 
 
 def mount_detached(device: str) -> int:
-    """Mount the ext4 on a device nowhere, and return a descriptor of its top directory: it is unmounted when that and all it led to close.
+    """Mount the ext4 of a device without attaching it. Return a descriptor of its top directory. Raises OSError.
 
-    No programs, devices or setuid files of it count for anything. A journal that a power cut left is replayed. Raises OSError.
+    It is unmounted when that descriptor, and all opened through it, are closed. Programs, devices and setuid bits on it have no effect. A
+    journal left by a power cut is replayed.
     """
     from agent_sandbox.kernel import syscalls as sc
 
@@ -92,15 +114,9 @@ def mount_detached(device: str) -> int:
         os.close(mount)
 
 
-FS_IOC_FIEMAP = 0xC020660B
-_LAST = 1  # FIEMAP_EXTENT_LAST
-_HEAD, _EXTENT = struct.Struct("=QQIIII"), struct.Struct("=QQQ16xI12x")  # struct fiemap, struct fiemap_extent
-_AT_ONCE = 256
-
-
 @dataclass(frozen=True)
 class Extent:
-    """A piece of a file: where it begins in the file and on the filesystem, in bytes."""
+    """A contiguous piece of a file: its start in the file and on the filesystem, and its length, in bytes."""
 
     logical: int
     physical: int
@@ -108,8 +124,8 @@ class Extent:
 
 
 def extents(fd: int) -> list[Extent]:
-    """The pieces of a file in their order. Raises OSError where the filesystem cannot tell."""
-    found: list[Extent] = []
+    """Return the extents of a file in file order. Raises OSError if the filesystem has no FIEMAP."""
+    pieces: list[Extent] = []
     start = 0
     while True:
         buffer = bytearray(_HEAD.pack(start, (1 << 64) - 1 - start, 0, 0, _AT_ONCE, 0) + bytes(_EXTENT.size * _AT_ONCE))
@@ -117,14 +133,14 @@ def extents(fd: int) -> list[Extent]:
         count, last = _HEAD.unpack_from(buffer)[3], 0
         for number in range(count):
             logical, physical, length, last = _EXTENT.unpack_from(buffer, _HEAD.size + number * _EXTENT.size)
-            found.append(Extent(logical, physical, length))
+            pieces.append(Extent(logical, physical, length))
         if not count or last & _LAST:
-            return found
-        start = found[-1].logical + found[-1].length
+            return pieces
+        start = pieces[-1].logical + pieces[-1].length
 
 
 def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
-    """What of the first `size` bytes of the filesystem is not in these pieces: where it begins, and its length."""
+    """Return the parts of the first `size` bytes of the filesystem outside these extents, each as start and length."""
     gaps, at = [], 0
     for piece in sorted(pieces, key=lambda piece: piece.physical):
         if piece.physical > at:
@@ -133,12 +149,8 @@ def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
     return [*gaps, (at, size - at)] if at < size else gaps
 
 
-BALLAST, SPARE = "ballast", "spare"
-SPARE_BYTES = 4 << 20
-
-
 def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
-    """In a new image: make both files, leaving `keep_bytes` free. Returns what the disk has to give: all that the ballast does not hold."""
+    """Make ballast and spare in a new image; leave `keep_bytes` free. Return the ranges the disk must allocate: all outside the ballast."""
     with _opened(top, SPARE) as spare:
         os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
     space = os.fstatvfs(top)
@@ -146,29 +158,29 @@ def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
     with _opened(top, BALLAST) as ballast:
         if free > keep_bytes:
             os.posix_fallocate(ballast.fileno(), 0, _blocks(free - keep_bytes, space.f_frsize))
-        os.fsync(ballast.fileno())  # only now is it settled where its blocks lie
+        os.fsync(ballast.fileno())  # its blocks have no place before
         return complement(extents(ballast.fileno()), image_bytes)
 
 
 def used_bytes(top: int) -> int:
-    """What is in the image besides the two files."""
+    """Return the bytes used in the image, without ballast and spare."""
     space = os.fstatvfs(top)
     ours = sum(os.stat(name, dir_fd=top, follow_symlinks=False).st_blocks * 512 for name in (BALLAST, SPARE))
     return max(0, (space.f_blocks - space.f_bfree) * space.f_frsize - ours)
 
 
 def restrict(top: int, limit_bytes: int) -> None:
-    """Let no more be free than fits into the limit."""
+    """Grow the ballast until no more is free than the limit allows."""
     space = os.fstatvfs(top)
     surplus = space.f_bavail * space.f_frsize - max(0, limit_bytes - used_bytes(top))
     if surplus < space.f_frsize:
         return
-    with _opened(top, BALLAST) as ballast, suppress(OSError):  # what is not to be had is not free either
+    with _opened(top, BALLAST) as ballast, suppress(OSError):  # space that cannot be allocated is not free either
         os.posix_fallocate(ballast.fileno(), os.fstat(ballast.fileno()).st_size, _blocks(surplus, space.f_frsize))
 
 
 def give(top: int, image: int, wanted_bytes: int) -> int:
-    """Let the sandbox have more, as far as there is ballast. Returns how much. Raises OSError, having given none, when the disk is full."""
+    """Shrink the ballast to give the sandbox more room. Return the bytes given. Raises OSError, giving none, if the disk is full."""
     block = os.fstatvfs(top).f_frsize
     with _opened(top, BALLAST) as ballast:
         size = os.fstat(ballast.fileno()).st_size
@@ -182,7 +194,7 @@ def give(top: int, image: int, wanted_bytes: int) -> int:
 
 
 def make_room_for_directories(top: int) -> None:
-    """When nothing is free any more, give up the spare; `take_spare` wants it back."""
+    """Release the spare if nearly nothing is free. `take_spare` takes it back."""
     space = os.fstatvfs(top)
     if space.f_bavail * space.f_frsize < SPARE_BYTES:
         with _opened(top, SPARE) as spare:
@@ -190,7 +202,7 @@ def make_room_for_directories(top: int) -> None:
 
 
 def take_spare(top: int) -> None:
-    """Take back what was given up and not needed."""
+    """Take back the part of the spare that was released and not needed."""
     with _opened(top, SPARE) as spare, suppress(OSError):
         if os.fstat(spare.fileno()).st_size < SPARE_BYTES:
             os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)

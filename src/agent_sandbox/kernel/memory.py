@@ -1,4 +1,4 @@
-"""Memory: how much is available now, and moving mapped pages into a fork without copying them."""
+"""Memory: map an image once and move it into place in each fork without copying, and the memory available now."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ _PROT_READ, _PROT_WRITE = 1, 2
 _MAP_PRIVATE, _MAP_NORESERVE = 2, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
+_LIMITS = (  # limit and usage of our cgroup, where a container shows it as the root
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
@@ -24,18 +28,18 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_privately(fd: int, size: int) -> int:
-    """Map a file for reading, as a copy that is the process's own; returns the address. Costs nothing until it is touched.
+    """Map a file privately for reading and return the address. Costs nothing until touched. Raises OSError.
 
-    Not yet writable: the kernel would count all of it as data of every fork (RLIMIT_DATA).
+    Not yet writable: the kernel would charge all of it as data to every fork (RLIMIT_DATA).
     """
     address: int | None = _libc.mmap(None, size, _PROT_READ, _MAP_PRIVATE | _MAP_NORESERVE, fd, 0)
     return _place(address, "mmap")
 
 
 def move_over(address: int, size: int, memory: Any) -> None:
-    """Put a mapping in the place of the first `size` bytes of `memory`, a ctypes array that begins at a page, and let it be written.
+    """Move a mapping over the first `size` bytes of `memory`, a page-aligned ctypes array, and make it writable.
 
-    What was there is gone, and nothing is left at the old address.
+    The old content is lost, and the old address is unmapped. Raises ValueError if `memory` is smaller than `size`, and OSError.
     """
     place = ctypes.addressof(memory)
     if size > ctypes.sizeof(memory):
@@ -52,21 +56,15 @@ def _place(address: int | None, what: str) -> int:
     return address
 
 
-_LIMITS = (  # of the control group we are in, where a container shows it as its root
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-
-
 def available_memory() -> int | None:
-    """Bytes that can be had without pushing others out; None where nothing tells."""
+    """Return the bytes available without evicting other memory; None if unknown."""
     free = next((line for line in _read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:")), "")
-    found = [int(free.split()[1]) << 10] if free else []
+    amounts = [int(free.split()[1]) << 10] if free else []
     for limit, used in _LIMITS:
         most, now = _read(limit).strip(), _read(used).strip()
         if most.isdigit() and now.isdigit():
-            found.append(max(0, int(most) - int(now)))
-    return min(found, default=None)
+            amounts.append(max(0, int(most) - int(now)))
+    return min(amounts, default=None)
 
 
 def _read(path: str) -> str:

@@ -1,15 +1,16 @@
-"""The mount plan: what a guest will see, as values that can be printed, sent and then carried out.
+"""The mount plan: the guest's view of the file system, as values that can be printed, sent and carried out.
 
 `workspace.view` makes a plan, `describe()` shows it (`run --explain`), and `mount_steps` performs it in a fresh mount namespace, before
-the guest exists. The steps work in a staging tmpfs with short names, so that neither the 256 bytes of an fsconfig value nor colons
+the guest exists. The steps work in a staging tmpfs with short names, so that neither the 256-byte limit of an fsconfig value nor colons
 and commas in paths matter:
 
     r/        the guest's future root          l/N  a private copy of a host mount, lower layer of overlay N
     u/        upper and work directories        m/N  the mask layer of overlay N: whiteouts, opaque directories, copied files
     f/N       links to frozen layers, so that names of any length fit into one page of mount options
 
-Host directories are never bound into the view, only seen through an overlay: every write is captured, a mask holds by name even if the host
-renames over the file, and host unix sockets cannot be connected to. Single regular files (an interpreter's binary) may be bound, read-only.
+Host directories are never bound into the view, only shown through an overlay: every write is captured, a mask holds by name even if the
+host renames over the file, and host unix sockets cannot be connected to. Single regular files (an interpreter's binary) may be bound,
+read-only.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 if TYPE_CHECKING:
     from typing import Any, ClassVar
 
-# Major and minor: the kernel's own, and the same on every machine.
+# Major and minor numbers: assigned by the kernel, the same on every machine.
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Hide a name of an overlay's lower layer, now and if it appears later. `keep` leaves the directory itself, empty."""
+    """A name hidden in an overlay's lower layer, even if it appears later. `keep` shows the directory itself, but empty."""
 
     path: str  # relative to the overlay
     keep: bool = False
@@ -36,7 +37,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class ThrowAway:
-    """Upper layers on a tmpfs of their own, which is the disk limit, and gone with the run."""
+    """Upper layers on a tmpfs, gone with the run. Its size is the disk limit."""
 
     size_bytes: int
 
@@ -48,11 +49,11 @@ class ThrowAway:
 class OnDisk:
     """Upper layers in a directory that outlives the run.
 
-    Not idmapped: as root the files in it belong to the guest's own, unused ids, so that a setuid file a guest leaves there is nobody's.
+    Not idmapped: as root, its files belong to the guest's otherwise unused ids, so a setuid file left by a guest belongs to no user.
     """
 
     path: str
-    generation: str = ""  # the directory in it that this run writes to; empty for itself
+    generation: str = ""  # subdirectory that this run writes to; empty for the directory itself
 
     def describe(self) -> str:
         return f"layers kept in {os.path.join(self.path, self.generation)}"
@@ -60,14 +61,14 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class InImage:
-    """Upper layers in an attached image, which is the disk limit: one generation is written, those below it are frozen.
+    """Upper layers in an attached image: one generation is written, those below it are frozen. The image is the disk limit.
 
     Files in it belong to the same ids as in `OnDisk`.
     """
 
-    path: str  # of the image, for people
+    path: str  # of the image, for display
     device: str  # the loop device
-    backing: tuple[int, int]  # the image's device and inode: what the loop device must be attached to
+    backing: tuple[int, int]  # device and inode of the image, to which the loop device must be attached
     generation: str
     frozen: tuple[str, ...] = ()  # uppermost first
     limit_bytes: int | None = None
@@ -87,14 +88,15 @@ class Overlay:
     kind: ClassVar[str] = "overlay"
     source: str
     target: str
-    key: str  # names its upper layer
+    key: str  # name of its upper layer
     masks: tuple[Mask, ...] = ()  # wider ones first
-    places: tuple[str, ...] = ()  # directories below masked ones that must exist, to mount on
+    places: tuple[str, ...] = ()  # directories below masked ones that must exist as mount points
     files: tuple[str, ...] = ()  # the same for single files
-    links: tuple[tuple[str, str], ...] = ()  # and for links, with where they lead
-    stand_ins: tuple[str, ...] = ()  # directories of others in which the guest may write; see `workspace.view.plan`
+    links: tuple[tuple[str, str], ...] = ()  # and for links, each with its target
+    stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.masks`
     writable: bool = True
-    required: bool = True  # when it cannot be mounted: fail, or show an empty directory and say so; or nothing, when it has gone by then
+    # True: a failed mount fails the plan. False: show an empty directory and note it, or show nothing if the source has gone by then.
+    required: bool = True
 
     def describe(self) -> str:
         hidden = f", hiding {', '.join(mask.path + ('/*' if mask.keep else '') for mask in self.masks)}" if self.masks else ""
@@ -103,9 +105,9 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Copies:
-    """A directory filled with copies of chosen entries: for patterns that an overlay cannot express.
+    """A directory filled with copies of chosen entries, for patterns that an overlay cannot express.
 
-    Does not follow reality during the run.
+    Does not follow changes of the originals during the run.
     """
 
     kind: ClassVar[str] = "copies"
@@ -114,8 +116,8 @@ class Copies:
     key: str
     entries: tuple[str, ...] = ()  # relative paths, parents first; directories, regular files and symlinks
     writable: bool = True
-    contents: tuple[tuple[str, bytes], ...] = ()  # small files made beside them
-    places: tuple[str, ...] = ()  # directories that must exist, to mount on
+    contents: tuple[tuple[str, bytes], ...] = ()  # small files created beside them
+    places: tuple[str, ...] = ()  # directories that must exist as mount points
 
     def describe(self) -> str:
         return f"copy {len(self.entries)} entries of {self.source} to {self.target} [{'copy-on-write' if self.writable else 'read-only'}]"
@@ -128,7 +130,7 @@ class Bind:
     kind: ClassVar[str] = "bind"
     source: str
     target: str
-    required: bool = True  # when it has gone by then: fail, or do without
+    required: bool = True  # if the file has gone by then: fail, otherwise leave it out
 
     def describe(self) -> str:
         return f"bind file {self.source} on {self.target} [read-only]"
@@ -136,10 +138,9 @@ class Bind:
 
 @dataclass(frozen=True)
 class Code:
-    """The only files of the view that can be executed, or mapped as code: bound over themselves from the machine, read-only.
+    """The only files of the view that can be executed or mapped as code: bound over themselves from the machine, read-only.
 
-    In a plan with this step nothing else that is mounted can be. A file whose place in the view has gone, because an earlier run removed
-    it, is left out.
+    Every other mount of a plan with this step is noexec. A file that an earlier run removed from the view is left out.
     """
 
     kind: ClassVar[str] = "code"
@@ -165,7 +166,7 @@ class Tmpfs:
 
 @dataclass(frozen=True)
 class Directory:
-    """An empty directory in the root the view stands on."""
+    """An empty directory in the root of the view."""
 
     kind: ClassVar[str] = "directory"
     target: str
@@ -176,7 +177,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class Symlink:
-    """A symbolic link in the root the view stands on."""
+    """A symbolic link in the root of the view."""
 
     kind: ClassVar[str] = "symlink"
     target: str
@@ -188,7 +189,7 @@ class Symlink:
 
 @dataclass(frozen=True)
 class File:
-    """A small file with given content in the root the view stands on."""
+    """A small file with given content in the root of the view."""
 
     kind: ClassVar[str] = "file"
     target: str
@@ -200,7 +201,7 @@ class File:
 
 @dataclass(frozen=True)
 class SkeletonRoot:
-    """A root of our own for views that do not show the machine's `/` as one overlay. Sealed read-only at the end."""
+    """An empty root for views that do not show the machine's `/` as one overlay. Sealed read-only at the end."""
 
     kind: ClassVar[str] = "skeleton"
 
@@ -210,7 +211,7 @@ class SkeletonRoot:
 
 @dataclass(frozen=True)
 class SealRoot:
-    """Make the skeleton read-only."""
+    """The last step of a skeleton root: make it read-only."""
 
     kind: ClassVar[str] = "seal"
 
@@ -220,7 +221,7 @@ class SealRoot:
 
 @dataclass(frozen=True)
 class Devices:
-    """A minimal /dev: the harmless six, a devpts of its own, private shared memory."""
+    """A minimal /dev: six harmless devices, its own devpts, private shared memory."""
 
     kind: ClassVar[str] = "devices"
     shm_bytes: int
@@ -231,7 +232,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Proc:
-    """The guest's own /proc: its processes only, nothing of it writable that reaches the host."""
+    """The guest's own /proc: shows its processes only; nothing in it that affects the host is writable."""
 
     kind: ClassVar[str] = "proc"
 
@@ -248,29 +249,29 @@ _LAYERS: dict[str, Any] = {kind.__name__: kind for kind in (ThrowAway, OnDisk, I
 
 @dataclass(frozen=True)
 class MountPlan:
-    """What a guest will see. Nothing has happened yet when you hold one."""
+    """The layers and mount steps of a view. A value: making one mounts nothing."""
 
     layers: Layers
     steps: tuple[Step, ...]
-    notes: tuple[str, ...] = ()  # what this host or policy made weaker or left out, for people
+    notes: tuple[str, ...] = ()  # for users: parts of the view that this host or policy weakened or left out
 
     @property
     def code(self) -> Code | None:
-        """What can be executed; None where that is whatever is there."""
+        """The executable files; None if every file of the view may be executed."""
         return next((step for step in self.steps if isinstance(step, Code)), None)
 
     def describe(self) -> list[str]:
-        """One line per step, in the order of their doing."""
+        """Return one line per step, in order of execution."""
         return [self.layers.describe(), *(step.describe() for step in self.steps)]
 
 
 def encode(plan: MountPlan) -> bytes:
-    """The plan as bytes, made once: a plan is launched many times."""
-    made: bytes | None = plan.__dict__.get("_encoded")
-    if made is None:
+    """Return the plan as bytes. Cached in the plan, because it is launched many times."""
+    encoded: bytes | None = plan.__dict__.get("_encoded")
+    if encoded is None:
         layers = (type(plan.layers).__name__, _plain(vars(plan.layers)))
-        made = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
-    return made
+        encoded = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
+    return encoded
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -278,11 +279,11 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode(message: bytes) -> MountPlan:
-    """The inverse of `encode`."""
+    """Return the plan encoded by `encode`, without its notes."""
     (kind_of_layers, layers), steps = marshal.loads(message)
-    made = []
+    decoded = []
     for kind, values in steps:
         if "masks" in values:
             values["masks"] = tuple(Mask(*mask) for mask in values["masks"])
-        made.append(_KINDS[kind](**values))
-    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(made))
+        decoded.append(_KINDS[kind](**values))
+    return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(decoded))

@@ -1,6 +1,6 @@
-"""Carry out a mount plan: one function for each kind of step, in a fresh mount namespace, before there is a guest.
+"""The steps of a mount plan, carried out: one function per kind of step, in a fresh mount namespace, before the guest exists.
 
-The current directory is the staging tmpfs (see `mounts`); what several steps need is in `placing`.
+The current directory is the staging tmpfs (see `mount_plan`). Helpers that several steps share are in `mount_tools`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from agent_sandbox.kernel.mount_tools import (
 if TYPE_CHECKING:
     from typing import Any
 
-# What containers mask too: files of /proc that tell of, or act on, the host as a whole.
+# Entries of /proc that reveal or control the whole host. Containers mask them too.
 PROC_MASKED = (
     "acpi",
     "asound",
@@ -67,17 +67,20 @@ PROC_MASKED = (
     "sysrq-trigger",
     "kmsg",
 )
-PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: who may write there has the kernel watch the whole machine for it
+PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer makes the kernel watch the whole machine
 
 
 def _sized(size_bytes: int) -> str:
-    """Options that bound a tmpfs. Its entries too: an empty file fills no block, but costs the kernel a kilobyte of memory. Twice as many
-    as there can be files with anything in them."""
+    """Return mount options that bound a tmpfs in bytes and in entries.
+
+    Entries count because an empty file uses no block but costs the kernel a kilobyte of memory. The bound is twice the possible number of
+    non-empty files.
+    """
     return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
 
 
 def perform(plan: MountPlan, site: Site) -> None:
-    """Carry the plan out. The current directory is the staging tmpfs."""
+    """Carry out the plan. The current directory must be the staging tmpfs. Raises OSError."""
     site.executable = plan.code is None
     for name in ("r", "u", "l", "m", "f"):
         os.mkdir(name)
@@ -90,7 +93,7 @@ def perform(plan: MountPlan, site: Site) -> None:
 
 
 def perform_step(step: Step | Layers, site: Site) -> None:
-    """Carry one step out."""
+    """Carry out one step."""
     _PERFORM[type(step)](step, site)
 
 
@@ -112,13 +115,13 @@ def _on_disk(layers: OnDisk, site: Site) -> None:
 
 
 def _in_image(layers: InImage, site: Site) -> None:
-    held = os.open(layers.device, os.O_RDWR | os.O_CLOEXEC)  # from here on nobody else can be given this device
+    device_fd = os.open(layers.device, os.O_RDWR | os.O_CLOEXEC)  # while open, the device cannot be reassigned
     try:
-        if loop.backing(held) != layers.backing:
+        if loop.backing(device_fd) != layers.backing:
             raise OSError(errno.ESTALE, f"{layers.device} has been detached from the image", layers.path)
         sc.mount(layers.device, "u", "ext4", QUIET | sc.MS_NOEXEC | sc.MS_NOATIME, loop.OPTIONS)
     finally:
-        os.close(held)
+        os.close(device_fd)
     with _top() as top:
         if layers.limit_bytes is not None:
             loop.restrict(top, layers.limit_bytes)
@@ -147,7 +150,7 @@ def _overlay(step: Overlay, site: Site) -> None:
         os.mkdir(lower)
         attach_clone(step.source, lower, site.userns, writable=False)
         lowers = [lower]
-        if step.masks or step.stand_ins or not step.writable:  # an overlay without an upper wants two layers
+        if step.masks or step.stand_ins or not step.writable:  # an overlay without an upper directory needs two layers
             make_layer(mask_layer, lower)
             fill_mask_layer(mask_layer, lower, step.masks, site, stand_ins=step.stand_ins)
             for place in (*step.places, *map(os.path.dirname, step.files)):
@@ -159,7 +162,7 @@ def _overlay(step: Overlay, site: Site) -> None:
             lowers.insert(0, mask_layer)
         mount_overlay(lowers, step.key, step.target, step.writable, site)
     except OSError as error:
-        if step.required or isinstance(error, MountedBelow):  # with a plan that knows of it, the rest can be shown
+        if step.required or isinstance(error, MountedBelow):  # after MountedBelow, a new plan that knows the mount can show the rest
             raise
         if os.path.lexists(step.source):
             site.notes.append(f"not shown: {step.target}: {error.strerror}")
@@ -173,7 +176,7 @@ def _copies(step: Copies, site: Site) -> None:
     source = sc.openat2(sc.AT_FDCWD, step.source, os.O_PATH | os.O_DIRECTORY, resolve=sc.RESOLVE_NO_SYMLINKS)
     try:
         for entry in step.entries:
-            with suppress(PermissionError, FileNotFoundError):  # closed to us, as it would be to the guest, or gone meanwhile
+            with suppress(PermissionError, FileNotFoundError):  # unreadable for us, as for the guest, or gone meanwhile
                 copy_entry(source, entry, f"{layer}/{entry}", site.shift)
     finally:
         os.close(source)
@@ -189,7 +192,7 @@ def _copies(step: Copies, site: Site) -> None:
 def _bind(step: Bind, site: Site) -> None:
     try:
         with clone_of(step.source, site.userns, writable=False, executable=site.executable) as file:
-            if not stat.S_ISREG(os.fstat(file).st_mode):  # a directory or socket bound in would be a hole
+            if not stat.S_ISREG(os.fstat(file).st_mode):  # a bound directory or socket would be a hole in the view
                 raise OSError(errno.EINVAL, "only regular files are bound", step.source)
             with file_for(step.target) as place:
                 sc.move_mount(file, place)
@@ -256,9 +259,9 @@ def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
 
 
 def _make_device(name: str, place: str) -> None:
-    """A node of our own: through one of the machine's, a guest would share its locks and its times, and see who else opens it.
+    """Make a device node of our own, because a bound node of the machine shares locks and timestamps and shows who else opens it.
 
-    No user namespace may make one, so rootless the machine's is bound all the same. The type is checked on what was opened.
+    A user namespace may not create device nodes, so without root the machine's node is bound instead. The type check uses the opened file.
     """
     try:
         os.mknod(place, stat.S_IFCHR, os.makedev(*DEVICES[name]))

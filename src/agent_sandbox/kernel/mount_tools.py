@@ -1,6 +1,6 @@
-"""How the steps of a mount plan are carried out: places in the view, private copies of mounts, overlays, mask layers.
+"""Helpers for the steps of a mount plan: mount points in the view, private copies of mounts, overlays, mask layers.
 
-The current directory is the staging tmpfs (see `mounts`). Everything here runs with the power to mount, before there is a guest.
+The current directory is the staging tmpfs (see `mount_plan`). Everything here runs with the privilege to mount, before the guest exists.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ QUIET = sc.MS_NOSUID | sc.MS_NODEV
 
 
 class MountedBelow(OSError):
-    """Something is mounted below a directory that was planned as one layer."""
+    """Raised if something is mounted below a directory that was planned as one layer."""
 
 
 @dataclass
 class Site:
-    """Where a plan is carried out: the current directory is the staging tmpfs; `shift` is what ids are moved by (0: not at all)."""
+    """The state of one plan while it is carried out in the staging tmpfs. `shift` is added to every id; 0 keeps ids."""
 
-    userns: int | None  # maps the machine's ids to the guest's, for idmapped mounts; None when ids stay
+    userns: int | None  # maps the machine's ids to the guest's, for idmapped mounts; None keeps ids
     shift: int
-    userxattr: bool  # the mounts belong to a user namespace: overlay keeps its marks in user.* attributes
+    userxattr: bool  # the mounts belong to a user namespace: overlay stores its marks in user.* attributes
     notes: list[str] = field(default_factory=list)
-    programs: list[str] = field(default_factory=list)  # files of the view that can be executed although the rest cannot
+    programs: list[str] = field(default_factory=list)  # executable files of the view, if the rest is not executable
     count: int = 0
-    executable: bool = True  # whether what the mounts hold can be executed
-    uppers: str = "u"  # where upper layers are made
-    frozen: tuple[str, ...] = ()  # and where there are such of earlier generations, uppermost first
+    executable: bool = True  # whether files on the mounts can be executed
+    uppers: str = "u"  # parent of the upper layers
+    frozen: tuple[str, ...] = ()  # the same of earlier generations, uppermost first
 
     def number(self) -> int:
-        """A fresh number for a layer directory."""
+        """Return a fresh number for a layer directory."""
         self.count += 1
         return self.count
 
     @property
     def flags(self) -> int:
-        """Of every mount of the view."""
+        """The flags of every mount of the view."""
         return QUIET if self.executable else QUIET | sc.MS_NOEXEC
 
     @property
     def opaque_attribute(self) -> str:
-        """The attribute that makes a directory hide the layers below it."""
+        """The extended attribute that makes a directory hide the layers below it."""
         return "user.overlay.opaque" if self.userxattr else "trusted.overlay.opaque"
 
 
 @contextmanager
 def directory_for(target: str) -> Iterator[str]:
-    """A path at which to mount on a directory of the view, made when missing.
+    """Yield a path for mounting on a directory of the view, creating the directory if missing. Raises OSError.
 
-    Walked one component at a time and never through a link: an earlier run may have left links in its layers, and followed from here they
-    would lead to the real machine, with our power. The path names an open descriptor, so nothing can be swapped under it.
+    The walk takes one component at a time and follows no link: an earlier run may have left links in its layers, and here they would lead
+    to the real machine, with our privileges. The path names an open descriptor, so nothing can be swapped under it.
     """
     fd = _walk(target)
     try:
@@ -69,7 +69,7 @@ def directory_for(target: str) -> Iterator[str]:
 
 @contextmanager
 def file_for(target: str) -> Iterator[str]:
-    """The same for a file: made empty when missing, a regular file or it is refused."""
+    """Yield such a path for a file, created empty if missing. Raises OSError if it is not a regular file."""
     parent = _walk(os.path.dirname(target))
     try:
         name = os.path.basename(target)
@@ -105,10 +105,10 @@ def _walk(target: str, *, make: bool = True) -> int:
 
 
 def bind_code(paths: Sequence[str], site: Site) -> Iterator[str]:
-    """Bind files of the machine over themselves in the view, so that they can be executed. Yields those whose place was there.
+    """Bind files of the machine over themselves in the view, to make them executable. Yield those that exist in the view.
 
-    What an earlier run has removed, or put a link in the place of, is not made anew: that would be a change of its own. Hundreds of files
-    lie in a handful of directories, so each of those is walked to once.
+    A file that an earlier run removed or replaced with a link is not restored, because that would change the view; it is noted instead.
+    Hundreds of files lie in a handful of directories, so each directory is walked once.
     """
     parents: dict[str, int | None] = {}
     try:
@@ -139,7 +139,7 @@ def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
             return False
         fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):  # it has changed since the plan was made
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # changed since planning
                 return False
             flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_RDONLY
             if userns is not None:
@@ -155,18 +155,18 @@ def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
 
 
 def attach_clone(source: str, place: str, userns: int | None, *, writable: bool, executable: bool = True) -> None:
-    """Attach a private copy of one mount, without what is mounted below it; with `userns`, the machine's ids moved to the guest's."""
+    """Attach a private copy of one mount, without its submounts. `userns` maps the machine's ids to the guest's."""
     with clone_of(source, userns, writable=writable, executable=executable) as fd:
         sc.move_mount(fd, place)
 
 
 @contextmanager
 def clone_of(source: str, userns: int | None, *, writable: bool, executable: bool = True) -> Iterator[int]:
-    """A descriptor of such a copy that is not attached yet. Raises `MountedBelow` where the kernel makes none because of that."""
+    """Yield a descriptor of such a copy, not yet attached. Raises `MountedBelow` if the kernel refuses the copy because of submounts."""
     try:
         fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
     except OSError as error:
-        # In a user namespace what is mounted below is locked: the kernel copies no mount without it, as that would uncover what it hides.
+        # In a user namespace submounts are locked: the kernel copies no mount without them, because that would uncover the files they hide.
         if error.errno == errno.EINVAL and any(mount.target.startswith(f"{source}/") for mount in mountinfo.read()):
             raise MountedBelow(error.errno, "something has been mounted below it meanwhile", source) from error
         raise
@@ -185,13 +185,13 @@ def _move_ids(fd: int, userns: int, source: str, flags: int = 0) -> None:
     try:
         sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_IDMAP | flags, userns=userns)
     except OSError as error:
-        # Without this the guest would be the machine's root, or could not read root's files: neither is what was asked for.
+        # Never go on without the id map: the guest would be the machine's root, or could not read root's files.
         why = f"the filesystem of {source} cannot be idmapped, so a guest of root would be the machine's own root"
         raise OSError(error.errno, f"{why} ({error.strerror}); start it as an ordinary user") from error
 
 
 def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:
-    """Mount an overlay at a target of the guest's root."""
+    """Mount an overlay at a target of the guest's root. Raises OSError."""
     lowers = [*_frozen(key, site), *lowers]
     options = f"lowerdir={':'.join(lowers)}"
     if writable:
@@ -199,35 +199,35 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
         upper, work = f"{home}/upper", f"{home}/work"
         if not os.path.isdir(upper):
             os.makedirs(home, mode=0o700, exist_ok=True)
-            with open(f"{home}/target", "wb") as file:  # keys of long targets are digests
+            with open(f"{home}/target", "wb") as file:  # the key of a long target is a digest
                 file.write(os.fsencode(target))
             _make_upper(upper, lowers[0])
         os.makedirs(work, mode=0o700, exist_ok=True)
-        # Without "volatile" the end of every run, killed ones too, waits until all that anybody has written to the disk of the layers is on
-        # it: seconds, on a busy one. The kernel marks such layers and mounts them again only when the mark has been taken away.
+        # Without "volatile" the end of every run, also of a killed one, syncs the whole filesystem of the layers: seconds on a busy disk.
+        # The kernel marks volatile layers and mounts them again only after the mark is removed.
         with suppress(FileNotFoundError):
             os.unlink(f"{work}/work/incompat/volatile/dirty")
             os.rmdir(f"{work}/work/incompat/volatile")
         options += f",upperdir={upper},workdir={work},volatile"
-    # Nothing a layer says about other layers is followed: a guest may have written it.
+    # Ignore redirects and other references between layers: a guest may have written them.
     options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
     with directory_for(target) as place:
         sc.mount("overlay", place, "overlay", site.flags | (0 if writable else sc.MS_RDONLY), options)
 
 
 def _frozen(key: str, site: Site) -> list[str]:
-    """Links to the frozen layers of an overlay, uppermost first: the kernel takes one page of options, and a key may be long."""
-    found = []
+    """Return short links to the frozen layers of an overlay, uppermost first. Mount options must fit one page, and a key may be long."""
+    paths = []
     for generation in site.frozen:
         if os.path.isdir(f"{generation}/{key}/upper"):
             link = f"f/{site.number()}"
             os.symlink(f"../{generation}/{key}/upper", link)
-            found.append(link)
-    return found
+            paths.append(link)
+    return paths
 
 
 def _make_upper(upper: str, like: str) -> None:
-    """Under its name only when it is complete: who is killed half-way leaves no layer that looks otherwise than what it lies on."""
+    """Make an upper directory atomically: a kill half-way leaves no layer whose mode and owner differ from the layer below."""
     new = f"{upper}.new"
     with suppress(FileNotFoundError):
         os.rmdir(new)
@@ -236,19 +236,19 @@ def _make_upper(upper: str, like: str) -> None:
 
 
 def make_layer(path: str, like: str, shift: int = 0) -> None:
-    """An empty layer whose top directory looks like another: overlay shows the mode and owner of the uppermost one."""
+    """Make an empty layer with the mode and owner of `like`: an overlay shows those of its uppermost layer."""
     os.mkdir(path, 0o700)
     look_like(path, os.stat(like), shift)
 
 
 def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site, *, stand_ins: Sequence[str] = ()) -> None:
-    """Put a whiteout, or an empty opaque directory, for each mask into a mask layer, with parents that look like the real ones.
+    """Fill a mask layer: a whiteout or an empty opaque directory per mask, and parents with the mode and owner of the real ones.
 
-    Where a parent does not exist it is the topmost missing one that is whited out: a directory that is not there must not appear. There
-    may be hundreds of masks and most of what they name does not exist, so each parent is looked at once. Wider masks come before narrower
-    ones.
+    If parents are missing, the topmost missing one gets the whiteout: a directory that does not exist must not appear. Most of the hundreds
+    of masked paths do not exist, so each parent is examined once. Wider masks come before narrower ones. Raises OSError otherwise, and if a
+    link has taken the place of a parent.
     """
-    parents: dict[str, bool] = {"": True}  # made in the layer; False: hidden as a whole, or not a directory
+    parents: dict[str, bool] = {"": True}  # True: made in the layer; False: hidden as a whole, or not a directory
 
     def parent(path: str) -> bool:
         if path not in parents:
@@ -279,16 +279,16 @@ def _make_parent(layer: str, lower: str, path: str) -> bool:
         os.mknod(f"{layer}/{path}", stat.S_IFCHR, os.makedev(0, 0))
         return False
     if not stat.S_ISDIR(real.st_mode):
-        if stat.S_ISLNK(real.st_mode):  # plans name resolved paths; a link here means that the machine has changed since
+        if stat.S_ISLNK(real.st_mode):  # plans contain resolved paths, so the machine has changed since
             raise OSError(errno.ELOOP, "a link has taken the place of a directory with something to hide", path)
-        return False  # a file: there can be nothing below it, now or later
+        return False  # a file: nothing can be below it, now or later
     os.mkdir(f"{layer}/{path}", 0o700)
     look_like(f"{layer}/{path}", real)
     return True
 
 
 def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
-    """Copy one directory (empty), regular file or symlink from below a directory, never through a link: names may change under us."""
+    """Copy one entry below a directory: an empty directory, a regular file or a symlink. Follows no link: names may change meanwhile."""
     resolve = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
     parent = sc.openat2(source, os.path.dirname(entry) or ".", os.O_PATH | os.O_DIRECTORY, resolve=resolve)
     try:
@@ -314,13 +314,13 @@ def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
 
 
 def look_like(path: str, real: os.stat_result, shift: int = 0) -> None:
-    """Give a directory or file of a layer the mode and owner of a real one, as far as we may."""
+    """Give a directory or file of a layer the mode and owner of a real one, as far as permitted."""
     mode = stat.S_IMODE(real.st_mode) & 0o1777
     try:
         os.chown(path, real.st_uid + shift, real.st_gid + shift)
     except OSError:
-        # Rootless, another's directory cannot be given to its owner: we own this copy, so its owner may what others may with the real one.
-        # One of ours that only has a group that is not ours stays as it is.
+        # Without root we cannot give a copy to another owner. We own the copy, so its owner gets the permissions that others have on the
+        # real one. If the real one is ours and only its group is foreign, the mode stays.
         if real.st_uid != os.geteuid():
             mode = mode & 0o1077 | (mode & 0o7) << 6
     os.chmod(path, mode)

@@ -1,8 +1,8 @@
-"""Where filesystems are mounted, as values.
+"""The mount table as values.
 
-The view of a guest is planned from this, so it has to agree with what a path lookup in the kernel would find: which mount is on top, which
-is hidden, and under which other names the same object can be reached. Reading is one function, `read`; the rest is pure. Nothing here
-follows symbolic links: paths are absolute and already resolved.
+A guest's view is planned from it, so it must agree with the kernel's path lookup: which mount is on top, which is hidden, and under which
+other paths the same object can be reached. Only `read` reads; the rest is pure. Nothing here follows symbolic links: paths are absolute and
+already resolved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from agent_sandbox._fast.values import dataclass
 
-# Filesystems that hold no files of the machine: what they show is made up by the kernel when it is read.
+# Filesystems without files of the machine: the kernel generates their content on reading.
 # fmt: off
 PSEUDO = frozenset({
     "autofs", "binder", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "cpuset", "debugfs",
@@ -25,51 +25,52 @@ PSEUDO = frozenset({
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo; proc_pid_mountinfo(5) names the fields. Bytes that are not UTF-8 are kept as `os.fsdecode` keeps them."""
+    """One line of mountinfo; proc_pid_mountinfo(5) names the fields. Bytes that are not UTF-8 are escaped as by `os.fsdecode`."""
 
     id: int
     parent: int
     device: str  # "major:minor"
-    root: str  # which directory or file of the filesystem is mounted here
+    root: str  # the directory or file of the filesystem that is mounted here
     target: str
     options: frozenset[str]
-    propagation: tuple[str, ...]  # "shared:7", "master:2", …; empty when private
+    propagation: tuple[str, ...]  # "shared:7", "master:2", …; empty if private
     fstype: str
     source: str
     super_options: tuple[str, ...]
 
 
 def read(path: str = "/proc/self/mountinfo") -> tuple[Mount, ...]:
-    """The mounts of this process, in the kernel's order."""
+    """Return the mounts of this process, in the kernel's order. Raises OSError and ValueError."""
     with open(path, "rb") as file:
         return parse(file.read())
 
 
 def parse(content: bytes) -> tuple[Mount, ...]:
-    """Mounts from the bytes of a mountinfo file. Raises ValueError on a line that is none: a guess here would plan a wrong view."""
+    """Parse the bytes of a mountinfo file. Raises ValueError on a malformed line: a guess here would plan a wrong view."""
     return tuple(_line(line) for line in content.split(b"\n") if line)
 
 
 def visible(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """The mounts that a path still leads to: on top of their stack, and not below a later mount on a parent directory."""
+    """Return the mounts that a path still reaches: on top of their stack, and not below a later mount on a parent directory."""
     known = tuple(mounts)
     lookup = _Lookup(known)
     return tuple(mount for mount in known if lookup.walk(mount.target) is mount)
 
 
 def containing(mounts: Iterable[Mount], path: str) -> Mount:
-    """The mount that `path` lies on. Raises LookupError when none does, as in a chroot whose root is no mount point."""
-    found = _Lookup(tuple(mounts)).walk(path)
-    if found is None:
+    """Return the mount that contains `path`. Raises LookupError if none does, as in a chroot whose root is not a mount point."""
+    mount = _Lookup(tuple(mounts)).walk(path)
+    if mount is None:
         raise LookupError(f"no visible mount contains {path}")
-    return found
+    return mount
 
 
 def aliases(mounts: Iterable[Mount], path: str) -> list[str]:
-    """Other paths that lead to what is at `path`, or to a part of it, because its filesystem is mounted a second time.
+    """Return other paths to the object at `path`, or to a part of it, that exist because its filesystem is mounted twice.
 
-    With `/` from device 254:0 and `/srv/u` from directory /home/u of the same device, `/home/u/.ssh` is also `/srv/u/.ssh`. When only
-    /home/u/.ssh/keys is mounted again, that place is an alias too, and so is every second place of a filesystem mounted below `path`.
+    With `/` from device 254:0 and `/srv/u` from directory /home/u of the same device, `/home/u/.ssh` is also `/srv/u/.ssh`. If only
+    /home/u/.ssh/keys is mounted again, that mount point is an alias too, and so is every second mount point of a filesystem mounted below
+    `path`.
 
     Not found: hard links, the layer directories of another overlay, and copies that a network or FUSE server exports under another device.
     """
@@ -81,7 +82,7 @@ def aliases(mounts: Iterable[Mount], path: str) -> list[str]:
     reachable = [mount for mount in known if lookup.walk(mount.target) is mount]
     objects = [(here.device, _join(here.root, _below(here.target, path) or ""))]
     objects += [(mount.device, mount.root) for mount in reachable if _below(path, mount.target)]
-    found: dict[str, None] = {}  # a set that keeps its order
+    found: dict[str, None] = {}  # an ordered set
     for mount in reachable:
         for device, inside in objects:
             if mount.device != device:
@@ -93,18 +94,18 @@ def aliases(mounts: Iterable[Mount], path: str) -> list[str]:
                 alias = mount.target
             else:
                 continue
-            # What lies at or below the path itself is no other path, and a name covered by another mount leads elsewhere.
+            # A path at or below `path` is not another path, and a name covered by another mount leads elsewhere.
             if _below(path, alias) is None and lookup.walk(alias) is mount:
                 found[alias] = None
     return list(found)
 
 
 class _Lookup:
-    """The kernel's own rule: standing on a mount, at a directory, step onto the mount whose parent and target these are; repeat."""
+    """Path lookup by the kernel's rule: from a mount and a directory, step onto the mount with this parent and target; repeat."""
 
     def __init__(self, mounts: tuple[Mount, ...]) -> None:
         ids = {mount.id for mount in mounts}
-        # The mount below the root is not listed (or is its own parent): None stands for it.
+        # The parent of the root mount is not listed (or is the mount itself): None stands for it.
         self._children = {
             (mount.parent if mount.parent in ids and mount.parent != mount.id else None, mount.target): mount for mount in mounts
         }
@@ -129,7 +130,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _below(parent: str, path: str) -> str | None:
-    """`path` relative to `parent`, by whole components: "" when equal, None when it is not below."""
+    """Return `path` relative to `parent`, by whole components: "" if equal, None if not below."""
     if parent == path:
         return ""
     prefix = parent.rstrip("/") + "/"
@@ -141,7 +142,7 @@ def _join(parent: str, rest: str) -> str:
 
 
 def _line(line: bytes) -> Mount:
-    # Exactly one space each: a source may be empty, and the kernel writes every space inside a field as \040.
+    # Split at single spaces: a source may be empty, and the kernel writes every space inside a field as \040.
     fields = line.split(b" ")
     try:
         dash = fields.index(b"-", 6)
@@ -169,7 +170,7 @@ def _text(field: bytes) -> str:
 
 
 def _unescaped(part: bytes) -> bytes:
-    """What followed a backslash: three octal digits and the rest. The kernel writes its own backslashes so; others stay as they are."""
+    """Decode the text after a backslash: three octal digits and the rest. The kernel escapes its backslashes so; others stay."""
     digits = part[:3]
     octal = len(digits) == 3 and digits[0] in b"0123" and all(digit in b"01234567" for digit in digits)
     return bytes((int(digits, 8),)) + part[3:] if octal else b"\\" + part

@@ -1,8 +1,8 @@
-"""Namespaces, composed: identities, the private mount namespace with its new root, a loopback device.
+"""Namespace building blocks: user namespaces, the private mount namespace with its new root, a loopback device.
 
-Who owns what is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made (the
-machine's own as root, an outer one of ours rootless). The guest then enters a user namespace of its own *inside* that one, so that even a
-guest with every capability of its namespace has none over its mounts, its network or its init.
+Ownership is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made: the machine's
+own as root, an outer one of ours without root. The guest then enters a user namespace of its own *inside* that one, so even a guest with
+every capability of its namespace has none over its mounts, its network or its init.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import struct
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.ids import FIRST_ID, IDS, write_maps
 
-INOTIFY_INSTANCES, INOTIFY_WATCHES = 32, 65536  # of one guest; a user commonly has 128 instances
+INOTIFY_INSTANCES, INOTIFY_WATCHES = 32, 65536  # per guest; a user commonly has 128 instances
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 def enter_own_user_namespace() -> None:
-    """Rootless: enter a user namespace in which we stay who we are. Gives us the right to make the other namespaces."""
+    """Without root: enter a user namespace that keeps our ids. This gives the right to make the other namespaces. Raises OSError."""
     uid, gid = os.geteuid(), os.getegid()
     sc.unshare(sc.CLONE_NEWUSER)
     write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
 
 
 def make_id_mapping() -> int:
-    """As root: a descriptor of a user namespace that maps the machine's ids 0… to FIRST_ID…, for idmapped mounts. Nothing runs in it."""
+    """As root: return a descriptor of an empty user namespace that maps ids 0… to FIRST_ID…, for idmapped mounts. Raises OSError."""
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -35,7 +35,7 @@ def make_id_mapping() -> int:
             ours.close()
             sc.unshare(sc.CLONE_NEWUSER)
             theirs.send(b"1")
-            theirs.recv(1)  # until the other end closes. One that only paused would outlive a parent that is killed meanwhile
+            theirs.recv(1)  # until the other end closes. A mere pause() would outlive a parent that is killed meanwhile
         finally:
             os._exit(1)
     theirs.close()
@@ -51,10 +51,10 @@ def make_id_mapping() -> int:
 
 
 def bound_kernel_objects(settings: int) -> None:
-    """Keep a guest's share of what the kernel counts for each user: without this, one guest could use up what its starter may have.
+    """Limit the kernel objects of a guest that the kernel counts per user, so that it cannot use up its starter's allowance.
 
-    `settings` is a descriptor of /proc/sys/user, where what is looked up belongs to the user namespace of who looks. Where it is
-    read-only, as in most containers, the limit stays the starter's.
+    `settings` is a descriptor of /proc/sys/user and is closed here. Lookups there refer to the user namespace of the caller. If it is
+    read-only, as in most containers, the starter's limit stays.
     """
     for name, most in (("max_inotify_instances", INOTIFY_INSTANCES), ("max_inotify_watches", INOTIFY_WATCHES)):
         try:
@@ -69,17 +69,17 @@ def bound_kernel_objects(settings: int) -> None:
 
 
 def enter_private_mounts() -> None:
-    """A mount namespace of our own, from which nothing propagates back, with an empty tmpfs as current directory to build in."""
+    """Enter a new mount namespace without propagation to the host, with an empty tmpfs as current directory. Raises OSError."""
     sc.unshare(sc.CLONE_NEWNS)
     sc.mount("", "/", None, sc.MS_REC | sc.MS_PRIVATE)
-    # /sys is never part of a view, so covering it hides nothing that a plan needs.
+    # Mounted over /sys, which is never part of a view, so it hides nothing that a plan needs.
     sc.mount("staging", "/sys", "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, "size=256m,mode=700")
     os.chdir("/sys")
 
 
 def enter_root() -> None:
-    """Make `r`, below the current directory, the root of this mount namespace, and let go of everything else."""
-    # pivot_root(".", ".") stacks the old root on the new one, so that no directory for it is needed (pivot_root(2)).
+    """Make `r`, below the current directory, the root of this mount namespace, and detach everything else."""
+    # pivot_root(".", ".") stacks the old root on the new one, so it needs no directory of its own (pivot_root(2)).
     os.chdir("r")
     sc.pivot_root(".", ".")
     sc.umount2(".", sc.MNT_DETACH)

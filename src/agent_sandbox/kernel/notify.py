@@ -1,11 +1,11 @@
-"""Tell the supervisor what a guest is about to do: a listener for some of its system calls, and somebody to ask for names.
+"""Observation of a guest: a seccomp listener for some of its system calls, and name server sockets for its DNS queries.
 
-Two halves. In the guest, once: put it under a filter that tells of calls, and have the supervisor take the listener, of which the guest
-keeps no copy. In init, while it still may: sockets on port 53 of the guest's own network, which has no way out, and on which the supervisor
-answers. `Listener` is the supervisor's end.
+Two halves. The guest installs a notifying filter once and hands the listener to the supervisor, keeping no copy. Init, while it still may,
+opens sockets on port 53 of the guest's own network, which has no way out; the supervisor answers on them. `Listener` is the supervisor's
+end.
 
-It observes and is no wall. What a call's arguments point to is read while the call waits, and read again by the kernel when it goes on:
-another thread may have changed it in between. Nothing is ever refused here, and nothing may rest on what is seen.
+This observes; it is not a wall. The memory behind a call's arguments is read while the call waits, and read again by the kernel when it
+continues: another thread may have changed it in between. Nothing is refused here, and no protection may depend on the observation.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agent_sandbox.kernel import seccomp, syscall_rules
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.wire import HEARD, LISTENING
 
-# What opens, executes, connects, binds, sends to an address, or changes a file by its name. `stat`, `access` and `readlink` are not among
-# them: they are most of the calls that a program makes, and bring no content. Calls on an open file are those of who opened it.
+# Observed: calls that open, execute, connect, bind, send to an address, or change a file by name. Not `stat`, `access` and `readlink`: they
+# are most of a program's calls and return no content. Not calls on an open file: the open was observed.
 OPENS = ("open", "openat", "openat2", "creat")
 EXECUTES = ("execve", "execveat")
 ADDRESSES = ("connect", "bind", "sendto", "sendmsg", "sendmmsg")
@@ -34,11 +34,11 @@ _CHANGES = """
 CALLS = (*OPENS, *EXECUTES, *ADDRESSES, *_CHANGES.split())
 
 RESOLVER_PORT = 53
-OWN_ADDRESS = "198.18.0.1"  # so that a program that asks for the kinds of addresses the machine has is told of one
+OWN_ADDRESS = "198.18.0.1"  # so that a program that lists the machine's address families finds one
 _RESOLV_CONF = "/etc/resolv.conf"
-_MOST_NAMESERVERS = 3  # as the C library takes
+_MOST_NAMESERVERS = 3  # as in the C library
 
-# linux/seccomp.h: struct seccomp_notif with the struct seccomp_data in it, struct seccomp_notif_resp, and the calls that take them
+# linux/seccomp.h: struct seccomp_notif including struct seccomp_data, struct seccomp_notif_resp, and their ioctls
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _ANSWER = struct.Struct("=QqiI")
 _RECV, _SEND, _SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
@@ -46,23 +46,26 @@ _CONTINUE = 1
 _SYNC_WAKE_UP = 1
 
 
-# A call that waits: its number among those, who makes it (a thread, as numbered here), which one, and its six arguments as they are in the
-# registers. A plain tuple, because a guest waits while it is made.
+# A waiting call: its notification id, the thread id as seen from here, the name of the call, and its six register arguments. A plain tuple,
+# for speed: the guest waits while it is built.
 Call = tuple[int, int, str, list[int]]
 
 
 @dataclass(frozen=True)
 class Nameservers:
-    """Descriptors of sockets on which names are asked for, and what the C library appends to names."""
+    """Descriptors of the sockets that receive DNS queries, and the search domains that the C library appends."""
 
     sockets: tuple[int, ...] = ()
     search: tuple[str, ...] = ()
 
 
 def begin(payload: socket.socket) -> None:
-    """In the guest: be observed from here on. Returns when the supervisor listens, and this process does not any more."""
+    """In the guest: start being observed. Return once the supervisor holds the listener and this process no longer does.
+
+    Raises EOFError if the supervisor has gone.
+    """
     listener = seccomp.install_observer(seccomp.compile_observer(CALLS))
-    # By these two calls, which nobody is told of: to send the descriptor itself would wait for who does not have it yet.
+    # Only write and read, which are not observed. Sending the descriptor itself (sendmsg) would wait for a listener that has no holder yet.
     os.write(payload.fileno(), LISTENING + listener.to_bytes(4, "big"))
     heard = os.read(payload.fileno(), 1)
     os.close(listener)
@@ -71,7 +74,7 @@ def begin(payload: socket.socket) -> None:
 
 
 def take_listener(pid: int, number: int) -> int:
-    """In the supervisor: a copy of the listener of a guest that waits in `begin`. Raises OSError where the host does not let us."""
+    """In the supervisor: return a copy of the listener of a guest waiting in `begin`. Raises OSError if the host forbids it."""
     handle = os.pidfd_open(pid)
     try:
         listener = sc.pidfd_getfd(handle, number)
@@ -79,14 +82,14 @@ def take_listener(pid: int, number: int) -> int:
         raise OSError(error.errno, f"this host does not let a run be observed: {error.strerror}") from error
     finally:
         os.close(handle)
-    # Who makes the call and who hears of it take turns, so the kernel may keep both on one core (6.6); slower without.
+    # Caller and listener take turns, so the kernel may keep both on one core (Linux 6.6). Without this it is slower.
     with suppress(OSError):
         fcntl.ioctl(listener, _SET_FLAGS, _SYNC_WAKE_UP)
     return listener
 
 
 class Listener:
-    """The supervisor's end. One thread."""
+    """The supervisor's end of the listener. For one thread."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -95,8 +98,8 @@ class Listener:
         self._nothing = bytes(_NOTIFICATION.size)
 
     def next(self) -> Call | None:
-        """A call that waits, when `poll` says that there is one; None when who made it has gone meanwhile."""
-        self._buffer[:] = self._nothing  # as the kernel demands
+        """Return a waiting call; None if its caller has gone meanwhile. Call it when `poll` reports the descriptor."""
+        self._buffer[:] = self._nothing  # the kernel requires a zeroed buffer
         try:
             fcntl.ioctl(self.fd, _RECV, self._buffer)
         except OSError as error:
@@ -107,7 +110,7 @@ class Listener:
         return cookie, pid, self._names.get(number, ""), arguments
 
     def go_on(self, call: Call) -> bool:
-        """Let it be made. False when who made it has gone or was interrupted: then what was read of `pid` may be another's."""
+        """Let the call continue. Return False if its caller has gone or was interrupted: then data read from the pid may be foreign."""
         try:
             fcntl.ioctl(self.fd, _SEND, _ANSWER.pack(call[0], 0, 0, _CONTINUE))
         except OSError as error:
@@ -117,18 +120,18 @@ class Listener:
         return True
 
     def close(self) -> None:
-        """Whoever is left waits for nobody: its calls fail."""
+        """Close the listener. Observed calls of remaining processes then fail."""
         os.close(self.fd)
 
 
 def open_nameservers(notes: list[str]) -> Nameservers:
-    """In init, in the guest's network and view: listen wherever programs of this view ask for names. What fails is noted."""
+    """In init, in the guest's network and view: listen at the name servers that the view's programs use. Failures become notes."""
     servers, search = configured()
     sockets: list[int] = []
     try:
         _give_loopback(OWN_ADDRESS)
         for address in dict.fromkeys(("127.0.0.1", *servers)):
-            with suppress(OSError):  # one that cannot be ours: an address of a kind that this kernel lacks
+            with suppress(OSError):  # an address family that this kernel lacks
                 sockets.append(_listen_at(address))
     except OSError as error:
         notes.append(f"names that the program asks for are not seen, only addresses: {error.strerror}")
@@ -149,7 +152,7 @@ def _listen_at(address: str) -> int:
 
 
 def _give_loopback(address: str) -> None:
-    """Give the loopback device this one address: rtnetlink(7), RTM_NEWADDR. Nothing beyond it becomes reachable."""
+    """Add one address to the loopback device: rtnetlink(7), RTM_NEWADDR. Nothing else becomes reachable. Raises OSError."""
     family, length = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
     raw = socket.inet_pton(family, address)
     body = struct.pack("=BBBBI", family, length, 0, 0, socket.if_nametoindex("lo"))
@@ -164,7 +167,10 @@ def _give_loopback(address: str) -> None:
 
 
 def configured() -> tuple[list[str], tuple[str, ...]]:
-    """Where the view's own settings say that names are asked for. A guest may have written them: a little is read, and not waited for."""
+    """Return the name servers and search domains of the view's resolv.conf.
+
+    A guest may have written that file, so the read is bounded and does not block. Empty if it cannot be read.
+    """
     try:
         fd = sc.openat2(sc.AT_FDCWD, _RESOLV_CONF, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, resolve=sc.RESOLVE_NO_MAGICLINKS)
     except OSError:

@@ -1,7 +1,7 @@
-"""Live tries of what this kernel lets this user do: each in a child that ends at once, so that nothing is left and nothing here changes.
+"""Probes: live tries of kernel features for this user, each in a short-lived child, so that nothing remains and nothing here changes.
 
-A version number or a file in /proc says what should work; only a try says what does, whatever a distribution, a container engine or a
-security module has switched off. Probes never raise. For a process with one thread: it forks.
+A version number or a file in /proc says what should work. Only a try shows what does work, whatever a distribution, a container engine or a
+security module has switched off. Probes never raise. They fork, so call them from a process with one thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from agent_sandbox.kernel import cgroups, landlock, namespaces, seccomp
 from agent_sandbox.kernel import syscalls as sc
 
 _PATIENCE_MS = 10_000
-MEMORY_BYTES, PROCESSES = 64 << 20, 16  # any values will do: nothing runs under them
+MEMORY_BYTES, PROCESSES = 64 << 20, 16  # arbitrary: nothing runs under them
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether it worked, and what it gave or what the kernel said."""
+    """The result of a probe: whether it worked, and its finding or the kernel's error."""
 
     worked: bool
     said: str
 
 
 def attempt(deed: Callable[[], str]) -> Trial:
-    """Do it in a child. What the deed returns, or the error it raises, comes back; the child is gone when this returns."""
+    """Run `deed` in a child and return its result or error as a `Trial`. The child is gone when this returns."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -58,7 +58,7 @@ def attempt(deed: Callable[[], str]) -> Trial:
 
 
 def user_namespace() -> Trial:
-    """A user namespace whose ids are mapped and whose capabilities are real: Ubuntu lets the first call pass and the rest fail."""
+    """Try a user namespace with mapped ids and working capabilities. On Ubuntu the first call may pass and the rest fail."""
 
     def deed() -> str:
         namespaces.enter_own_user_namespace()
@@ -69,7 +69,7 @@ def user_namespace() -> Trial:
 
 
 def own_namespaces() -> Trial:
-    """Process ids, network, inter-process communication, host name and control groups of one's own."""
+    """Try new pid, network, ipc, uts and cgroup namespaces."""
 
     def deed() -> str:
         _become_able()
@@ -81,7 +81,7 @@ def own_namespaces() -> Trial:
 
 
 def mount_api() -> Trial:
-    """Copies of mounts that are attached elsewhere with other attributes: open_tree, mount_setattr, move_mount."""
+    """Try to attach a copy of a mount elsewhere with other attributes: open_tree, mount_setattr, move_mount."""
 
     def deed() -> str:
         _become_able()
@@ -96,7 +96,7 @@ def mount_api() -> Trial:
 
 
 def overlay() -> Trial:
-    """An overlay of /usr, mounted as a run mounts its own, and a file written to it."""
+    """Try to mount an overlay of /usr, as a run mounts its own, and write a file to it."""
 
     def deed() -> str:
         root = os.geteuid() == 0
@@ -113,7 +113,7 @@ def overlay() -> Trial:
 
 
 def idmapped_root() -> Trial:
-    """As root: a copy of the root filesystem on which every file has another owner, so that a guest is never the machine's root."""
+    """As root, try an idmapped copy of the root filesystem: every file has another owner, so a guest is never the machine's root."""
 
     def deed() -> str:
         userns = namespaces.make_id_mapping()
@@ -126,12 +126,12 @@ def idmapped_root() -> Trial:
 
 
 def own_proc() -> Trial:
-    """A /proc that shows only one's own processes."""
+    """Try to mount a /proc that shows only the processes of its own pid namespace."""
 
     def deed() -> str:
         _become_able()
         sc.unshare(sc.CLONE_NEWPID)
-        child = os.fork()  # the new namespace begins with the first child
+        child = os.fork()  # the first child is the first process of the new namespace
         if child == 0:
             try:
                 namespaces.enter_private_mounts()
@@ -149,7 +149,7 @@ def own_proc() -> Trial:
 
 
 def system_call_filter() -> Trial:
-    """The guest's own filter, installed, and a call that it must refuse."""
+    """Try to install the guest's seccomp filter, and a call that it must refuse."""
 
     def deed() -> str:
         program = seccomp.compile_filter(processes=False, execute=False)
@@ -164,7 +164,7 @@ def system_call_filter() -> Trial:
 
 
 def landlock_rules() -> Trial:
-    """The guest's rules, enforced, and a write that they must refuse."""
+    """Try to enforce Landlock rules, and a write that they must refuse."""
 
     def deed() -> str:
         version = landlock.abi()
@@ -183,7 +183,7 @@ def landlock_rules() -> Trial:
 
 
 def process_handles() -> Trial:
-    """pidfd_open: a handle on a process that cannot come to mean another one."""
+    """Try pidfd_open: a handle that can never refer to another process."""
 
     def deed() -> str:
         os.close(os.pidfd_open(os.getpid()))
@@ -193,7 +193,7 @@ def process_handles() -> Trial:
 
 
 def safe_opening() -> Trial:
-    """openat2: open below a directory without following links that a guest may have planted."""
+    """Try openat2: it opens below a directory without following links that a guest may have planted."""
 
     def deed() -> str:
         directory = os.open("/", os.O_PATH | os.O_DIRECTORY)
@@ -204,15 +204,15 @@ def safe_opening() -> Trial:
 
 
 def control_group() -> tuple[frozenset[str], dict[str, str]]:
-    """Which limits a control group made here would enforce, of "memory" and "processes", and why not the others. Forks nothing."""
-    made = cgroups.create(memory_bytes=MEMORY_BYTES, processes=PROCESSES, unique="probe")
+    """Return which of "memory" and "processes" a cgroup made here enforces, and the reason for each it does not. Does not fork."""
+    group = cgroups.create(memory_bytes=MEMORY_BYTES, processes=PROCESSES, unique="probe")
     try:
-        return made.enforces, dict(made.missing)
+        return group.enforces, dict(group.missing)
     finally:
-        made.remove()
+        group.remove()
 
 
 def _become_able() -> None:
-    """Get the right to make the other namespaces, as a run gets it."""
+    """Gain the right to make the other namespaces, as a run does."""
     if os.geteuid() != 0:
         namespaces.enter_own_user_namespace()

@@ -1,12 +1,11 @@
-"""Compile the rules on system calls into a filter, and put the calling process under it for good.
+"""The seccomp filters: compile the system call rules into BPF, and install the filter for good.
 
-The filter is a binary search over ranges of system call numbers, so an answer costs about eight comparisons; and since Linux 5.11 the
-kernel works out beforehand which numbers are always allowed and does not run the filter for those at all. A call from another
-architecture (`int 0x80` on x86_64) ends the process. Numbers the table does not know, x32's among them, get ENOSYS, as from an older
-kernel.
+The filter is a binary search over ranges of system call numbers, so an answer costs about eight comparisons. Since Linux 5.11 the kernel
+precomputes the numbers that are always allowed and does not run the filter for them at all. A call from another architecture (`int 0x80`
+on x86_64) kills the process. Numbers missing from the table, including x32's, get ENOSYS, as from an older kernel.
 
-It looks at numbers and register values only. What a pointer points to can change after the look, so nothing here rests on it: paths are
-the view's and Landlock's matter, addresses the network's.
+The filter checks numbers and register values only. Memory behind a pointer can change after the check, so nothing depends on it: paths are
+enforced by the view and Landlock, addresses by the network.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from agent_sandbox.kernel.syscall_rules import Condition, Rule
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
-_LONGEST_BRANCH = 255  # a conditional jump holds its distance in a byte
+_LONGEST_BRANCH = 255  # a conditional jump stores its distance in one byte
 
-# struct seccomp_data, and its 64-bit arguments as two words: both machines are little-endian
+# Offsets in struct seccomp_data. A 64-bit argument is two words, low word first: both machines are little-endian.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 Instruction = tuple[int, int, int, int]  # struct sock_filter: code, distance if true, distance if false, constant
-Code = list[Instruction]  # complete in itself: each way through it ends in a return, so pieces can be put side by side
+Code = list[Instruction]  # self-contained: every path through it ends in a return, so pieces can be concatenated
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What becomes of a call: allowed where `rule` holds (an empty one never does, None always), else refused with `refusal`."""
+    """The answer to a call: allowed if `rule` holds, else refused with `refusal`. An empty rule never holds, None always."""
 
     rule: Rule | None
     refusal: int = errno.EPERM
@@ -54,14 +53,14 @@ _ALLOW, _REFUSE, _UNKNOWN = Answer(rule=None), Answer(rule=()), Answer(rule=(), 
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled filter and the answers it was compiled from, in the order of the numbers."""
+    """A compiled filter and its answers, in the order of the system call numbers."""
 
     machine: str
     answers: tuple[tuple[str, int, Answer], ...]
     code: bytes
 
     def describe(self) -> str:
-        """One line per system call, as the filter will answer it."""
+        """Return one line per system call with the filter's answer."""
         lines = [f"{name} ({number}): {answer.describe()}" for name, number, answer in self.answers]
         return "\n".join([f"not {self.machine}: kill", *lines, f"any other number: {_UNKNOWN.describe()}"])
 
@@ -70,12 +69,12 @@ class Program:
 def compile_filter(
     *, processes: bool, execute: bool = True, system: bool = False, gated: bool = False, machine: str = syscalls.MACHINE
 ) -> Program:
-    """The filter for a guest. Without `processes` it can start threads only; without `execute` it cannot become another program.
+    """Return the filter for a guest. Without `processes` it can start threads only; without `execute` it cannot exec.
 
-    With `system` it permits no more, but refuses kinds of sockets as a kernel without them would: the tools that add users take a refused
-    audit socket as a reason to stop, and an absent one as normal. With `gated` there are no files in memory, which no mount keeps from
-    being executed. Raises `RuntimeUnavailable` on a machine whose system call numbers are
-    not known.
+    `system` permits no more calls, but refuses socket families as a kernel without them would: tools that add users stop at a refused audit
+    socket and accept an absent one. `gated` removes memfds, because no mount option keeps them from being executed.
+
+    Raises `RuntimeUnavailable` on a machine whose system call numbers are unknown.
     """
     if machine not in syscall_rules.MACHINES:
         raise RuntimeUnavailable(
@@ -99,9 +98,9 @@ def compile_filter(
 
 
 def install(program: Program) -> None:
-    """Put every thread of this process under the filter, and what they start. It cannot be taken off. Sets no_new_privs.
+    """Put every thread of this process, and its descendants, under the filter. It cannot be removed. Sets no_new_privs.
 
-    Raises OSError when the kernel refuses it, in which case no thread is under it.
+    Raises OSError if the kernel refuses; then no thread is under the filter.
     """
     thread = _set(program.code, syscalls.SECCOMP_FILTER_FLAG_TSYNC)
     if thread:
@@ -110,29 +109,30 @@ def install(program: Program) -> None:
 
 @functools.cache
 def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE) -> bytes:
-    """A filter beside the other that refuses nothing: these calls are told to a listener before they are made, every other is allowed.
+    """Return a second filter that refuses nothing: it notifies a listener before each named call and allows all others.
 
-    Of the answers of several filters the kernel takes the strictest, so what the other one refuses is refused, and not told.
+    The kernel takes the strictest answer of several filters, so a call that the guest's filter refuses is refused without a notification.
     """
     known = syscall_rules.numbers(machine)
     code = [_return(_RET_ALLOW)]
     for name in names:
         if name not in known:
             continue
-        tell = [_return(_RET_USER_NOTIF)]
-        if name == "sendto":  # without an address it goes where the socket was connected to
-            tell = [*_test(Condition(4, rules.WHOLE, (0,), holds=False), failure=1), *tell, _return(_RET_ALLOW)]
-        code = [_branch_equal(known[name], if_true=0, if_false=len(tell)), *tell, *code]
-    # A call from another architecture is the other filter's, which ends the process.
+        notify = [_return(_RET_USER_NOTIF)]
+        if name == "sendto":  # without an address it goes to the peer of a connected socket: no notification
+            notify = [*_test(Condition(4, rules.WHOLE, (0,), holds=False), failure=1), *notify, _return(_RET_ALLOW)]
+        code = [_branch_equal(known[name], if_true=0, if_false=len(notify)), *notify, *code]
+    # Calls from another architecture are left to the guest's filter, which kills the process.
     code = [_load(_ARCHITECTURE), _branch_equal(_AUDIT_ARCH[machine], if_true=1, if_false=0), _return(_RET_ALLOW), _load(_NUMBER), *code]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def install_observer(code: bytes) -> int:
-    """Put this process, of one thread, and what it starts under such a filter. Returns the listener, which is closed on exec.
+    """Put this single-threaded process and its descendants under an observer filter. Return the listener, which is closed on exec.
 
-    From here on each of those calls waits for who holds the listener, and when nobody does it fails. A call that has been heard of is then
-    interrupted by what ends the process only, where the kernel can (5.19): a handler of the program's runs after it, as it would have.
+    From now on each observed call waits for the holder of the listener; without a holder it fails. Once the listener has received a call,
+    only a fatal signal interrupts it, on kernels that support this (5.19): the program's own signal handlers run after it, as they would
+    without the filter. Raises OSError if the kernel refuses the filter.
     """
     listener = syscalls.SECCOMP_FILTER_FLAG_NEW_LISTENER
     try:
@@ -145,8 +145,8 @@ def install_observer(code: bytes) -> int:
 
 def _set(code: bytes, flags: int) -> int:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    held = ctypes.create_string_buffer(code, len(code))
-    header = _SockFprog(len(code) // 8, ctypes.addressof(held))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = _SockFprog(len(code) // 8, ctypes.addressof(buffer))
     return syscalls.seccomp(syscalls.SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(header))
 
 
@@ -170,9 +170,9 @@ def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: b
 
 
 def _ranges(answers: dict[int, Answer]) -> list[tuple[int, Answer]]:
-    """The numbers at which the answer changes, from 0 upwards, with the new answer."""
+    """Return the numbers at which the answer changes, from 0 upwards, each with the new answer."""
     ranges: list[tuple[int, Answer]] = []
-    for number in range(max(answers) + 2):  # the last one stands for every number beyond
+    for number in range(max(answers) + 2):  # the last one stands for all numbers beyond the table
         answer = answers.get(number, _UNKNOWN)
         if not ranges or ranges[-1][1] != answer:
             ranges.append((number, answer))
@@ -180,7 +180,7 @@ def _ranges(answers: dict[int, Answer]) -> list[tuple[int, Answer]]:
 
 
 def _search(ranges: list[tuple[int, Answer]]) -> Code:
-    """With the number loaded: find the range it lies in, by halves, and answer."""
+    """Return code that finds the range of the loaded number by binary search, and answers."""
     if len(ranges) == 1:
         return _reply(ranges[0][1])
     middle = len(ranges) // 2
@@ -201,16 +201,16 @@ def _reply(answer: Answer) -> Code:
 
 
 def _unless(group: tuple[Condition, ...], otherwise: Code) -> Code:
-    """Allow when every condition of the group holds, else go on with `otherwise`."""
+    """Return code that allows if every condition of the group holds, else continues with `otherwise`."""
     code = [_return(_RET_ALLOW)]
     for condition in reversed(group):
-        # `code` and `otherwise` stay side by side, so failing is a jump over what has been laid down so far.
+        # `otherwise` follows `code` directly, so a failed condition jumps over the code so far.
         code = [*_test(condition, failure=len(code)), *code]
     return [*code, *otherwise]
 
 
 def _test(condition: Condition, *, failure: int) -> Code:
-    """Fall through when the condition holds, else jump `failure` instructions further. The upper word counts where the mask reaches it."""
+    """Return code that falls through if the condition holds, else jumps `failure` instructions. Tests the upper word if in the mask."""
     low = _ARGUMENTS + 8 * condition.argument
     last = len(condition.values) - 1
     on_match, on_none = (0, failure) if condition.holds else (failure, 0)

@@ -1,18 +1,20 @@
-"""Which system calls a guest may make, and with which arguments. Data only; `seccomp` turns it into a filter.
+"""The system calls that a guest may make, with which arguments, and their numbers. Data only; `seccomp` compiles it into a filter.
 
-Default deny: what is not named here is refused. The plain list is a subset of what container engines permit by default, and every
-conditional entry is at least as tight as theirs; a test holds both against their list. Left out on purpose, although containers have
-them:
+Default deny: a call not named here is refused. The plain list is a subset of the default of container engines, and every conditional entry
+is at least as tight as theirs; a test compares both with their list. Refused on purpose, although containers allow them:
 
-- ptrace, process_vm_readv, process_vm_writev: a guest has no business in another process's memory; debuggers do not work here.
-- name_to_handle_at: the first half of going around a view by file handle. fanotify_mark: useless without its other half.
-- statmount, listmount: the mount API is refused as a whole, questions included.
+- ptrace, process_vm_readv, process_vm_writev: a guest has no business in another process's memory. Debuggers do not work here.
+- name_to_handle_at: the first half of bypassing a view by file handle. fanotify_mark: useless without its other half.
+- statmount, listmount: the whole mount API is refused, queries included.
 - vmsplice, remap_file_pages, memfd_secret, modify_ldt, process_mrelease, uretprobe: bugs in the past, and no ordinary user today.
-- adjtimex, clock_adjtime: the clock is the host's. get_thread_area, set_thread_area, epoll_*_old: not implemented by these machines'
-  kernels.
+- adjtimex, clock_adjtime: the clock belongs to the host. get_thread_area, set_thread_area, epoll_*_old: not implemented by the kernels of
+  these machines.
 
-Calls that change ids stay: without capabilities they grant nothing, and package managers, `su` and `sshd` make them as a matter of
-course.
+Calls that change ids stay: without capabilities they grant nothing, and package managers, `su` and `sshd` make them routinely.
+
+The number table is our own because neither Python nor the C library provides the numbers, and headers may not be installed. The kernel
+never reuses a number, so the table only grows at its end. A call newer than the table is not in it; the filter answers as an older kernel
+would.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from agent_sandbox.kernel.syscalls import (
     CLONE_NEWUTS,
 )
 
-WHOLE = 0xFFFFFFFF_FFFFFFFF  # the register as it is: what the kernel declares as long
-INT = 0xFFFFFFFF  # what it declares as int: it ignores the upper half, so a check must ignore it too, or garbage there goes around it
+WHOLE = 0xFFFFFFFF_FFFFFFFF  # the whole register, for arguments that the kernel declares as long
+# For arguments declared as int. The kernel ignores the upper half, so a check must too: otherwise garbage there bypasses the check.
+INT = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Holds when `argument & mask` is one of `values`, or with `holds=False` when it is none of them. Values fit in 32 bits."""
+    """A test of one argument: `argument & mask` is in `values`, or with `holds=False` not in them. Values fit in 32 bits."""
 
     argument: int
     mask: int
@@ -46,7 +49,7 @@ class Condition:
         return f"argument {self.argument}{mask} {'in' if self.holds else 'not in'} {{{', '.join(hex(value) for value in self.values)}}}"
 
 
-Rule = tuple[tuple[Condition, ...], ...]  # allowed when every condition of any one group holds
+Rule = tuple[tuple[Condition, ...], ...]  # allowed if all conditions of at least one group hold
 
 
 _PLAIN = {
@@ -95,14 +98,14 @@ _PLAIN = {
 }
 ALLOWED = frozenset(" ".join(_PLAIN.values()).split())
 
-# Answered with ENOSYS: their callers know an older way and take it. The filter cannot see clone3's flags, which lie behind a pointer.
+# Answered with ENOSYS: their callers then fall back to an older call. The filter cannot see clone3's flags, which are behind a pointer.
 ABSENT = frozenset({"clone3", "file_getattr", "file_setattr", "listmount", "statmount"})
 
 _CLONE_THREAD = 0x00010000
-# The kernel looks at the lower half of the register only; the upper half must be clear all the same, so nothing rests on that.
+# The kernel looks at the lower half of the register only. The upper half must be clear anyway, so that nothing depends on that.
 _NEW_NAMESPACES = (
     WHOLE & ~INT | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
-)  # CLONE_NEWTIME is no flag of clone: its bit belongs to the exit signal there
+)  # CLONE_NEWTIME is not a flag of clone: there its bit is part of the exit signal
 _NO_NEW_NAMESPACE = Condition(0, _NEW_NAMESPACES, (0,))
 
 _TIOCSETD, _TIOCSTI, _TIOCLINUX = 0x5423, 0x5412, 0x541C
@@ -115,41 +118,41 @@ _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW, _SOCK_SEQPACKET = 1, 2, 3, 5
 _SOCK_KIND = 0xF  # the bits above it in the same argument are SOCK_NONBLOCK and SOCK_CLOEXEC
 _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
 
-# Pid 1 is the guest's init, of the same user: what slows it down, or takes its descriptors away, blinds the watch over the limits.
+# Pid 1 is the guest's init and has the same user. Slowing it down or limiting its descriptors would blind the watch over the limits.
 _NOT_INIT = Condition(0, INT, (1,), holds=False)
-_NOT_WHOLE_USER = (Condition(0, INT, (0, 1)), Condition(1, INT, (1,), holds=False))  # setpriority: a process or a group, and not init
-_NOT_WHOLE_USER_IO = (Condition(0, INT, (1, 2)), Condition(1, INT, (1,), holds=False))  # the same of ioprio_set, which counts from 1
+_NOT_WHOLE_USER = (Condition(0, INT, (0, 1)), Condition(1, INT, (1,), holds=False))  # setpriority: a process or a group, but not init
+_NOT_WHOLE_USER_IO = (Condition(0, INT, (1, 2)), Condition(1, INT, (1,), holds=False))  # the same for ioprio_set, which counts from 1
 
 _FILE_TYPE = 0o170000
 _HARMLESS_TYPES = (0, 0o010000, 0o100000, 0o140000)  # unspecified (regular), fifo, regular, socket
 
-# arch_prctl: the thread pointer, permission to use wide registers (AMX), the shadow stack. Not ARCH_MAP_VDSO_* nor faulting cpuid.
+# arch_prctl: the thread pointer, permission for wide registers (AMX), the shadow stack. Not ARCH_MAP_VDSO_*, not faulting cpuid.
 _ARCH_CODES = (0x1001, 0x1002, 0x1003, 0x1004, *range(0x1021, 0x1026), *range(0x5001, 0x5006))
 
 CONDITIONAL: dict[str, Rule] = {
     "arch_prctl": ((Condition(0, INT, _ARCH_CODES),),),
     "clone": ((_NO_NEW_NAMESPACE,),),
     "ioprio_set": (_NOT_WHOLE_USER_IO,),
-    # TIOCSTI and TIOCLINUX type into the terminal for its other users; TIOCSETD makes the kernel load line disciplines, often buggy.
+    # TIOCSTI and TIOCLINUX inject input into the terminal of its other users. TIOCSETD loads line disciplines, which are often buggy.
     "ioctl": ((Condition(1, INT, (_TIOCSTI, _TIOCLINUX, _TIOCSETD), holds=False),),),
-    # Devices are refused, the 0:0 character device too, which needs no privilege and is how an overlay says "deleted".
+    # Devices are refused, also the 0:0 character device: it needs no privilege and is an overlay's whiteout.
     "mknod": ((Condition(1, _FILE_TYPE, _HARMLESS_TYPES),),),
     "mknodat": ((Condition(2, _FILE_TYPE, _HARMLESS_TYPES),),),
-    # PER_LINUX, PER_LINUX32 (`linux32`), each also with UNAME26; and the question which one is set.
+    # PER_LINUX, PER_LINUX32 (`linux32`), each also with UNAME26; and 0xFFFFFFFF, the query for the present one.
     "personality": ((Condition(0, WHOLE, (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)),),),
-    # PR_SET_MM moves what /proc shows as a program's command line, environment and executable.
+    # PR_SET_MM changes the command line, environment and executable that /proc shows for a program.
     "prctl": ((Condition(0, INT, (_PR_SET_MM,), holds=False),),),
-    # A guest may ask for its limit on core files, not set it: see `rlimits`.
+    # A guest may read its limit on core files, not set it: see `rlimits`.
     "prlimit64": ((_NOT_INIT, Condition(1, INT, (_RLIMIT_CORE,), holds=False)), (_NOT_INIT, Condition(2, WHOLE, (0,)))),
     "setrlimit": ((Condition(0, INT, (_RLIMIT_CORE,), holds=False),),),
-    # RENAME_WHITEOUT makes the same 0:0 device as mknod.
+    # RENAME_WHITEOUT creates the same 0:0 device as mknod.
     "renameat2": ((Condition(4, _RENAME_WHITEOUT, (0,)),),),
     "sched_setaffinity": ((_NOT_INIT,),),
     "sched_setattr": ((_NOT_INIT,),),
     "sched_setparam": ((_NOT_INIT,),),
     "sched_setscheduler": ((_NOT_INIT,),),
     "setpriority": (_NOT_WHOLE_USER,),
-    # Families and, for the internet, protocols are named one by one: each other one is kernel code that a mere socket() loads and reaches.
+    # Allow-list of families and, for the internet, protocols: any other is kernel code that a mere socket() loads and reaches.
     "socket": (
         (Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),
         (
@@ -157,7 +160,7 @@ CONDITIONAL: dict[str, Rule] = {
             Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM)),
             Condition(2, INT, (_IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP)),
         ),
-        # getaddrinfo(3) asks for the machine's addresses through it. A raw socket is the usual kind here and means nothing more.
+        # getaddrinfo(3) reads the machine's addresses through netlink. SOCK_RAW is the usual type here and grants nothing more.
         (
             Condition(0, INT, (_AF_NETLINK,)),
             Condition(1, _SOCK_KIND, (_SOCK_RAW, _SOCK_DGRAM)),
@@ -167,12 +170,12 @@ CONDITIONAL: dict[str, Rule] = {
     "socketpair": ((Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),),
 }
 
-# Where processes are not permitted, threads still are: clone with CLONE_THREAD makes nothing else.
+# Without permission for processes, threads stay allowed: clone with CLONE_THREAD creates nothing else.
 THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_THREAD, (_CLONE_THREAD,))),)
 STARTS_PROCESSES = frozenset({"fork", "vfork"})
 EXECUTES = frozenset({"execve", "execveat"})
-# Where only named files may be executed, these are answered like an older kernel would. The setting vm.memfd_noexec keeps such a file from
-# execve, but not from a loader that maps it.
+# Answered with ENOSYS, as by an older kernel, if only named files may be executed. The sysctl vm.memfd_noexec stops execve of a memfd, but
+# not a loader that maps it.
 FILES_IN_MEMORY = frozenset({"memfd_create"})
 
 _SINCE_5_1 = """
@@ -181,8 +184,9 @@ _SINCE_5_1 = """
     landlock_add_rule landlock_restrict_self memfd_secret process_mrelease futex_waitv set_mempolicy_home_node cachestat fchmodat2
     map_shadow_stack futex_wake futex_wait futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal
     setxattrat getxattrat listxattrat removexattrat open_tree_attr file_getattr file_setattr
-"""  # Linux gives calls since 5.1 the same number on every machine; the last one here came with 6.17
+"""  # since 5.1 a new call has the same number on every machine; the last one here came with 6.17
 
+# For each machine: runs of consecutive calls in the order of their numbers, each after the number of its first call.
 _RUNS: dict[str, tuple[tuple[int, str], ...]] = {
     "x86_64": (
         (
@@ -260,5 +264,5 @@ MACHINES = tuple(_RUNS)
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """Every system call of this machine that the table knows, by name. Raises KeyError for a machine that is not in `MACHINES`."""
+    """Return the number of every known system call of a machine, by name. Raises KeyError for a machine not in `MACHINES`."""
     return {name: first + place for first, run in _RUNS[machine] for place, name in enumerate(run.split())}

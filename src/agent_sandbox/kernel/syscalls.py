@@ -1,7 +1,7 @@
 """System calls, one function each, named as in section 2 of the manual.
 
-Plain on purpose: no cleverness between the caller and the kernel, errno checked in one place, constants named as in the headers. Only what
-Python's own `os`, `signal` and `socket` lack is here.
+Plain on purpose: no cleverness between the caller and the kernel, errno checked in one place, constants named as in the headers. Contains
+only calls that Python's `os`, `signal` and `socket` lack. Every function raises OSError if the kernel refuses, except `close_range`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import signal
 
 libc = ctypes.CDLL(None, use_errno=True)
-_holding_the_lock = ctypes.PyDLL(None, use_errno=True)  # the same without letting go of the interpreter meanwhile
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)  # the same, without releasing the GIL during the call
 
-# Numbers above 423 are the same on every architecture; the older ones are not.
+# Numbers above 423 are the same on every architecture; older ones are not.
 MACHINE = os.uname().machine
 _OLD_NUMBERS = {
     "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13, "renameat2": 316},
@@ -70,7 +70,7 @@ SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV = 8, 32
 
 
 def check(result: int, what: str) -> int:
-    """Turn a -1 from libc into an OSError that names the call."""
+    """Return the result, or raise the OSError of errno, naming the call, if it is negative."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -101,12 +101,12 @@ class _OpenHow(ctypes.Structure):
 
 
 class _FileHandle(ctypes.Structure):
-    """struct file_handle, with room for any."""
+    """struct file_handle, with room for a handle of any size."""
 
     _fields_ = (("handle_bytes", ctypes.c_uint), ("handle_type", ctypes.c_int), ("f_handle", ctypes.c_ubyte * MAX_HANDLE_SZ))
 
 
-# Called for every file of a listing: with the types told beforehand in half the time.
+# Called for every file of a listing. Declaring the types beforehand halves the time.
 _listxattrat = libc["syscall"]
 _listxattrat.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -117,7 +117,7 @@ class _IoVec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-# Called for every call that is observed.
+# Called for every observed system call.
 _process_vm_readv = libc["process_vm_readv"]
 _process_vm_readv.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
 _process_vm_readv.restype = ctypes.c_ssize_t
@@ -141,11 +141,11 @@ def unshare(flags: int) -> None:
 
 
 def clone(flags: int) -> int:
-    """clone(2) as fork(2) with flags: 0 in the child, whose end is told by SIGCHLD. In a process with one thread only.
+    """clone(2) as fork(2) with flags: returns 0 in the child; its end sends SIGCHLD. Only for a process with one thread.
 
-    Python's own after-fork functions do not run in the child: it must not be the one that runs other people's code.
+    Python's after-fork hooks do not run in the child, so the child itself must not run foreign Python code.
     """
-    return check(_holding_the_lock.syscall(_number("clone"), ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, None), "clone")
+    return check(_libc_with_gil.syscall(_number("clone"), ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, None), "clone")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
@@ -171,18 +171,18 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def open_tree(path: str, flags: int, *, directory: int = AT_FDCWD) -> int:
-    """open_tree(2): a descriptor; with OPEN_TREE_CLONE, of a detached copy of the mount."""
+    """open_tree(2): return a descriptor; with OPEN_TREE_CLONE, of a detached copy of the mount."""
     return check(libc.syscall(SYS_open_tree, directory, os.fsencode(path), flags | OPEN_TREE_CLOEXEC), f"open_tree {path}")
 
 
 def move_mount(fd: int, target: str) -> None:
-    """move_mount(2) of a detached mount onto a path, following links as mount(2) does."""
+    """move_mount(2): attach a detached mount at a path, following links as mount(2) does."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS
     check(libc.syscall(SYS_move_mount, fd, b"", AT_FDCWD, os.fsencode(target), flags), f"move_mount {target}")
 
 
 def fsopen(kind: str) -> int:
-    """fsopen(2): a descriptor on which a filesystem of this kind is configured."""
+    """fsopen(2): return a descriptor for configuring a filesystem of this kind."""
     return check(libc.syscall(SYS_fsopen, kind.encode(), FSOPEN_CLOEXEC), f"fsopen {kind}")
 
 
@@ -193,12 +193,12 @@ def fsconfig(fd: int, command: int, key: str | None = None, value: str | None = 
 
 
 def fsmount(fd: int, attributes: int) -> int:
-    """fsmount(2): a descriptor, as with O_PATH, of a mount that is nowhere attached and ends when nothing uses it any more."""
+    """fsmount(2): return an O_PATH-like descriptor of a detached mount, which ends when nothing uses it any more."""
     return check(libc.syscall(SYS_fsmount, fd, FSMOUNT_CLOEXEC, attributes), "fsmount")
 
 
 def fallocate(fd: int, offset: int, length: int) -> None:
-    """fallocate(2). Unlike posix_fallocate(3) it writes nothing where the filesystem cannot reserve: it fails."""
+    """fallocate(2). If the filesystem cannot reserve blocks it fails, where posix_fallocate(3) would write zeros."""
     check(libc.fallocate(fd, 0, ctypes.c_longlong(offset), ctypes.c_longlong(length)), "fallocate")
 
 
@@ -222,12 +222,12 @@ def renameat2(old_directory: int, old: str, new_directory: int, new: str, flags:
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2): everything on the filesystem that the descriptor is on."""
+    """syncfs(2): flush the whole filesystem of the descriptor."""
     check(libc.syncfs(fd), "syncfs")
 
 
 def name_to_handle_at(directory: int, name: str) -> tuple[int, bytes]:
-    """name_to_handle_at(2): the kind and the bytes by which a filesystem knows an inode, of a link itself. No other one ever has them."""
+    """name_to_handle_at(2): return type and bytes of an inode's handle, which no other inode ever has. Does not follow a link."""
     handle = _FileHandle(MAX_HANDLE_SZ, 0)
     mount = ctypes.c_int()
     result = libc.name_to_handle_at(directory, os.fsencode(name), ctypes.byref(handle), ctypes.byref(mount), 0)
@@ -236,9 +236,9 @@ def name_to_handle_at(directory: int, name: str) -> tuple[int, bytes]:
 
 
 def listxattrat(directory: int, path: str, flags: int) -> list[str]:
-    """listxattrat(2), since Linux 6.13."""
+    """listxattrat(2), since Linux 6.13: return the names of the extended attributes."""
     raw = os.fsencode(path)
-    if _listxattrat(SYS_listxattrat, directory, raw, flags, None, 0) == 0:  # nearly always
+    if _listxattrat(SYS_listxattrat, directory, raw, flags, None, 0) == 0:  # the common case: no attributes
         return []
     names = ctypes.create_string_buffer(XATTR_LIST_MAX)
     size = check(_listxattrat(SYS_listxattrat, directory, raw, flags, names, XATTR_LIST_MAX), f"listxattrat {path}")
@@ -246,7 +246,7 @@ def listxattrat(directory: int, path: str, flags: int) -> list[str]:
 
 
 def close_range(first: int, last: int) -> None:
-    """close_range(2), or a loop where the kernel is older than 5.9."""
+    """close_range(2), or a loop on kernels older than 5.9."""
     if libc.syscall(SYS_close_range, ctypes.c_uint(first), ctypes.c_uint(last), 0) < 0:
         os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")))
 
@@ -257,7 +257,7 @@ def prctl(option: int, value: int = 0, third: int = 0) -> int:
 
 
 def capset(permitted: int, *, inheritable: int = 0) -> None:
-    """capset(2) for the calling thread: `permitted` becomes effective too."""
+    """capset(2) for the calling thread; `permitted` becomes the effective set too."""
     header = _CapHeader(0x20080522, 0)
     data = (_CapData * 2)(
         *(
@@ -269,7 +269,7 @@ def capset(permitted: int, *, inheritable: int = 0) -> None:
 
 
 def capget() -> int:
-    """capget(2) of the calling thread: the capabilities that are in any of its effective, permitted and inheritable sets."""
+    """capget(2) of the calling thread: return the union of its effective, permitted and inheritable sets."""
     header = _CapHeader(0x20080522, 0)
     data = (_CapData * 2)()
     check(libc.syscall(_number("capget"), ctypes.byref(header), ctypes.byref(data)), "capget")
@@ -278,18 +278,18 @@ def capget() -> int:
 
 
 def rt_sigaction_default(number: int) -> None:
-    """rt_sigaction(2) back to the default, also for the signals that the C library keeps for itself and does not let programs touch."""
-    nothing = (ctypes.c_ulong * 8)()  # struct sigaction of the kernel, all zero: SIG_DFL
+    """rt_sigaction(2): reset a signal to its default, also a signal that the C library reserves and hides from programs."""
+    nothing = (ctypes.c_ulong * 8)()  # the kernel's struct sigaction, all zero: SIG_DFL
     check(libc.syscall(_number("rt_sigaction"), number, ctypes.byref(nothing), None, ctypes.c_size_t(8)), "rt_sigaction")
 
 
 def seccomp(operation: int, flags: int, argument: int) -> int:
-    """seccomp(2); `argument` is the address of what the operation takes."""
+    """seccomp(2); `argument` is the address of the operation's argument."""
     return check(libc.syscall(_number("seccomp"), operation, flags, ctypes.c_void_p(argument)), "seccomp")
 
 
 def process_vm_readv(pid: int, address: int, size: int) -> bytes:
-    """process_vm_readv(2) of one piece, within a page or it may be cut short. Raises OSError where nothing is mapped."""
+    """process_vm_readv(2) of one range; may return less if it crosses a page. Raises OSError if nothing is mapped there."""
     buffer = (ctypes.c_char * size)()
     ours, theirs = _IoVec(ctypes.addressof(buffer), size), _IoVec(address, size)
     got = _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)
@@ -297,12 +297,12 @@ def process_vm_readv(pid: int, address: int, size: int) -> bytes:
 
 
 def pidfd_getfd(pidfd: int, number: int) -> int:
-    """pidfd_getfd(2): a copy, closed on exec, of a descriptor of another process."""
+    """pidfd_getfd(2): return a close-on-exec copy of a descriptor of another process."""
     return check(libc.syscall(SYS_pidfd_getfd, pidfd, number, 0), "pidfd_getfd")
 
 
 def landlock_create_ruleset(attributes: int, size: int, flags: int) -> int:
-    """landlock_create_ruleset(2); `attributes` is an address, or 0 to ask for the ABI."""
+    """landlock_create_ruleset(2); `attributes` is an address, or 0 to query the ABI."""
     return check(
         libc.syscall(SYS_landlock_create_ruleset, ctypes.c_void_p(attributes), ctypes.c_size_t(size), flags), "landlock_create_ruleset"
     )

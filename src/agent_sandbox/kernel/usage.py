@@ -1,12 +1,12 @@
-"""What a guest uses, counted from /proc: the watcher's arithmetic where there is no cgroup.
+"""Resource usage of a guest, measured from /proc where no cgroup measures it.
 
-Init runs this inside the guest's pid namespace, where /proc shows the guest's processes and nothing else. Everything read here is under the
-guest's influence: names are hostile, processes vanish between two reads, and there may be thousands. A process that cannot be read is left
-out, and each pass reads a bounded number.
+Init runs this inside the guest's pid namespace, where /proc shows only the guest's processes. The guest influences everything read here:
+names are hostile, processes vanish between two reads, and there may be thousands of them. An unreadable process is left out, and each pass
+reads a bounded number.
 
-Not seen: what is in pipes and socket buffers, memfds that no process holds because they are on their way through a socket, other objects
-of the kernel's (watches, locks, directory entries), and the CPU time of processes that live shorter than the time between two passes and
-whose parent ignores SIGCHLD. A cgroup sees all of these.
+Not counted: data in pipes and socket buffers; memfds in flight through a socket, held by no process; other kernel objects (watches, locks,
+directory entries); the CPU time of processes that live shorter than the time between two passes and whose parent ignores SIGCHLD. A cgroup
+counts all of these.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from agent_sandbox._fast.values import dataclass
 
 MOST_PROCESSES = 4096  # read in one pass
-MOST_ENTRIES = 500_000  # looked at in one count of a tree
-MOST_DEPTH = 128  # descriptors held open while counting a tree
-UNCOUNTABLE = 1 << 62  # bytes of a tree with more or deeper entries than that: above any limit
-LONGEST_TABLE = 1 << 20  # bytes read of a table of the ipc namespace; one with thousands of rows more is UNCOUNTABLE as well
-INODE_BYTES = 1024  # what an entry of a tmpfs costs the kernel, be it empty
-SEMAPHORE_BYTES = 64  # what each costs the kernel
-MESSAGE_BYTES = 48  # what each costs beyond its text
+MOST_ENTRIES = 500_000  # examined in one count of a tree
+MOST_DEPTH = 128  # descriptors open at once while counting a tree
+UNCOUNTABLE = 1 << 62  # size reported for a tree beyond these two bounds: above any limit
+LONGEST_TABLE = 1 << 20  # bytes read of an ipc namespace table; a longer one, thousands of rows more, is UNCOUNTABLE too
+INODE_BYTES = 1024  # kernel memory per tmpfs entry, even an empty one
+SEMAPHORE_BYTES = 64  # kernel memory per semaphore
+MESSAGE_BYTES = 48  # kernel memory per message, beyond its text
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Stat:
-    """The fields of /proc/PID/stat that matter here; times in clock ticks."""
+    """The fields of /proc/PID/stat used here; times in clock ticks."""
 
     pid: int
-    own_ticks: int  # user and system time of all its threads, ended ones too
-    reaped_ticks: int  # the same of the children it has waited for, and of theirs
+    own_ticks: int  # user and system time of all threads, ended ones included
+    reaped_ticks: int  # the same for the children it has waited for, and their children
     threads: int
-    started: int  # since boot; with the pid, names one process for good
+    started: int  # since boot; pid and start time identify one process for good
 
 
 def parse_stat(content: bytes) -> Stat:
-    """Parse /proc/PID/stat. The name is whatever the process chose, so only the *last* parenthesis ends it. Raises ValueError."""
+    """Parse /proc/PID/stat. Raises ValueError. The process chooses its own name, so only the *last* parenthesis ends it."""
     before, _, after = content.rpartition(b")")
     fields = after.split()
     try:
@@ -53,43 +53,43 @@ def parse_stat(content: bytes) -> Stat:
 
 
 def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
-    """The stat of one process, or None when there is no such process."""
+    """Return the stat of one process, or None if there is no such process."""
     content = _read(f"{proc}/{pid}/stat")
     return parse_stat(content) if content else None
 
 
 def processes(proc: str = "/proc") -> list[Stat]:
-    """Every process in `proc` but the caller."""
+    """Return every process in `proc` except the caller."""
     return [stat for pid in _others(proc) if (stat := read_stat(pid, proc)) is not None]
 
 
 def task_count(proc: str = "/proc") -> int:
-    """Processes and threads together, as a limit on processes counts them, without the caller."""
+    """Count processes and threads together, as a process limit does, without the caller."""
     return sum(stat.threads for stat in processes(proc))
 
 
 def cpu_seconds(proc: str = "/proc") -> float:
-    """CPU time of all processes but the caller: those alive, those they have reaped, and those the caller has reaped.
+    """Return the CPU time of all processes except the caller: the living, the ones they reaped, and the ones the caller reaped.
 
-    Nothing counts twice: a process is alive or a zombie, and then in the list, or it was reaped, and then in its reaper's total. One whose
-    parent ignores SIGCHLD is in neither; `CpuMeter` remembers those.
+    Nothing counts twice: a living process or a zombie is in the list, a reaped one is in its reaper's total. A process whose parent ignores
+    SIGCHLD is in neither; `CpuMeter` remembers those.
     """
     return _tree_seconds(processes(proc))
 
 
 class CpuMeter:
-    """CPU time so far, never going down, though processes come and go between calls."""
+    """A CPU time total that never goes down, although processes come and go between calls."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._seen: dict[tuple[int, int], int] = {}
-        self._ended = 0  # ticks of processes seen once and now gone
+        self._ended = 0  # ticks of processes seen earlier and now gone
         self._most = 0.0
 
     def seconds(self) -> float:
-        """The larger of two counts that each miss something: what the kernel summed on reaping, and what was seen of each process.
+        """Return the larger of two totals: the kernel's sums on reaping, and the last reading of each process.
 
-        Both are at most the truth, so the larger one is too: a run is never ended for time it has not used.
+        Each misses something and neither exceeds the truth, so the larger does not either: a run is never ended for time it has not used.
         """
         stats = processes(self._proc)
         now = {(stat.pid, stat.started): stat.own_ticks for stat in stats}
@@ -97,18 +97,20 @@ class CpuMeter:
             self._ended += sum(ticks for process, ticks in self._seen.items() if process not in now)
             self._seen = now
         else:
-            self._seen.update(now)  # the pass was cut: what is missing may still live, and must not count as ended
+            self._seen.update(now)  # the pass was cut short: a missing process may still live and must not count as ended
         observed = (self._ended + sum(self._seen.values())) / _TICKS
         self._most = max(self._most, observed, _tree_seconds(stats))
         return self._most
 
 
 def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> int:
-    """Anonymous and shared memory of all processes but the caller, in RAM and in swap; pages that several share count once in all.
-    With it their page tables, which can outweigh what they map, and what is in System V segments, queues and semaphores.
+    """Return the anonymous and shared memory of all processes except the caller, in RAM and in swap.
 
-    `private` are tmpfs that only these processes write to, by path or descriptor: what is in them, and in memfds, is memory whether or not
-    anybody maps it. Mapped files of other filesystems are not counted: the kernel can drop those pages, as it would in a cgroup.
+    Shared pages count once in all. Included are page tables, which can outweigh the memory they map, and System V segments, queues and
+    semaphores.
+
+    `private` lists tmpfs mounts, by path or descriptor, that only these processes write to: their content, and that of memfds, counts even
+    if no process maps it. Mapped files of other filesystems do not count: the kernel can drop those pages, as it would in a cgroup.
     """
     pids = list(_others(proc))
     measured = [_process_memory(f"{proc}/{pid}") for pid in pids]
@@ -118,15 +120,15 @@ def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> i
 
 
 def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
-    """Bytes allocated below an open directory, on its own filesystem, a hard-linked file once. Never follows a symbolic link.
+    """Return the bytes allocated below an open directory, on its own filesystem, counting a hard-linked file once.
 
-    A tree too large or too deep to count is `UNCOUNTABLE`: nobody needs such a tree, but it would be a way to hide one. The tree may change
-    meanwhile. Files that were deleted and are still open are not seen.
+    Never follows a symbolic link. A tree too large or too deep to count is `UNCOUNTABLE`: no program needs one, and it could hide data from
+    the limit. The tree may change during the count. Files that were deleted and are still open are not counted.
     """
     device = os.fstat(directory).st_dev
     linked: set[int] = set()
     total, left = 0, most_entries
-    # (descriptor, names of directories still to enter): depth first, so that no more descriptors are open than the tree is deep.
+    # (descriptor, names of directories still to enter). Depth first, so the open descriptors never outnumber the depth of the tree.
     stack: list[tuple[int, list[str]]] = []
     try:
         descriptor: int | None = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
@@ -159,7 +161,7 @@ def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
 
 
 def _next_directory(stack: list[tuple[int, list[str]]]) -> int | None:
-    """Open the next directory to enter, closing those that are done. Names that are no directory any more are passed over."""
+    """Open the next directory to enter and close the finished ones. Skips names that are no longer a directory."""
     while stack:
         parent, names = stack[-1]
         while names:
@@ -186,7 +188,7 @@ def _used(tmpfs: str | int) -> int:
 
 
 def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
-    """What is in memfds that somebody has open, each once. One that is open only in a process closed to us is not seen."""
+    """Return the bytes in open memfds, each counted once. Misses a memfd open only in a process that we may not read."""
     seen: dict[tuple[int, int], int] = {}
     left = MOST_PROCESSES
     for pid in pids:
@@ -200,27 +202,27 @@ def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
                     status = os.stat(path)
                     seen[status.st_dev, status.st_ino] = status.st_blocks * 512
         except OSError:
-            continue  # it has gone, or it is closed to us
+            continue  # the process has gone, or we may not read it
     return sum(seen.values())
 
 
 def _segment_bytes(tables: str) -> int:
-    """System V shared memory of this ipc namespace, attached or not: the last two columns are what is in RAM and in swap."""
+    """Return the System V shared memory of this ipc namespace, attached or not. The last two columns are bytes in RAM and in swap."""
     return _table_bytes(f"{tables}/shm", 16, lambda row: int(row[14]) + int(row[15]))
 
 
 def _semaphore_bytes(tables: str) -> int:
-    """System V semaphores: sets live until somebody removes them, and in no process. The fourth column is how many are in one."""
+    """Return the cost of System V semaphores. Sets belong to no process and live until removed; the fourth column is the set's size."""
     return _table_bytes(f"{tables}/sem", 4, lambda row: int(row[3]) * SEMAPHORE_BYTES)
 
 
 def _message_bytes(tables: str) -> int:
-    """System V messages nobody has fetched: bytes and number are the fourth and fifth column."""
+    """Return the cost of unread System V messages. The fourth column is their bytes, the fifth their number."""
     return _table_bytes(f"{tables}/msg", 5, lambda row: int(row[3]) + int(row[4]) * MESSAGE_BYTES)
 
 
 def _table_bytes(path: str, columns: int, cost: Callable[[list[bytes]], int]) -> int:
-    """What the rows of a table below /proc/sysvipc cost together."""
+    """Return the summed cost of the rows of a table below /proc/sysvipc; `UNCOUNTABLE` if the table is too long."""
     content = _read(path, most=LONGEST_TABLE)
     if len(content) == LONGEST_TABLE:
         return UNCOUNTABLE
@@ -229,18 +231,18 @@ def _table_bytes(path: str, columns: int, cost: Callable[[list[bytes]], int]) ->
 
 
 def _process_memory(directory: str) -> tuple[int, int]:
-    """Its anonymous memory with its page tables, and its part of the shared memory that is mapped."""
+    """Return anonymous memory with page tables, and the proportional share of mapped shared memory."""
     status = _kilobytes(_read(f"{directory}/status"))
     tables = status.get(b"VmPTE", 0)
     rollup = _kilobytes(_read(f"{directory}/smaps_rollup"))
     if b"Pss_Anon" in rollup:
         return rollup[b"Pss_Anon"] + rollup.get(b"SwapPss", 0) + tables, rollup.get(b"Pss_Shmem", 0)
-    # A process that made itself undumpable is closed to us, but not its status. There shared pages count in full: on the safe side.
+    # Of a process that made itself undumpable we may read only the status. It counts shared pages in full, which errs on the safe side.
     return status.get(b"RssAnon", 0) + status.get(b"VmSwap", 0) + tables, status.get(b"RssShmem", 0)
 
 
 def _kilobytes(content: bytes) -> dict[bytes, int]:
-    """Lines of the form `Name:   12 kB`, in bytes. The name of the process is on a line of its own and has no such form."""
+    """Parse lines of the form `Name:   12 kB` into bytes. The process name has a line of its own, so it cannot forge another field."""
     values = {}
     for line in content.split(b"\n"):
         name, _, value = line.partition(b":")
@@ -251,7 +253,7 @@ def _kilobytes(content: bytes) -> dict[bytes, int]:
 
 
 def _others(proc: str) -> Iterator[int]:
-    """Process ids, without the caller's."""
+    """Yield process ids, at most `MOST_PROCESSES`, without the caller's."""
     me = os.getpid()
     left = MOST_PROCESSES
     with os.scandir(proc) as entries:
@@ -264,14 +266,14 @@ def _others(proc: str) -> Iterator[int]:
 
 
 def _read(path: str, *, most: int = 16384) -> bytes:
-    """The content up to `most` bytes, or nothing when the process has gone or is closed to us."""
+    """Return the content up to `most` bytes; empty if the process has gone or we may not read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     content = b""
     try:
-        # More than one read: /proc gives a page or so at a time, however much is asked for.
+        # Several reads: /proc returns about a page at a time, whatever the buffer size.
         while len(content) < most and (part := os.read(descriptor, most - len(content))):
             content += part
         return content

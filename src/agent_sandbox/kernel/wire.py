@@ -1,6 +1,8 @@
-"""The messages between the supervisor, the keeper, init and the guest: single bytes, and marshalled values behind a length.
+"""The wire protocol between the supervisor, the keeper, init and the guest: single bytes, and marshalled values behind a length.
 
-A stream has no message boundaries, so every read here is of an exact number of bytes.
+A stream has no message boundaries, so messages are read by exact byte counts. Values use marshal, not pickle: it creates plain values,
+never objects. Malformed bytes can still crash it, so it is used only between our own processes; bytes that a guest may have written are
+read raw and bounded.
 """
 
 from __future__ import annotations
@@ -18,13 +20,47 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
+# Orders from the supervisor to the keeper, each with the number of the run.
+START, WATCH, DONE = "start", "watch", "done"
+
+# Orders from the supervisor to init, once the guest exists: GO with the wall time in seconds, SIGNAL with the signal number.
+ORDER = struct.Struct("!cd")
+GO, SIGNAL = b"g", b"s"
+
+HERE = b"h"  # init's first byte, and again when it requests its ids
+MAPPED = b"m"  # the supervisor's answer, after it has moved init into its cgroup and written its id map
+# The guest's first byte on the payload socket: everything is in force. A refusal takes its place, or comes later instead of running the
+# program: an exit code, a space and the reason, up to the end of the stream. A refusal begins with a digit, so one byte tells them apart.
+READY = b"R"
+REFUSAL_BYTES = 4096  # kept of a refusal
+# Before READY, from an observed guest, followed by its listener's number in four bytes. HEARD answers once the supervisor has a copy.
+LISTENING, HEARD = b"\x01", b"h"
+
+# To init, from a guest that runs our own code to its end: its program has ended. Wait status, processor time, peak memory in bytes, and the
+# fuel used or NOT_COUNTED.
+FAREWELL = struct.Struct("!HdQq")
+NOT_COUNTED = -1
+FAREWELL_FD = 4  # in the guest: after its three streams and the payload
+# From a watched guest before it ends, on its payload socket: this header, and a line per input.
+INPUTS = b"inputs\n"
+REPORT_BYTES = 2 << 20  # kept of such a report
+
+# Where a view holds the code while it runs.
+SCRIPTS = "/run/sandbox"
+PYTHON, JAVASCRIPT = "main.py", "main.js"
+SCRIPT = f"{SCRIPTS}/{PYTHON}"
+
+# Header of a message between the supervisor and a running program that it serves: the length of the body, and the number of the question.
+TALK = struct.Struct("!IQ")
+HELLO = TALK.pack(0, 0)  # the guest's first message: it has everything it needs, and the program is about to start
+
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _MAX_DESCRIPTORS = 16
 
 
 def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send one value, and descriptors along with it."""
+    """Send one value together with descriptors."""
     message = memoryview(pack(value))
     if descriptors:
         message = message[socket.send_fds(sock, [message], list(descriptors)) :]
@@ -32,13 +68,13 @@ def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> No
 
 
 def pack(value: Any) -> bytes:
-    """One value as it is sent."""
+    """Return one value as sent: its length, then its bytes."""
     body = marshal.dumps(value)
     return _LENGTH.pack(len(body)) + body
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    """Receive one value and the descriptors that came with it. Raises EOFError when the other side has gone."""
+    """Receive one value and its descriptors. Raises EOFError if the other side has gone."""
     head, descriptors = receive_descriptors(sock, _LENGTH.size)
     if len(head) < _LENGTH.size:
         head += exactly(sock, _LENGTH.size - len(head)) if head else b""
@@ -49,7 +85,7 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
 
 
 def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """Bytes and descriptors, which no program executed later inherits. Not socket.recv_fds: it drops the flag that says so."""
+    """Receive bytes and close-on-exec descriptors. Replaces socket.recv_fds, which drops the MSG_CMSG_CLOEXEC flag."""
     received = array.array("i")
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize)
     data, ancillary, _, _ = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
@@ -60,9 +96,9 @@ def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int
 
 
 def credentials(sock: socket.socket) -> int:
-    """Receive one byte and return the pid of who sent it, as the kernel says and as it is numbered here. Raises EOFError when it has gone.
+    """Receive one byte and return its sender's pid, from the kernel and as numbered here. Raises EOFError if the sender has gone.
 
-    The socket must have SO_PASSCRED set before the byte is sent; it is taken off again.
+    The socket must have SO_PASSCRED set before the byte is sent; it is cleared here.
     """
     data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_CMSG_CLOEXEC)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
@@ -73,7 +109,7 @@ def credentials(sock: socket.socket) -> int:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors; those that are closed already are no error."""
+    """Close descriptors. Already closed ones are not an error."""
     for fd in descriptors:
         try:
             os.close(fd)
@@ -82,12 +118,12 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def seal(memfd: int) -> None:
-    """What is in it stays as it is, whoever else gets hold of it."""
+    """Seal a memfd: no holder can change its content or size any more."""
     fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
-    """Receive just this many bytes: neither fewer, nor any of the next message. Raises EOFError when the other side has gone."""
+    """Receive exactly this many bytes, and none of the next message. Raises EOFError if the other side has gone."""
     parts = []
     while count:
         part = sock.recv(min(count, 1 << 20))
@@ -99,8 +135,8 @@ def exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def close_others(descriptors: Collection[int]) -> None:
-    """Close every descriptor from 3 up that is not among these."""
-    from agent_sandbox.kernel import syscalls as sc  # and ctypes: only what was forked needs it
+    """Close every descriptor from 3 upwards except these."""
+    from agent_sandbox.kernel import syscalls as sc  # loads ctypes, which only forked processes need
 
     lowest = 3
     for fd in sorted(descriptors):
@@ -108,38 +144,3 @@ def close_others(descriptors: Collection[int]) -> None:
             sc.close_range(lowest, fd - 1)
         lowest = max(lowest, fd + 1)
     sc.close_range(lowest, 0xFFFFFFFF)
-
-
-# From the supervisor to the keeper: an order and the number of the run.
-START, WATCH, DONE = "start", "watch", "done"
-
-# From the supervisor to init, once there is a guest: GO with the wall time in seconds, SIGNAL with its number.
-ORDER = struct.Struct("!cd")
-GO, SIGNAL = b"g", b"s"
-
-HERE = b"h"  # init's first byte, and again when it wants its ids
-MAPPED = b"m"  # the supervisor's answer when it has moved init into its cgroup and written its id map
-# The guest's first byte on the payload socket: everything is in force. In its place, or later and instead of running the program, comes a
-# refusal: an exit code, a space and the reason, up to the end of the stream. A refusal begins with a digit, so one byte tells which it is.
-READY = b"R"
-REFUSAL_BYTES = 4096  # of a refusal that are kept
-# From a guest that is observed, before that, and the number of its listener in four bytes; HEARD when the supervisor has a copy of it.
-LISTENING, HEARD = b"\x01", b"h"
-
-# From a guest that is our own code to its end, to init: the program in it has ended. Its status, as `wait` would tell, processor time, peak
-# of memory in bytes, and the fuel it used, or NOT_COUNTED.
-FAREWELL = struct.Struct("!HdQq")
-NOT_COUNTED = -1
-FAREWELL_FD = 4  # in the guest: after its three streams and the payload
-# From a guest that is watched, on the socket where it got its program, before it ends: this, and a line for each.
-INPUTS = b"inputs\n"
-REPORT_BYTES = 2 << 20  # of such a report that are kept
-
-# Where code lies in a view while it runs.
-SCRIPTS = "/run/sandbox"
-PYTHON, JAVASCRIPT = "main.py", "main.js"
-SCRIPT = f"{SCRIPTS}/{PYTHON}"
-
-# Between the supervisor and a program it talks with while that runs: the length of what follows, and the number of the question.
-TALK = struct.Struct("!IQ")
-HELLO = TALK.pack(0, 0)  # the guest's first, when it has what it needs and the program is about to start

@@ -1,1 +1,1 @@
-"""WHAT HAPPENED?  An append-only record: the intent before the deed, and how it ended."""
+"""WHAT HAPPENED?  The append-only record: an intent before each action, an outcome after it."""

@@ -1,11 +1,11 @@
-"""The anchor: how far the ledger had come, kept in another directory than the ledger itself.
+"""The anchor: how far the ledger had come, stored in another directory than the ledger.
 
-Without it, a ledger whose end was cut off, or that was replaced by an earlier copy of itself, looks like one that never was longer. It is
-written after each entry, so at any moment the ledger is as long as the anchor says, or longer by what was being written when a writer died.
+Without it, a ledger that was truncated, or replaced by an earlier copy, looks like one that was never longer. The anchor is written after
+each entry. So at any moment the ledger is as long as the anchor says, or longer by the write that was under way when a writer died.
 
-The file has two slots of one disk sector each. The first is written for every entry and is with the kernel, like the entry. The second is
-written, and forced to the disk, for entries that were forced to the disk. A slot holds the seal of the entry it names, so nobody without
-the key can make one up; an old one can be put back, together with an old ledger, by whoever can write to both directories.
+The file has two slots of one disk sector each. The first is written for every entry and, like the entry, handed to the kernel. The second
+is written and forced to the disk for entries that were forced to the disk. A slot holds the seal of the entry it names, so nobody can forge
+one without the key. Anyone who can write to both directories can restore an old anchor together with an old ledger.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from agent_sandbox.ledger.event import Gap
 from agent_sandbox.ledger.keys import make_private, read_private
 
 ANCHOR = "anchor"
-_SLOT = 512
+_SLOT = 512  # bytes; one disk sector
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_HINT = "find out what happened to that directory; then move it aside, and with it the ledger and its closed files"
 
 
 @dataclass(frozen=True)
 class Anchored:
-    """An entry that is known to exist: its number, hash and seal, how long the file was with it, and in which boot of the machine."""
+    """An entry known to exist: number, hash, seal, the length of the file up to its end, and the boot identifier."""
 
     sequence: int
     hash: str
@@ -39,20 +40,20 @@ class Anchored:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Both slots; each is None until something was written there."""
+    """Both slots; each is None until it is first written."""
 
     last: Anchored | None = None
     lasting: Anchored | None = None
 
     @property
     def furthest(self) -> Anchored | None:
-        """The later of the two: after a power cut it can be either."""
+        """The later of the two slots: after a power cut it can be either."""
         known = [slot for slot in (self.last, self.lasting) if slot is not None]
         return max(known, key=lambda slot: slot.sequence) if known else None
 
 
 def read(directory: str) -> Anchor | None:
-    """What the anchor says; None when there is none. Raises OSError, and ValueError when a slot is damaged."""
+    """Read the anchor; None if there is none. Raises OSError, and ValueError if a slot is damaged."""
     try:
         content = read_private(os.path.join(directory, ANCHOR), 2 * _SLOT)
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def read(directory: str) -> Anchor | None:
 
 
 def write(directory: str, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool = False) -> None:
-    """Set the first slot and, for an entry that was forced to the disk, the second. Raises OSError."""
+    """Set the first slot and, for an entry forced to the disk, the second. Raises OSError."""
     descriptor = os.open(f"{directory}/{ANCHOR}", _FLAGS, 0o600)
     try:
         put(descriptor, sequence, digest, seal, size, boot, lasting=lasting)
@@ -70,7 +71,10 @@ def write(directory: str, sequence: int, digest: str, seal: str, size: int, boot
 
 
 def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool) -> None:
-    """The same for an anchor that is open. A slot is one write within one page: a process that dies leaves the old one or the new one."""
+    """Set the slots of an open anchor.
+
+    A slot is one write within one page: a process that dies leaves the old slot or the new one.
+    """
     text = b"%-511b\n" % f"{sequence} {digest} {seal} {size} {boot}".encode("ascii")
     _put(descriptor, text, 0)
     if lasting:
@@ -79,18 +83,20 @@ def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot:
 
 
 def begin(directory: str, digest: str, seal: str, boot: str) -> None:
-    """Make an anchor for a ledger that has no entry yet: it names what comes before the first one, so that an anchor that was emptied can
-    be told from one that is new. Raises OSError."""
+    """Make the anchor of a ledger that has no entry yet. Raises OSError.
+
+    It names the hash before the first entry, so an emptied anchor differs from a new one.
+    """
     make_private(directory)
     write(directory, 0, digest, seal, 0, boot)
 
 
 def boot_id() -> str:
-    """Names the time from one start of the machine to the next."""
+    """Return the identifier of the current boot of the machine."""
     try:
         descriptor = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return "unknown"  # without /proc; every boot is taken for the same one then, and no loss is explained by a new one
+        return "unknown"  # no /proc: all boots then look the same, and no loss is explained by a reboot
     try:
         return os.read(descriptor, 64).decode("ascii").strip()
     finally:
@@ -113,40 +119,37 @@ def _slot(content: bytes) -> Anchored | None:
 
 
 def missing(path: str, directory: str, descriptor: int, size: int, head: Head, boot: str, seal: Seal) -> Gap | None:
-    """The entry that has to come first; None when nothing is missing. Makes an anchor for a new ledger.
+    """Return the `Gap` to record first; None if nothing is missing. Makes the anchor of a new ledger.
 
-    Raises `LedgerBroken` when the ledger must not be continued, OSError when the anchor cannot be read or made.
+    Raises `LedgerBroken` if the ledger must not be continued, OSError if the anchor cannot be read or made.
     """
     try:
-        found = read(directory)
+        anchor = read(directory)
     except ValueError as error:
         raise LedgerBroken(f"the anchor of the ledger {path} cannot be read: {error}", hint=_HINT) from None
-    if found is None:
+    if anchor is None:
         if head.sequence:
             raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} is gone", hint=_HINT)
         begin(directory, START, sealed(bytes.fromhex(START), seal), boot)
         return None
-    furthest = found.furthest
+    furthest = anchor.furthest
     if furthest is None:
         if head.sequence:
             raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} was emptied", hint=_HINT)
-        return None  # whoever made it did not live to write it
+        return None  # its maker died before writing it
     if furthest.seal != sealed(bytes.fromhex(furthest.hash), seal):
         raise LedgerBroken(f"the anchor of the ledger {path} was not written with its key", hint=_HINT)
     if head.sequence >= furthest.sequence:
         if furthest.sequence and not holds(descriptor, size, furthest.sequence, furthest.hash):
             raise LedgerBroken(f"the ledger {path} is another one than before: entry {furthest.sequence} is not the one it had", hint=HINT)
         return None
-    return _gap(path, found, furthest, size, head, boot)
+    return _gap(path, anchor, furthest, size, head, boot)
 
 
-def _gap(path: str, found: Anchor, furthest: Anchored, size: int, head: Head, boot: str) -> Gap:
+def _gap(path: str, anchor: Anchor, furthest: Anchored, size: int, head: Head, boot: str) -> Gap:
     torn = vars(torn_at(head.end, head.remains)) if head.remains else {}
     if size == 0:
         return Gap(furthest.sequence, furthest.hash, "the file was not there", torn)
-    if boot not in (furthest.boot, "unknown") and (found.lasting is None or head.sequence >= found.lasting.sequence):
+    if boot not in (furthest.boot, "unknown") and (anchor.lasting is None or head.sequence >= anchor.lasting.sequence):
         return Gap(furthest.sequence, furthest.hash, "the machine has started again since", torn)
     raise LedgerBroken(f"the ledger {path} has lost its end: {furthest.sequence - head.sequence} entries are missing", hint=HINT)
-
-
-_HINT = "find out what happened to that directory; then move it aside, and with it the ledger and its closed files"

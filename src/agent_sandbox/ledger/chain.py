@@ -1,11 +1,11 @@
-"""Walk the chain: find where it ends, and check that nothing in it was changed.
+"""The hash chain: find its end, and check that nothing in it was changed.
 
-Bytes that are no entry are accepted in one case only: none of their lines ends as an entry does, as after a write that was cut short (a
-kill, a power cut, a full disk), and the entry behind them is a `Torn` that seals exactly them, by place, length and digest. They are
-kept, counted, and never merged with what follows. Numbers go up by one; only a `Gap`, which says so, leaves some out.
+Bytes that are not an entry are accepted in one case only: none of their lines ends like an entry, as after a torn write (a kill, a power
+cut, a full disk), and the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept, counted, and
+never merged with later lines. Numbers go up by one; only a `Gap`, which says so, skips any.
 
-The hashes alone find accidents, and changes by whoever does not rewrite all that follows. The seals find the rest, for who has the key;
-that the end or the whole of it is missing is found with the anchor. `verifying` brings these together.
+The hashes alone detect accidents, and changes by anyone who does not rewrite everything after them. The seals detect the rest, given the
+key. The anchor detects that the end, or all of the ledger, is missing. `verify` combines the three.
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ from agent_sandbox.ledger.event import Entry, Gap, Rotated, Torn
 START = "0" * 64  # the hash before the first entry
 _STEP = 2 << 10  # bytes; most entries are far smaller
 
+_OTHER_KEY = (
+    "if XDG_DATA_HOME or AGENT_SANDBOX_KEYS is another than before, set it back; if not, keep the file as evidence and move it aside"
+)
+HINT = "keep the file as evidence and move it aside; a new ledger starts with the next action, and says what is missing"
+
 
 @dataclass(frozen=True)
 class Head:
-    """Where the chain ends: the last entry, the offset behind its line, and the bytes from there on, left by a write that was cut short."""
+    """The end of the chain: the last entry, the offset after its line, and the bytes of a torn write there."""
 
     sequence: int = 0
     hash: str = START
     seal: str = ""
     end: int = 0
     remains: bytes = b""
-    line_ended: bool = True  # whether the file's last byte is a line end
+    line_ended: bool = True  # whether the file's last byte is a newline
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A chain without a fault: the last number, the last hash, how many torn writes are sealed, and the bytes of one not sealed yet."""
+    """A chain without a fault: last number, last hash, number of sealed torn writes, and bytes of an unsealed one."""
 
     count: int
     head: str
@@ -46,8 +51,10 @@ class Verified:
 
 
 def find_head(descriptor: int, size: int, seal: Seal) -> Head:
-    """The end of the chain, from the tail of the file. Raises `LedgerBroken` when the last entry is not of this key, and when what lies
-    behind it is no torn write."""
+    """Find the end of the chain, reading only the tail of the file.
+
+    Raises `LedgerBroken` if the last entry was not sealed with this key, or if the bytes after it are not a torn write.
+    """
     length = min(size, _STEP)
     while True:
         start = size - length
@@ -56,7 +63,7 @@ def find_head(descriptor: int, size: int, seal: Seal) -> Head:
         while position > 0:
             line_start = tail.rfind(b"\n", 0, position) + 1
             if line_start == 0 and start > 0:
-                break  # this line may begin before what was read
+                break  # this line may begin before the part that was read
             line = tail[line_start:position]
             try:
                 sequence, digest, mark = place(line)
@@ -75,15 +82,18 @@ def find_head(descriptor: int, size: int, seal: Seal) -> Head:
 
 
 def holds(descriptor: int, size: int, sequence: int, digest: str) -> bool:
-    """Whether this entry is in the file, or was before what the file begins with, or is one that a `Gap` names as missing."""
+    """Return whether the file accounts for this entry.
+
+    True if the entry is in the file, or directly precedes the first entry of the file, or is named as missing by a `Gap`.
+    """
     following: bytes | None = None
     for line in _backwards(descriptor, size):
         try:
-            number, found, _ = place(line)
+            number, entry_hash, _ = place(line)
         except ValueError:
-            continue  # torn, or an empty end
+            continue  # torn, or empty at the end
         if number == sequence:
-            return found == digest
+            return entry_hash == digest
         if number < sequence:
             break
         following = line
@@ -95,7 +105,7 @@ def holds(descriptor: int, size: int, sequence: int, digest: str) -> bool:
 
 
 def _backwards(descriptor: int, size: int) -> Iterator[bytes]:
-    """The lines of a file, the last one first."""
+    """Yield the lines of a file, last one first."""
     rest, end, step = b"", size, _STEP
     while end > 0:
         start = max(0, end - step)
@@ -106,7 +116,7 @@ def _backwards(descriptor: int, size: int) -> Iterator[bytes]:
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
-    """The entries of one file, in order, each checked against the one before. Raises `LedgerBroken` at the first fault."""
+    """Yield the entries of one file in order, each checked against the one before. Raises `LedgerBroken` at the first fault."""
     with open(path, "rb") as file:
         for item in walk(file):
             if isinstance(item, Entry):
@@ -114,7 +124,10 @@ def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
 
 
 def verify(path: str | os.PathLike[str]) -> Verified:
-    """Check the hashes of one file. Raises `LedgerBroken` naming the first number that is changed, missing, repeated or out of place."""
+    """Check the hashes of one file.
+
+    Raises `LedgerBroken` naming the first number that is changed, missing, repeated or out of place.
+    """
     count, head, torn, unsealed = 0, START, 0, 0
     with open(path, "rb") as file:
         for item in walk(file):
@@ -126,10 +139,10 @@ def verify(path: str | os.PathLike[str]) -> Verified:
 
 
 def walk(lines: Iterable[bytes], before: Entry | None = None, *, offset: int = 0) -> Iterator[Entry | int]:
-    """Each entry of one file; at the end, where there is one, the length of a torn write that is not sealed yet.
+    """Yield each entry of one file, and at the end the length of an unsealed torn write, if there is one.
 
-    `before` is the entry before the first line, when that is known, and `offset` where in its file that line begins. Raises `LedgerBroken`
-    at the first fault.
+    `before` is the entry before the first line, if known. `offset` is where that line begins in its file. Raises `LedgerBroken` at the
+    first fault.
     """
     debris, length = list[bytes](), 0
     for line in lines:
@@ -157,7 +170,7 @@ def walk(lines: Iterable[bytes], before: Entry | None = None, *, offset: int = 0
 
 
 def broken(sequence: int, what: str) -> LedgerBroken:
-    """The chain has a fault at this number."""
+    """Return the error for a fault at this entry."""
     return LedgerBroken(f"the ledger is broken: entry {sequence} {what}", hint=HINT)
 
 
@@ -166,16 +179,16 @@ def _next(before: Entry | None) -> int:
 
 
 def _misfit(entry: Entry, before: Entry | None) -> str:
-    """Why this entry cannot stand behind that one; empty when it can."""
+    """Return why this entry cannot follow that one; empty if it can."""
     out_of_place = f"is missing or out of place: entry {entry.sequence} stands there"
     if isinstance(entry.event, Gap) and entry.sequence != entry.event.last + 1:
         return "names other entries as missing than those before it"
     if before is None:
-        # A file begins with the first entry of all, or with one that says what came before it.
+        # A file begins with the very first entry, or with one that states what came before it.
         first = (entry.sequence, entry.previous) == (1, START)
         return "" if first or isinstance(entry.event, Rotated) or _bridges(entry, 0) else out_of_place
     if _bridges(entry, before.sequence):
-        # In a file that was begun anew, the entry that is missing is the one before.
+        # In a file that was started afresh, `previous` is the hash of the last missing entry.
         return "" if entry.previous in (before.hash, entry.event.hash) else out_of_place  # type: ignore[union-attr]
     return "" if (entry.sequence, entry.previous) == (before.sequence + 1, before.hash) else out_of_place
 
@@ -185,13 +198,13 @@ def _bridges(entry: Entry, last: int) -> bool:
 
 
 def _seals(entry: Entry, offset: int, debris: bytes) -> bool:
-    # The line end behind the debris was written by the sealer.
+    # The newline after the debris was written by the sealer.
     expected = torn_at(offset, debris)
     return entry.event == expected or (isinstance(entry.event, Gap) and entry.event.torn == vars(expected))
 
 
 def torn_at(offset: int, debris: bytes) -> Torn:
-    """What seals these bytes, which begin at this place of the file."""
+    """Return the seal on these bytes, which begin at this offset of the file."""
     torn = debris.removesuffix(b"\n")
     return Torn(offset, len(torn), sha256(torn).hexdigest())
 
@@ -203,9 +216,3 @@ def _entry(line: bytes) -> Entry | None:
         raise
     except ValueError:
         return None
-
-
-_OTHER_KEY = (
-    "if XDG_DATA_HOME or AGENT_SANDBOX_KEYS is another than before, set it back; if not, keep the file as evidence and move it aside"
-)
-HINT = "keep the file as evidence and move it aside; a new ledger starts with the next action, and says what is missing"

@@ -1,11 +1,11 @@
-"""Signed checkpoints: "entry N has this hash", checked by anybody with the public key and nothing else.
+"""Signed checkpoints: "entry N has this hash", verified with the public key alone.
 
-The seals of a ledger need its key, which cannot be given to an auditor without letting them forge. A checkpoint can be given away: kept on
-another machine, it also shows later that nothing up to its entry was cut off or written anew. It is one entry of the ledger, which signs
-the one before it, and a note of three lines for everybody else.
+The seals of a ledger need its key, and an auditor who has that key could forge entries. A checkpoint can be given away. Kept on another
+machine, it also proves later that nothing up to its entry was cut off or rewritten. It is one entry of the ledger, signing the entry before
+it, and a note of text to keep elsewhere.
 
-The private key lies beside the ledger's key, so a checkpoint proves nothing against who can read that directory, except for what was
-signed and given away before.
+The private key lies beside the ledger's key. So a checkpoint proves nothing against someone who can read that directory, except for entries
+that were signed and given away before.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _LENGTH = 32
 
 
 def sign(directory: str, sequence: int, digest: str) -> Checkpoint:
-    """Sign the hash of an entry with the key in this directory; it is made on first use. Raises `LedgerUnavailable`, and OSError."""
+    """Sign the hash of an entry with the key in this directory, made on first use. Raises `LedgerUnavailable`, and OSError."""
     key = _private_key(directory)
     public = key.public_key().public_bytes_raw().hex()
     return Checkpoint(sequence, digest, public, key.sign(_message(sequence, digest)).hex())
 
 
 def public_key(directory: str) -> str | None:
-    """The public half of the key in this directory, in hexadecimal; None when there is none yet. Raises as `sign` does."""
+    """Return the public key of this directory, in hexadecimal; None if there is none yet. Raises as `sign` does."""
     if not os.path.exists(os.path.join(directory, _SIGNING_KEY)):
         return None
     return _private_key(directory).public_key().public_bytes_raw().hex()
 
 
 def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
-    """Whether the signature fits what it signs and, where a public key is given, is made with that one. Raises `LedgerUnavailable`."""
+    """Return whether the signature is valid and, if a public key is given, was made with that one. Raises `LedgerUnavailable`."""
     _available()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -56,12 +56,12 @@ def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
 
 
 def note(checkpoint: Checkpoint) -> str:
-    """The checkpoint as text to keep elsewhere."""
+    """Return the checkpoint as text to keep elsewhere."""
     return f"{_message(checkpoint.sequence, checkpoint.hash).decode()}{checkpoint.public_key}\n{checkpoint.signature}\n"
 
 
 def read_note(text: str) -> Checkpoint:
-    """The checkpoint in a note. Raises `LedgerBroken` when it is none; its signature is not checked."""
+    """Parse a note. Its signature is not checked. Raises `LedgerBroken` if it is not a checkpoint."""
     lines = text.splitlines()
     if len(lines) == 4 and lines[0] == TITLE:
         number, _, digest = lines[1].partition(" ")
@@ -87,7 +87,7 @@ def _private_key(directory: str) -> Ed25519PrivateKey:
 
 def _available() -> None:
     try:
-        import cryptography  # noqa: F401  # an extra, and slow to load: only whoever signs or checks pays for it
+        import cryptography  # noqa: F401  # an optional extra, and slow to load: only signing and verifying pay for it
     except ImportError:
         message = "signed checkpoints need the package `cryptography`, which is not installed"
         raise LedgerUnavailable(message, hint="pip install 'entersandbox[sign]'") from None

@@ -1,11 +1,12 @@
-"""Entries as lines, and back. One event is exactly one line, whatever it holds, and reading
-gives what was written, with sequences as lists.
+"""Entries as lines, and back.
 
-A line is JSON in ASCII, so control characters, line ends, escape sequences and bidirectional marks cannot act on whoever prints it. Its
-last two fields are the SHA-256 of the line without them, taken over the very bytes that are stored, and the ledger's seal on that hash:
-anybody can check the first, and only who has the key can make the second. What JSON cannot carry is wrapped in an object with one `$` key;
-names of facts never start with `$`, so the wrapping cannot be forged. Long values are cut, with their length and digest kept. What looks
-like a secret is taken out.
+Each event is exactly one line, whatever it contains. Decoding returns the same value, with sequences as lists.
+
+A line is JSON in ASCII, so control characters, newlines, escape sequences and bidirectional marks cannot affect a terminal that prints it.
+The last two fields are the SHA-256 of the line without them, over the exact bytes stored, and the ledger's seal on that hash. Anyone can
+check the hash; only holders of the key can make the seal. A value that JSON cannot carry is wrapped in an object with one `$` key. Names of
+facts never start with `$`, so the wrapping cannot be forged. Long values are cut, keeping their length and digest. Text that looks like a
+secret is removed.
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ if TYPE_CHECKING:
     from hashlib import _Hash as HASH
     from typing import Any
 
-LONGEST_FIELD = 64 << 10  # bytes of one field of an event; above it, its JSON is kept as one cut text
+LONGEST_FIELD = 64 << 10  # bytes of one event field; above it, the field's JSON is kept as one cut text
 
 _SEQUENCE_FIELD, _HASH_FIELD, _SEAL_FIELD, _END = b'{"seq":', b',"$hash":"', b'","$seal":"', b'"}'
-_SEAL_BYTES = 16  # of the 32 that HMAC-SHA256 gives, as its specification permits
-# Where the parts of the end of a line begin, counted from behind.
+_SEAL_BYTES = 16  # truncated from the 32 of HMAC-SHA256, as its specification permits
+# Offsets of the parts at the end of a line, counted from its end.
 _SEAL_AT = -len(_END) - 2 * _SEAL_BYTES
 _HASH_AT = _SEAL_AT - len(_SEAL_FIELD) - 64
 _TAIL_AT = _HASH_AT - len(_HASH_FIELD)
 _HEXADECIMAL = frozenset(b"0123456789abcdef")
 _BIGGEST = 1 << 63
-_MOST_DIGITS = 18  # of a number that is surely smaller
+_MOST_DIGITS = 18  # digits of a number that is certainly smaller
 
 
 class UnknownForm(ValueError):
-    """It is whole, and holds something that this version does not know."""
+    """A line that is whole, but holds something that this version does not know."""
 
 
 def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) -> tuple[bytes, str, str]:
-    """The line, with its line end, its hash and its seal. Raises `ValueError` for facts of no known type or name: our mistake, not the
-    guest's."""
+    """Return the line with its newline, its hash and its seal.
+
+    Raises `ValueError` for facts of an unknown type or name: our mistake, not the guest's.
+    """
     facts: Mapping[str, Any] = vars(event)
     if _is_plain(facts):
         body = as_json(facts)
@@ -55,7 +58,7 @@ def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) 
     if len(body) > LONGEST_FIELD:
         body = as_json({name: _bounded(wrapped(value)) for name, value in facts.items()})
     payload = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}","kind":"{event.kind}","event":{body}}}'.encode("ascii")
-    if b"\x7f" in payload:  # DEL, the one control character that JSON leaves as it is
+    if b"\x7f" in payload:  # DEL is the one control character that JSON does not escape
         payload = payload.replace(b"\x7f", b"\\u007f")
     digest = _hashed(payload)
     name, mark = digest.hexdigest(), sealed(digest.digest(), seal)
@@ -63,20 +66,22 @@ def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) 
 
 
 def _hashed(data: bytes) -> HASH:
-    openssl = sys.modules.get("_hashlib")  # whoever has it loaded anyway has the faster one
+    openssl = sys.modules.get("_hashlib")  # already loaded: OpenSSL's is faster
     return openssl.openssl_sha256(data) if openssl is not None else sha256(data)
 
 
 def sealed(digest: bytes, seal: Seal) -> str:
-    """The seal on a hash, in hexadecimal."""
+    """Return the seal on a hash, in hexadecimal."""
     return seal.on(digest)[:_SEAL_BYTES].hex()
 
 
 def decode(line: bytes) -> Entry:
-    """The entry of a line without its line end. Raises `ValueError` when it is not exactly what `encode` wrote, `UnknownForm` when another
-    version wrote it. The seal is not checked."""
+    """Decode a line without its newline. The seal is not checked.
+
+    Raises `ValueError` if it is not exactly what `encode` wrote, `UnknownForm` if another version wrote it.
+    """
     digest, mark = _checked(line)
-    from json import loads  # reading whole entries back is not on the way of a run
+    from json import loads  # decoding is not on the path of a run
 
     try:
         raw = loads(line)
@@ -84,7 +89,7 @@ def decode(line: bytes) -> Entry:
         event = KINDS[raw["kind"]](**_unwrapped(raw["event"]))
     except (KeyError, TypeError, RecursionError) as error:
         raise UnknownForm(f"not an entry of this version: {type(error).__name__}") from None
-    # The hash is nobody's secret: whoever writes a line can make one that fits, and need not keep to what a line holds.
+    # The hash is no secret: anyone can write a line with a valid hash and any content.
     numbered = type(sequence) is int and 0 < sequence < _BIGGEST and type(time) in (int, float) and math.isfinite(time)
     if not (numbered and type(previous) is str and fits(event)):
         raise UnknownForm("not an entry of this version: its fields hold something else")
@@ -92,7 +97,7 @@ def decode(line: bytes) -> Entry:
 
 
 def place(line: bytes) -> tuple[int, str, str]:
-    """The sequence number, the hash and the seal of an entry, which is all that the next one needs. Raises `ValueError` as `decode`."""
+    """Return the sequence number, hash and seal of an entry: all that the next entry needs. Raises `ValueError` as `decode` does."""
     digest, mark = _checked(line)
     number = line.removeprefix(_SEQUENCE_FIELD).partition(b",")[0]
     if not (line.startswith(_SEQUENCE_FIELD) and number.isdigit() and len(number) <= _MOST_DIGITS):
@@ -101,7 +106,7 @@ def place(line: bytes) -> tuple[int, str, str]:
 
 
 def looks_whole(line: bytes) -> bool:
-    """Whether a line ends as an entry does. A write that was cut short never does; a line that was changed afterwards may."""
+    """Return whether a line ends like an entry. A torn write never does; a line that was changed later may."""
     return (
         len(line) >= -_TAIL_AT
         and line.endswith(_END)
@@ -121,7 +126,10 @@ def _checked(line: bytes) -> tuple[str, str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON carries it as it is, with nothing to wrap, cut or take out: nearly all there is. Loops: every entry passes here."""
+    """Return whether JSON can carry a value unchanged, with nothing to wrap, cut or remove. Nearly every value qualifies.
+
+    Plain loops for speed: every entry passes here.
+    """
     kind = type(value)
     if kind is dict:
         for name in value:
@@ -154,11 +162,11 @@ def _bounded(value: Any) -> Any:
 
 
 def wrapped(value: object) -> Any:
-    """A fact as JSON types, from which it can be had back."""
+    """Return a fact as JSON types that can be decoded again."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return wrapped(cut(value))
-        # JSON reads two escaped surrogates as the one character they would be in UTF-16, which is not what was written.
+        # JSON decodes two escaped surrogates as the single character that they are in UTF-16: not the text that was written.
         return {"$text": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate_pair(value) else value
     if value is None or isinstance(value, bool):
         return value
@@ -177,7 +185,7 @@ def wrapped(value: object) -> Any:
     raise ValueError(f"not a fact: {value!r:.80}")
 
 
-@lru_cache(maxsize=256)  # there are some dozens of names
+@lru_cache(maxsize=256)  # there are a few dozen names
 def _is_name(text: str) -> bool:
     return text.isascii() and text.replace("-", "_").isidentifier() and not text.startswith("-")
 

@@ -1,7 +1,7 @@
-"""What the ledger records, as typed values.
+"""The event types of the ledger.
 
-An intent without an outcome means that the process ended in between: the deed may or may not have happened. Every other pairing is exact.
-`sandbox` names the one that it is about, where there is one.
+An intent without an outcome means that the process ended in between: the action may or may not have happened. Every other pairing is exact.
+`sandbox` names the sandbox concerned, where there is one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Fact = None | bool | int | float | str | bytes | Sequence["Fact"] | Mapping[str, "Fact"]
 Facts = Mapping[str, Fact]
-LONGEST_TEXT = 4096  # characters of one value
+LONGEST_TEXT = 4096  # characters kept of one value
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What is left of a value that was too long: its beginning, and the length in bytes and SHA-256 of the whole (text as UTF-8)."""
+    """A value that was too long: its beginning, and the length in bytes and SHA-256 of the whole (text as UTF-8)."""
 
     start: str
     length: int
@@ -29,7 +29,7 @@ class Cut:
 
 
 def cut(whole: str | bytes, start: str | None = None) -> Cut:
-    """What is kept of a long value; `start` where the beginning is not to be kept as it is."""
+    """Shorten a long value. `start` replaces the beginning where that must not be kept as it is."""
     raw = whole if isinstance(whole, bytes) else whole.encode("utf-8", "surrogatepass")
     if start is None:
         start = whole[:LONGEST_TEXT] if isinstance(whole, str) else whole.decode("utf-8", "surrogateescape")[:LONGEST_TEXT]
@@ -38,7 +38,10 @@ def cut(whole: str | bytes, start: str | None = None) -> Cut:
 
 @dataclass(frozen=True)
 class Intent:
-    """It is about to be done. `action` says what, `digest` names exactly that, `policy` and `rule` say what allowed it."""
+    """An action is about to be done.
+
+    `action` describes it, `digest` identifies it exactly, `policy` and `rule` say what allowed it.
+    """
 
     kind: ClassVar[str] = "intent"
     action: Facts
@@ -50,7 +53,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """It ended. `intent` is the sequence number of the entry that announced it."""
+    """An action ended. `intent` is the sequence number of the entry that announced it."""
 
     kind: ClassVar[str] = "outcome"
     intent: int
@@ -61,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Refusal:
-    """It was not done."""
+    """An action was refused and not done."""
 
     kind: ClassVar[str] = "refusal"
     action: Facts
@@ -74,9 +77,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Torn:
-    """Bytes between this entry and the one before are no entry: what is left of a write that was cut short.
+    """The seal on a torn write: the bytes between the previous entry and this one are not an entry.
 
-    If the writer was killed or the disk was full, what they announced was not done. After a power cut, or if somebody damaged the last
+    If the writer was killed or the disk was full, the announced action was not done. After a power cut, or if someone damaged the last
     entry, it may have been.
     """
 
@@ -88,9 +91,9 @@ class Torn:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that is no action of its own: a capability granted or revoked, an approval asked for or answered, a file looked at.
+    """A fact that is not an action: a capability granted or revoked, an approval requested or answered, a file inspected.
 
-    `what` is one of our own names, `subject.verb`: its first part is the category under which people look for it.
+    `what` is one of our own names, `subject.verb`. The subject is the category that people search by.
     """
 
     kind: ClassVar[str] = "noted"
@@ -101,10 +104,10 @@ class Noted:
 
 @dataclass(frozen=True)
 class Gap:
-    """Entries are missing: the anchor had seen `last` entries, and those after the one before this are not here.
+    """Missing entries: the anchor had seen `last` entries, and those between the previous entry and this one are not here.
 
-    The machine lost power before they reached the disk, or somebody took the file away. They are numbered all the same. Where a torn write
-    lies before this entry, `torn` seals it as a `Torn` does.
+    Either the machine lost power before they reached the disk, or someone removed the file. The missing entries keep their numbers. If a
+    torn write precedes this entry, `torn` seals it as a `Torn` does.
     """
 
     kind: ClassVar[str] = "gap"
@@ -116,7 +119,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Rotated:
-    """The first entry of a new file: the chain goes on from the file that begins with entry `closed`. Those before `oldest` are removed."""
+    """The first entry of a new file. The chain continues from the file that starts with entry `closed`.
+
+    Entries before `oldest` are removed.
+    """
 
     kind: ClassVar[str] = "rotated"
     closed: int
@@ -126,7 +132,10 @@ class Rotated:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Entry `sequence` has this hash, signed (Ed25519): checked by whoever has the public key, without the key of the ledger."""
+    """A signature (Ed25519) that entry `sequence` has this hash.
+
+    It is verified with the public key alone, without the ledger's key.
+    """
 
     kind: ClassVar[str] = "checkpoint"
     sequence: int
@@ -139,20 +148,25 @@ Event = Intent | Outcome | Refusal | Noted | Torn | Gap | Rotated | Checkpoint
 KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in (Intent, Outcome, Refusal, Noted, Torn, Gap, Rotated, Checkpoint)}
 
 
-# What a field holds when it is read back, by how it is declared. A text or facts that were too long are there as what is left of them.
+# The types of a field that was read back, by its annotation. Text or facts that were too long are a `Cut`.
 _READ = {"str": (str, Cut), "int": (int,), "Facts": (dict, Cut)}
 
 
 def fits(event: Event) -> bool:
-    """Whether an event that was read from a file holds what its kind says: another program, or somebody, may have written it."""
+    """Return whether an event read from a file has the field types of its kind.
+
+    Another program, or a person, may have written the file.
+    """
     kinds = {name: kind for name, kind in type(event).__annotations__.items() if name != "kind"}
     return all(isinstance(value, _READ.get(kinds[name], (str,))) and not isinstance(value, bool) for name, value in vars(event).items())
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An event in its place in the chain. `sequence` orders entries; `time` is what the clock said and may jump. `seal` is the ledger's
-    own, made with its key."""
+    """An event at its place in the chain.
+
+    `sequence` orders entries. `time` is the reading of the clock and may jump. `seal` is made with the ledger's key.
+    """
 
     sequence: int
     time: float
@@ -162,7 +176,7 @@ class Entry:
     seal: str = ""
 
     def __init__(self, sequence: int, time: float, previous: str, hash: str, event: Event, seal: str = "") -> None:
-        # What every value would do by itself, in a third of the time: one is made for each entry that is recorded.
+        # Same as the shared `__init__`, in a third of the time: every recorded event makes one.
         values = self.__dict__
         values["sequence"], values["time"], values["previous"] = sequence, time, previous
         values["hash"], values["event"], values["seal"] = hash, event, seal

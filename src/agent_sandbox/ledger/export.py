@@ -13,7 +13,12 @@ from agent_sandbox.ledger.encoding import wrapped
 from agent_sandbox.ledger.event import Entry, Outcome
 from agent_sandbox.ledger.summary import Told, facts_in
 
-SCHEMA = "1.3.0"
+FORMS = ("jsonl", "csv", "ocsf")
+COLUMNS = ("sequence", "time", "level", "kind", "category", "action", "target", "allowed", "sandbox", "why", "details")
+FURTHEST = 6e10  # seconds from 1970, in both directions, that a calendar covers
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that starts like this
+
+SCHEMA = "1.3.0"  # of OCSF
 _SEVERITY = {"debug": 1, "info": 1, "warning": 3, "error": 4, "critical": 5}  # informational, medium, high, critical
 _LAUNCH, _TERMINATE, _OTHER = 1, 2, 99
 _FILE_ACTIVITY = {"create": 1, "read": 2, "write": 3, "delete": 4, "rename": 5, "open": 14}
@@ -21,7 +26,7 @@ _NAMES = {(1007, _LAUNCH): "Launch", (1007, _TERMINATE): "Terminate"}
 
 
 def as_ocsf(entry: Entry, told: Told, *, host: str, version: str) -> dict[str, Any]:
-    """One entry as an event of OCSF. `host` and `version` are this machine's name and this program's version."""
+    """Return one entry as an OCSF event. `host` is this machine's name, `version` this program's version."""
     category, number, activity, more = _class(entry, told)
     return {
         "category_uid": category,
@@ -50,28 +55,22 @@ def as_ocsf(entry: Entry, told: Told, *, host: str, version: str) -> dict[str, A
 
 
 def _class(entry: Entry, told: Told) -> tuple[int, int, int, dict[str, Any]]:
-    """The category, the class, the activity, and what that class needs."""
+    """Return the category, the class, the activity, and the attributes that the class needs."""
     actor = {"actor": {"app_name": "agent-sandbox"}}
     if told.category in ("process", "code"):
         return 1, 1007, _LAUNCH, {**actor, "process": {"cmd_line": told.target, "uid": str(entry.sequence)}}
     if isinstance(entry.event, Outcome):
         code = facts_in(entry.event.facts).get("exit_code")
-        ended = {**actor, "process": {"uid": str(entry.event.intent)}}
-        return 1, 1007, _TERMINATE, {**ended, "exit_code": code} if isinstance(code, int) else ended
+        terminated = {**actor, "process": {"uid": str(entry.event.intent)}}
+        return 1, 1007, _TERMINATE, {**terminated, "exit_code": code} if isinstance(code, int) else terminated
     if told.category == "file":
         file = {"name": told.target.rpartition("/")[2] or told.target, "path": told.target, "type_id": 0}
         return 1, 1001, _FILE_ACTIVITY.get(told.action, _OTHER), {**actor, "file": file}
     return 0, 0, _OTHER, {}
 
 
-COLUMNS = ("sequence", "time", "level", "kind", "category", "action", "target", "allowed", "sandbox", "why", "details")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-FURTHEST = 6e10  # seconds from 1970 that a calendar of our sort has, in both directions
-FORMS = ("jsonl", "csv", "ocsf")
-
-
 def document(entry: Entry, told: Told) -> dict[str, Any]:
-    """One entry as JSON types: what it says, and all that it holds."""
+    """Return one entry as JSON types: its summary, and everything it holds."""
     return {
         "sequence": entry.sequence,
         "time": moment(entry.time),
@@ -91,14 +90,20 @@ def document(entry: Entry, told: Told) -> dict[str, Any]:
 
 
 def moment(seconds: float) -> str:
-    """A time as everybody reads it, in UTC. One that no calendar has, from a clock that was wrong, is shown as the number it is."""
+    """Format a time in UTC, as ISO 8601.
+
+    A time outside the calendar, from a clock that was wrong, is shown as the plain number.
+    """
     if abs(seconds) >= FURTHEST:
         return repr(seconds)
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def exporter(form: str, *, host: str, version: str) -> tuple[str, Callable[[Entry, Told], str]]:
-    """What comes first in an export of this form, and what makes the line of one entry. Every line has its end."""
+    """Return the header of an export format, and the function that makes the line of one entry.
+
+    Every line ends with a newline. Raises `ValueError` for an unknown format.
+    """
     match form:
         case "jsonl":
             return "", lambda entry, told: _json(document(entry, told))
@@ -111,7 +116,7 @@ def exporter(form: str, *, host: str, version: str) -> tuple[str, Callable[[Entr
 
 
 def _json(value: dict[str, Any]) -> str:
-    # DEL is the one control character that JSON leaves as it is.
+    # DEL is the one control character that JSON does not escape.
     return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f") + "\n"
 
 

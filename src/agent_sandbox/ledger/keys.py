@@ -1,7 +1,7 @@
-"""The key of a ledger: 32 random bytes in a file of its own, away from what it seals.
+"""The ledger's key: 32 random bytes in a file of its own, away from the ledger.
 
-It is made on first use. Whoever can read it can write a ledger that verifies; the directory is its owner's alone, and is hidden from every
-guest. There is one key, and from it one for each purpose.
+The key is made on first use. Anyone who can read it can write a ledger that verifies. The directory is private to its owner and hidden from
+every guest. There is one key, and one derived from it for each purpose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ KEY, LENGTH = "key", 32
 
 
 def load(directory: str, *, make: bool = True) -> Seal:
-    """The key in this directory; made, with the directory, if it is not there. Raises OSError, also when it is not ours alone."""
+    """Load the key of this directory; make the key and the directory if missing.
+
+    Raises OSError, also if others can access the key file, and FileNotFoundError if it is missing and `make` is false.
+    """
     path = os.path.join(directory, KEY)
     try:
         return Seal(_read(path))
@@ -30,7 +33,7 @@ def load(directory: str, *, make: bool = True) -> Seal:
 
 
 def make_private(directory: str) -> None:
-    """Make a directory and those above it that are missing, for this user only."""
+    """Make a directory and its missing parents, for this user only."""
     if not os.path.exists(directory):
         make_private(os.path.dirname(directory))
         with suppress(FileExistsError):
@@ -38,13 +41,13 @@ def make_private(directory: str) -> None:
 
 
 def read_private(path: str, most: int) -> bytes:
-    """What is in a file of ours that nobody else may read. Raises OSError for any other."""
+    """Read a file that only its owner can access. Raises OSError for any other."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        if status.st_mode & 0o077:  # whose it is need not be asked: who can open it is its owner, or root
+        if status.st_mode & 0o077:  # the owner needs no check: only the owner or root can open it
             raise PermissionError(errno.EPERM, "others can read or change it, so it is no secret", path)
         return os.read(descriptor, most)
     finally:
@@ -52,13 +55,13 @@ def read_private(path: str, most: int) -> bytes:
 
 
 def write_once(path: str, content: bytes) -> None:
-    """Make a private file with this content, whole or not at all, unless there is one. Raises OSError."""
-    new = f"{path}.{os.urandom(8).hex()}.new"  # threads and processes may try at once
+    """Make a private file with this content, atomically, unless it exists. Raises OSError."""
+    new = f"{path}.{os.urandom(8).hex()}.new"  # threads and processes may race
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, content)
         os.fsync(descriptor)
-        with suppress(FileExistsError):  # somebody else was first, and theirs counts
+        with suppress(FileExistsError):  # another one was first, and that one counts
             os.link(new, path)
     finally:
         os.close(descriptor)
@@ -66,7 +69,7 @@ def write_once(path: str, content: bytes) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory last."""
+    """Force the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """Find entries by time, kind, category, level, sandbox or words, follow new ones, and index them in SQLite.
 
-The index can be deleted at any time; it is made again from the ledger.
+The index can be deleted at any time; it is rebuilt from the ledger.
 """
 
 from __future__ import annotations
@@ -20,10 +20,21 @@ from agent_sandbox.ledger.summary import LEVELS, Told, tell
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+_VERSION = 1  # of the tables; an index of another version is rebuilt
+_TABLES = """
+CREATE TABLE entries (
+    sequence INTEGER PRIMARY KEY, time REAL, kind TEXT, category TEXT, level INTEGER, sandbox TEXT, allowed INTEGER, words TEXT,
+    hash TEXT, file INTEGER, start INTEGER, stop INTEGER
+);
+CREATE INDEX by_time ON entries (time);
+CREATE INDEX by_sandbox ON entries (sandbox, sequence);
+CREATE INDEX by_refusal ON entries (sequence) WHERE NOT allowed;
+"""
+
 
 @dataclass(frozen=True)
 class Filter:
-    """Which entries are wanted; what is not given does not matter. `level` is the mildest that is shown."""
+    """The entries wanted; a field that is not set does not filter. `level` is the mildest level shown."""
 
     since: float | None = None
     until: float | None = None
@@ -33,10 +44,10 @@ class Filter:
     level: str = ""
     sandbox: str = ""
     allowed: bool | None = None
-    words: str = ""  # in the action, what it was done to, or why; in any case of letters
+    words: str = ""  # searched in action, target and reason, ignoring case
 
     def takes(self, entry: Entry, told: Told) -> bool:
-        """Whether this entry is wanted."""
+        """Return whether this entry is wanted."""
         return (
             entry.sequence > self.after
             and (self.since is None or entry.time >= self.since)
@@ -51,7 +62,7 @@ class Filter:
 
 
 def select(found: Iterable[Entry], wanted: Filter) -> Iterator[tuple[Entry, Told]]:
-    """Those of the entries that are wanted, with what they say."""
+    """Yield the wanted entries, each with its summary."""
     for entry in found:
         told = tell(entry)
         if wanted.takes(entry, told):
@@ -59,15 +70,16 @@ def select(found: Iterable[Entry], wanted: Filter) -> Iterator[tuple[Entry, Told
 
 
 def follow(path: str, *, pause: Callable[[], None]) -> Iterator[Entry]:
-    """Every entry there is, and then each new one as it comes, for ever. `pause` is called when there is nothing new; it may raise to end.
+    """Yield every entry there is, then each new one as it is written, for ever.
 
-    Goes on in the next file when one is closed. Raises `LedgerBroken` as reading does.
+    Calls `pause` when there is nothing new; it may raise to stop. Continues in the next file after a rotation. Raises `LedgerBroken` as
+    reading does.
     """
     before: Entry | None = None
     while True:
         name = _next_file(path, before)
         try:
-            file = open(name, "rb")  # noqa: SIM115  # the block is below: a file that is not there yet is waited for
+            file = open(name, "rb")  # noqa: SIM115  # the `with` is below: a missing file is waited for
         except FileNotFoundError:
             pause()
             continue
@@ -78,27 +90,27 @@ def follow(path: str, *, pause: Callable[[], None]) -> Iterator[Entry]:
 
 
 def _next_file(path: str, before: Entry | None) -> str:
-    """The file in which the entry behind this one is, or will be."""
-    kept = files(path)
+    """Return the file that holds, or will hold, the entry after this one."""
+    paths = files(path)
     if before is None:
-        return kept[0] if kept else path
+        return paths[0] if paths else path
     following = closed_name(path, before.sequence + 1)
-    return following if following in kept else path
+    return following if following in paths else path
 
 
 def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[], None]) -> Iterator[Entry]:
-    """The entries of one file behind this one, until all of it was read and it is not the one that is written."""
-    end, told = 0, before.sequence if before else 0
-    before = None  # of this file
+    """Yield the entries of one file after this one, until it is read whole and is no longer the current file."""
+    end, last_yielded = 0, before.sequence if before else 0
+    before = None  # reset: the first entry of this file has none before it
     while True:
-        is_last_look = not _is_still(file, path)  # asked first: what was written until then is read once more
+        is_last_look = not _is_still(file, path)  # checked first, so that everything written until then is still read
         start = end
         file.seek(start)
         lines = WholeLines(file, end)
         for item in walk(lines, before, offset=end):
             if isinstance(item, Entry):
                 before, end = item, lines.end
-                if item.sequence > told:
+                if item.sequence > last_yielded:
                     yield item
         if is_last_look:
             return
@@ -107,7 +119,7 @@ def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[]
 
 
 class WholeLines:
-    """The whole lines of a file from some place on, and where the last one that was taken ends. One that is being written is left."""
+    """The whole lines of a file from an offset on, and the end of the last line taken. A line still being written is left out."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:
         self.end = start
@@ -128,18 +140,6 @@ def _is_still(file: BinaryIO, path: str) -> bool:
         return False
 
 
-_VERSION = 1  # of the tables; another one is begun anew
-_TABLES = """
-CREATE TABLE entries (
-    sequence INTEGER PRIMARY KEY, time REAL, kind TEXT, category TEXT, level INTEGER, sandbox TEXT, allowed INTEGER, words TEXT,
-    hash TEXT, file INTEGER, start INTEGER, stop INTEGER
-);
-CREATE INDEX by_time ON entries (time);
-CREATE INDEX by_sandbox ON entries (sandbox, sequence);
-CREATE INDEX by_refusal ON entries (sequence) WHERE NOT allowed;
-"""
-
-
 class Index:
     """The index at `place` of the ledger at `ledger`."""
 
@@ -148,7 +148,10 @@ class Index:
         self._place = place
 
     def find(self, wanted: Filter, *, newest: int) -> list[Entry]:
-        """The newest entries that are wanted, oldest first. Raises `LedgerBroken` when the ledger is, OSError when it cannot be read."""
+        """Return the newest wanted entries, oldest first.
+
+        Raises `LedgerBroken` if the ledger is broken, OSError if it cannot be read.
+        """
         try:
             return self._found(wanted, newest)
         except (sqlite3.DatabaseError, _Stale):
@@ -159,7 +162,7 @@ class Index:
 
     def _found(self, wanted: Filter, newest: int) -> list[Entry]:
         descriptor = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.close(descriptor)  # it is made here, for this user only; SQLite would ask the mask
+        os.close(descriptor)  # made here with mode 0600; SQLite would use the umask
         with closing(sqlite3.connect(self._place, timeout=30, isolation_level=None)) as tables:
             self._catch_up(tables)
             query, values = _as_sql(wanted)
@@ -168,8 +171,8 @@ class Index:
             return [self._read(*row) for row in rows][::-1]
 
     def _catch_up(self, tables: sqlite3.Connection) -> None:
-        tables.execute("PRAGMA synchronous = OFF")  # what a power cut destroys is made again
-        tables.execute("BEGIN IMMEDIATE")  # one at a time goes on with it
+        tables.execute("PRAGMA synchronous = OFF")  # a power cut may destroy it: it is rebuilt
+        tables.execute("BEGIN IMMEDIATE")  # one process at a time updates it
         if tables.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             if tables.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise _Stale
@@ -183,8 +186,8 @@ class Index:
         tables.execute("COMMIT")
 
     def _oldest(self) -> int:
-        kept = files(self._ledger)
-        return first_sequence(kept[0]) if kept else 0
+        paths = files(self._ledger)
+        return first_sequence(paths[0]) if paths else 0
 
     def _rows_behind(self, before: Entry | None, file: int, stop: int) -> Iterator[tuple[object, ...]]:
         for path in files(self._ledger):
@@ -201,7 +204,7 @@ class Index:
                         before, start = item, lines.end
 
     def _read(self, digest: str, file: int, start: int, stop: int) -> Entry:
-        """The entry that the index names; raises `_Stale` when another one, or none, stands there."""
+        """Read the entry that an index row names. Raises `_Stale` if another entry, or none, is there."""
         for path in (closed_name(self._ledger, file), self._ledger):
             with suppress(FileNotFoundError, ValueError), open(path, "rb") as content:
                 content.seek(start)
@@ -212,7 +215,7 @@ class Index:
 
 
 class _Stale(Exception):
-    """The index does not fit the ledger."""
+    """The index does not match the ledger."""
 
 
 def _row(entry: Entry, file: int, start: int, stop: int) -> tuple[object, ...]:
@@ -225,7 +228,7 @@ def _row(entry: Entry, file: int, start: int, stop: int) -> tuple[object, ...]:
 
 
 def _as_sql(wanted: Filter) -> tuple[str, list[object]]:
-    """The filter as a condition with its values. Everything that was typed is a value."""
+    """Return the filter as an SQL condition and its values. All user input is passed as values."""
     conditions: list[tuple[str, object]] = [("sequence > ?", wanted.after)]
     if wanted.since is not None:
         conditions.append(("time >= ?", wanted.since))

@@ -1,10 +1,10 @@
-"""Secrets in words that are recorded: passwords in options and addresses, tokens of known shapes, private keys.
+"""Redaction of secrets in recorded words: passwords in options and addresses, tokens of known shapes, private keys.
 
-What is recorded of a command is its words, and people put secrets there. What looks like one is replaced before it is written, so that it
-is in no file, export or screen that is made from the ledger. The digest of the action is that of the words as they were.
+A command is recorded by its words, and people put secrets there. Text that looks like a secret is replaced before it is written, so it
+appears in no file, export or screen made from the ledger. The digest of the action is that of the original words.
 
-This knows shapes and names. A secret that looks like any other word, in a place that is not called password, token or the like, is not
-recognised: pass secrets through the environment, of which only the names are recorded.
+Only shapes and names are recognised. A secret that looks like an ordinary word, in a place not called password, token or the like, is not
+recognised. Pass secrets through the environment instead: only the names of its variables are recorded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 REMOVED = "[secret removed]"
 _BEYOND = 1024  # characters; no token of a known shape is longer
 
-# One of these, in small letters, is in every text that a pattern below matches. Most texts have none.
+# Every text that a pattern below matches contains one of these, in lower case. Most texts contain none.
 _HINTS = (
     *("pass", "pwd", "secret", "token", "credential", "cookie", "bearer", "basic ", "auth", "key", "-user", "://"),
     *("sk-", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "pat_", "glpat", "xox", "akia", "asia", "aiza", "ya29", "npm_", "pypi-", "hf_", "eyj"),
     *("sg.", "cap1.", "sig=", "signature", "pw=", "hooks", "mysql", "mariadb", "mongo", "redis-cli", "openssl", "docker", "podman"),
 )
 _NAME = r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|cookie)[\w.-]{0,40}"
-# What comes before a secret is kept; the group called `secret` is not. Repetitions are bounded: the text may be made to be slow.
+# The text before a secret is kept; the group `secret` is replaced. Repetitions are bounded: the text may be crafted to be slow.
 _IN_TEXT = (
     r"(?P<secret>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z))",
     r"://[^\s/:@]{0,200}:(?P<secret>[^\s/@]{1,500})@",
@@ -41,7 +41,7 @@ _IN_TEXT = (
     r"(?i:(?:\b|_)(?:pass|pw|account_?key|shared_?access_?key|auth)[\"']?[=:]\s{0,3}[\"']?)(?P<secret>[^\s\"'&;,]+)",
     r"(?i:[?&](?:key|sig|signature|code)=)(?P<secret>[^\s\"'&#]+)",
     r"(?i:\b(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks)/)(?P<secret>[^\s\"']+)",
-    # Of a command line that is one word: options whose value follows.
+    # For a command line in one word: options followed by their value.
     rf"(?i:(?:^|\s)(?:--?[\w.-]{{0,40}}?{_NAME}|--auth|--pass|--oauth2-bearer)\s{{1,3}}[\"']?)(?P<secret>[^\s\"'-][^\s\"']*)",
     r"(?:^|\s)(?:-u|--(?:proxy-)?user)[\s=]{0,3}[\"']?[^\s:/@\"']{1,100}:(?P<secret>[^\s\"']+)",
     r"\b(?:sshpass|mysql\w{0,10}|mariadb\w{0,10}|mongo\w{0,10}|(?:docker|podman)\s+login)\b[^\n;|&]{0,200}?\s-p\s?[\"']?(?P<secret>[^\s\"'-][^\s\"']*)",
@@ -53,7 +53,7 @@ _IN_TEXT = (
 # Options whose value is the next word.
 _BEFORE = rf"(?i:--?[\w.-]{{0,40}}?{_NAME}|--auth|--pass|--oauth2-bearer|[\w/:.-]{{0,80}}(?:_authtoken|_password|secret_access_key))"
 _USER = ("-u", "--user", "--proxy-user")
-# Programs with a short option for a secret, in the next word or in the same.
+# Programs with a short option for a secret, in the next word or in the same one.
 _SHORT = {
     **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mariadb", "mongo", "mongosh"), "-p"),
     **{"redis-cli": "-a", "openssl": "-k"},
@@ -62,20 +62,20 @@ _SHORT = {
 _compiled: list[Any] = []
 
 
-@lru_cache(maxsize=1024)  # words, names and directories come again and again
+@lru_cache(maxsize=1024)  # words, names and directories recur
 def is_suspicious(text: str) -> bool:
-    """Whether a text may hold what looks like a secret, or name one that follows. Wrong only on the careful side."""
+    """Return whether a text may contain a secret, or be an option that one follows. Errs only on the careful side."""
     if len(text) == 64 and not text.strip("0123456789abcdef"):
-        return False  # a digest: no two are the same, and no hint is in one
+        return False  # a digest: always new to the cache, and it contains no hint
     lowered = text.lower()
     if any(hint in lowered for hint in _HINTS):
         return True
-    # `-u` only where a word begins with it: it is in every path below the home of somebody called Ubuntu.
+    # `-u` only at the start of a word: every path below the home of a user called Ubuntu contains it.
     return "-u" in lowered and any(word.startswith("-u") for word in lowered.split())
 
 
 def without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The same facts with what looks like a secret replaced."""
+    """Return the same facts with everything that looks like a secret replaced."""
     return {name: _clean(value) for name, value in facts.items()}
 
 
@@ -98,7 +98,7 @@ def _clean(value: Any) -> Any:
 
 
 def _clean_words(words: Sequence[Any]) -> list[Any]:
-    """Each word by itself, and what follows an option that asks for a secret."""
+    """Clean each word by itself, and replace the word after an option that takes a secret."""
     cleaned: list[Any] = []
     previous, option = "", _short_option(words)
     for word in words:
@@ -106,8 +106,8 @@ def _clean_words(words: Sequence[Any]) -> list[Any]:
             cleaned.append(_clean(word))
             previous = ""
             continue
-        asked_for = is_suspicious(previous) and not word.startswith("-") and _patterns()[1].fullmatch(previous)
-        if asked_for or (option and previous == option):
+        is_value = is_suspicious(previous) and not word.startswith("-") and _patterns()[1].fullmatch(previous)
+        if is_value or (option and previous == option):
             cleaned.append(REMOVED)
         elif option and word.startswith(option) and word != option:
             cleaned.append(f"{option}{REMOVED}")
@@ -125,7 +125,7 @@ def _short_option(words: Sequence[Any]) -> str:
 
 
 def _clean_start(text: str) -> str:
-    """The beginning of a long text, which is all that is recorded of it. A little more is looked through: a secret may lie across."""
+    """Clean the beginning of a long text, the only part recorded. Reads a little further: a secret may straddle the cut."""
     return _clean_text(text[: LONGEST_TEXT + _BEYOND])[:LONGEST_TEXT]
 
 

@@ -1,8 +1,8 @@
-"""The files of a ledger: the one that is written, and those that were closed when they had grown large.
+"""The files of a ledger: the current one, and those closed by rotation when they had grown large.
 
-A closed file is named by the number of its first entry and never written again. The chain goes on in the new file, whose first entry says
-which file was closed and from which on they are kept. Old ones are removed when all together grow beyond a limit; the entry that says so
-is written before they go, so what is missing at the beginning is either named in the chain or was taken by somebody else.
+A closed file is named by the number of its first entry and never written again. The chain continues in the new file. Its first entry names
+the closed file and the oldest entry that is kept. Old files are removed when all together exceed a limit. The entry that says so is written
+before they are removed. So entries missing at the beginning are either named in the chain, or were removed by someone else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class Closed:
-    """A file that is closed: the number of its first entry, where it is, and its length."""
+    """A closed file: the number of its first entry, its path and its length."""
 
     first: int
     path: str
@@ -33,46 +33,50 @@ class Closed:
 
 
 def closed_directory(path: str) -> str:
-    """Where the closed files of a ledger are."""
+    """Return the directory of a ledger's closed files."""
     return f"{os.path.splitext(path)[0]}.closed"
 
 
 def closed_name(path: str, first: int) -> str:
-    """Where the file that begins with this entry is, once it is closed."""
+    """Return the path of the closed file that begins with this entry."""
     return os.path.join(closed_directory(path), f"{first:0{_DIGITS}}.jsonl")
 
 
 def closed(path: str) -> list[Closed]:
-    """The closed files of a ledger, oldest first. What has another name is not ours and is left alone."""
-    found: list[Closed] = []
+    """Return the closed files of a ledger, oldest first. Files with other names are not ours and are ignored."""
+    segments: list[Closed] = []
     with suppress(FileNotFoundError), os.scandir(closed_directory(path)) as entries:
         for entry in entries:
             number, dot, ending = entry.name.partition(".")
             if number.isdigit() and len(number) == _DIGITS and dot + ending == ".jsonl":
                 with suppress(FileNotFoundError):  # removed meanwhile
-                    found.append(Closed(int(number), entry.path, entry.stat(follow_symlinks=False).st_size))
-    return sorted(found, key=lambda each: each.first)
+                    segments.append(Closed(int(number), entry.path, entry.stat(follow_symlinks=False).st_size))
+    return sorted(segments, key=lambda each: each.first)
 
 
 def files(path: str) -> list[str]:
-    """All files of a ledger, oldest first. One that was closed only half, by a process that died, is named once."""
+    """Return all files of a ledger, oldest first.
+
+    A file that a dying process closed only half has two names, and is listed once.
+    """
     before = [each.path for each in closed(path)]
-    with suppress(FileNotFoundError):  # none is written, or old ones are being removed just now
+    with suppress(FileNotFoundError):  # there is no current file, or old ones are being removed right now
         if before and os.path.samefile(before[-1], path):
             before.pop()
     return [*before, path] if os.path.exists(path) else before
 
 
 def entries(path: str) -> Iterator[Entry]:
-    """Every entry that is kept, through all files. Raises `LedgerBroken` at the first fault, `FileNotFoundError` when there is no ledger.
+    """Yield every entry that is kept, through all files.
 
-    A file that is removed or closed while this goes on is read to its end all the same.
+    A file that is removed or closed meanwhile is still read to its end. Raises `LedgerBroken` at the first fault, `FileNotFoundError` if
+    there is no ledger.
     """
-    with opened(path) as all_of_it:
-        if not all_of_it:
+    with opened(path) as all_files:
+        if not all_files:
             raise FileNotFoundError(path)
         before: Entry | None = None
-        for file in all_of_it:
+        for file in all_files:
             for item in walk(file, before):
                 if isinstance(item, Entry):
                     before = item
@@ -81,29 +85,29 @@ def entries(path: str) -> Iterator[Entry]:
 
 @contextmanager
 def opened(path: str) -> Iterator[Sequence[BinaryIO]]:
-    """All files of a ledger, open, oldest first: those of one moment, although it may be written and its files closed meanwhile."""
-    while (found := _opened_at_once(path)) is None:
+    """Open all files of a ledger, oldest first, as a consistent snapshot even while it is written and rotated."""
+    while (open_files := _opened_at_once(path)) is None:
         continue
     with ExitStack() as stack:
-        for file in found:
+        for file in open_files:
             stack.enter_context(file)
-        yield found
+        yield open_files
 
 
 def _opened_at_once(path: str) -> list[BinaryIO] | None:
-    """None when they changed while they were opened."""
+    """Open all files; None if they changed meanwhile."""
     names = files(path)
     with ExitStack() as stack, suppress(FileNotFoundError):
-        found: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]
-        is_current = not found or names[-1] != path or os.path.samestat(os.fstat(found[-1].fileno()), os.stat(path))
+        open_files: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]
+        is_current = not open_files or names[-1] != path or os.path.samestat(os.fstat(open_files[-1].fileno()), os.stat(path))
         if is_current and files(path) == names:
             stack.pop_all()
-            return found
+            return open_files
     return None
 
 
 def first_sequence(path: str) -> int:
-    """The number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` when there is none."""
+    """Return the number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` if there is none."""
     with open(path, "rb") as file:
         for line in file:
             with suppress(ValueError):
@@ -112,8 +116,10 @@ def first_sequence(path: str) -> int:
 
 
 def kept(path: str, limit: int) -> tuple[int, list[str]]:
-    """The first entry that is kept when closed files may take `limit` bytes together, and the paths of those that are to go. The one that
-    was closed last always stays."""
+    """Return the first entry to keep, and the paths of the closed files to remove.
+
+    Closed files may take `limit` bytes together. The one closed last always stays.
+    """
     total, oldest, gone = 0, 0, list[str]()
     for each in reversed(closed(path)):
         total += each.size

@@ -1,6 +1,6 @@
-"""What an entry says, in the words that people look for: a category, an action, what it was done to, and whether it was allowed.
+"""The summary of an entry in common words: category, action, target, and whether it was allowed.
 
-One reading for the log, the exports and the audit view, so that they agree.
+The log, the exports and the audit view share it, so that they agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent_sandbox.ledger.event import Checkpoint, Cut, Entry, Gap, Intent, Note
 if TYPE_CHECKING:
     from typing import Any
 
-# By the kind of an action as the policy has it.
+# By the policy's name for the kind of action.
 _ACTIONS = {
     "RunCode": ("code", "run_code"),
     "RunCommand": ("process", "run_command"),
@@ -21,13 +21,13 @@ _ACTIONS = {
     "Undo": ("promotion", "undo"),
     "CallTool": ("tool", "call_tool"),
 }
-_OBSERVED = ("file", "process", "network")  # what was seen of a run that is watched closely
+_OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 
 @dataclass(frozen=True)
 class Told:
-    """An entry in words. `allowed` is False for what was refused; `details` is what the entry holds beyond these."""
+    """An entry in words. `allowed` is False for refusals; `details` holds the rest of the entry."""
 
     level: str
     category: str
@@ -40,7 +40,7 @@ class Told:
 
 
 def tell(entry: Entry) -> Told:
-    """What an entry says. Any of its texts may be one that was too long to be kept: then it is told by its beginning."""
+    """Summarise an entry. A text that was too long to keep is shown by its beginning."""
     event = entry.event
     sandbox = _text(getattr(event, "sandbox", ""))
     match event:
@@ -78,7 +78,7 @@ def _noted(event: Noted, sandbox: str) -> Told:
 
 
 def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
-    if isinstance(facts, Cut):  # too much to keep; what it began with still says what it was
+    if isinstance(facts, Cut):  # too long to keep; its beginning still identifies it
         return "unknown", "unknown", facts.start[:200]
     kind = _text(facts.get("kind", ""))
     category, action = _ACTIONS.get(kind, ("action", kind))
@@ -92,8 +92,8 @@ def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
 
 
 def _words(argv: object) -> str:
-    """A command as a shell would take it, so that a space in a word is seen."""
-    from shlex import join  # only readers come here
+    """Quote a command for a shell, so that spaces inside words are visible."""
+    from shlex import join  # only readers need it
 
     return join(map(_text, argv)) if isinstance(argv, Sequence) and not isinstance(argv, str) else _text(argv)
 
@@ -103,5 +103,5 @@ def _text(value: object) -> str:
 
 
 def facts_in(value: object) -> Mapping[str, Any]:
-    """The facts of an event that was read back: none where they were too many to be kept."""
+    """Return the facts of an event that was read back; empty if they were too long to keep."""
     return value if isinstance(value, Mapping) else {}

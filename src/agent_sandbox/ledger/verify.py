@@ -1,8 +1,8 @@
-"""Examine a ledger, also a copy of one on another machine, and say two things apart: is what is here unchanged, and is all of it here?
+"""Examine a ledger, or a copy on another machine, for integrity and completeness, reported separately.
 
-*Integrity* is the chain of hashes and, with the ledger's key, the seal of each entry. *Completeness* cannot be seen from a file alone: it
-needs something from elsewhere that knows how far the ledger had come, the anchor or a checkpoint that was given away. What could not be
-told is said, with what it would take.
+*Integrity*: nothing here was changed. It is checked by the hash chain and, with the ledger's key, by the seal of each entry.
+*Completeness*: nothing is missing. A file alone cannot show that. It takes a record kept elsewhere of how far the ledger had come: the
+anchor, or a checkpoint that was given away. The report lists what could not be checked, and what the check would need.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. `fault` is the first thing that is wrong; what lies behind it was not examined."""
+    """The result of an examination. `fault` is the first fault; entries after it were not examined."""
 
     first: int = 0
     last: int = 0
     head: str = ""
     entries: int = 0
-    torn: int = 0  # writes that were cut short, and are sealed
-    unsealed: int = 0  # bytes of one at the end that is not sealed yet
-    removed_before: int = 0  # entries before this one were removed by rotation, as the chain says
-    checkpoints: tuple[int, ...] = ()  # the entries whose signed checkpoint holds
+    torn: int = 0  # sealed torn writes
+    unsealed: int = 0  # bytes of an unsealed torn write at the end
+    removed_before: int = 0  # entries before this one were removed by rotation, according to the chain
+    checkpoints: tuple[int, ...] = ()  # entries with a valid signed checkpoint
     fault: str = ""
     missing: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
 
     @property
     def intact(self) -> bool:
-        """Whether nothing that is here was found to be changed."""
+        """Whether no change was found."""
         return not self.fault
 
     @property
     def complete(self) -> bool | None:
-        """Whether all of it is here; None when that cannot be told, as it cannot behind a fault."""
+        """Whether nothing is missing; None if that cannot be determined, as after a fault."""
         return False if self.missing else None if self.untold or self.fault else True
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known from elsewhere: the key, the anchor, checkpoints that were given away, and the public key to trust."""
+    """Evidence from outside the ledger: the key, the anchor, checkpoints that were given away, and the public key to trust."""
 
     seal: Seal | None = None
     anchor: Anchor | None = None
@@ -66,7 +66,7 @@ class Evidence:
 
 @dataclass
 class _Walked:
-    """What has been seen so far."""
+    """The state of the walk so far."""
 
     first: int = 0
     before: Entry | None = None
@@ -77,17 +77,20 @@ class _Walked:
     end: int = 0  # bytes of the last file up to the end of its last entry
     checkpoints: list[int] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    wanted: dict[int, str] = field(default_factory=dict)  # entries that are known from elsewhere, by number
+    wanted: dict[int, str] = field(default_factory=dict)  # hashes of entries known from outside, by number
 
 
 def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str | None = None) -> Evidence:
-    """What the directory of a ledger's keys holds. Raises `LedgerBroken` when its anchor is damaged, OSError when it cannot be read."""
+    """Read the evidence in a ledger's key directory.
+
+    Raises `LedgerBroken` if its anchor is damaged, OSError if it cannot be read.
+    """
     seal: Seal | None = None
     with suppress(FileNotFoundError):
         seal = keys.load(directory, make=False).derived(PURPOSE)
     try:
         found, again = anchors.read(directory), anchors.read(directory)
-        while found != again:  # it is being written: what was read half-way is not what it says
+        while found != again:  # a write was under way: a half-written slot is not valid
             found, again = again, anchors.read(directory)
     except ValueError as error:
         raise LedgerBroken(f"the anchor in {directory} cannot be read: {error}", hint="find out what happened to that directory") from None
@@ -97,7 +100,7 @@ def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str |
 
 
 def examine(path: str, known: Evidence) -> Report:
-    """Examine a ledger with all its files, or one file of it. Raises OSError when it cannot be read."""
+    """Examine a ledger with all its files, or a single file. Raises OSError if it cannot be read."""
     walked = _Walked(wanted={note.sequence: note.hash for note in known.notes})
     fault = ""
     try:
@@ -109,8 +112,8 @@ def examine(path: str, known: Evidence) -> Report:
                 if known.seal and slot.seal != sealed(bytes.fromhex(slot.hash), known.seal):
                     raise LedgerBroken("the anchor was not written with this key")
                 walked.wanted.setdefault(slot.sequence, slot.hash)
-        with opened(path) as all_of_it:
-            for file in all_of_it:
+        with opened(path) as all_files:
+            for file in all_files:
                 _walk_file(file, known, walked)
     except LedgerBroken as error:
         fault = error.message
@@ -153,9 +156,7 @@ def _take(entry: Entry, known: Evidence, walked: _Walked) -> None:
 def _take_checkpoint(entry: Entry, signed: Checkpoint, known: Evidence, walked: _Walked) -> None:
     if (signed.sequence, signed.hash) != (entry.sequence - 1, entry.previous):
         raise broken(entry.sequence, "is a checkpoint of something else than the entry before it")
-    with suppress(
-        LedgerUnavailable
-    ):  # the package that checks signatures is not here: the seals were checked, or it is said that they were not
+    with suppress(LedgerUnavailable):  # without the signing package: the seals were checked, or the report says that they were not
         if not checkpoints.is_genuine(signed, known.public_key):
             raise broken(entry.sequence, "is a checkpoint whose signature does not hold")
         walked.checkpoints.append(signed.sequence)
@@ -186,14 +187,14 @@ def _report(walked: _Walked, known: Evidence, fault: str) -> Report:
 
 
 def _lacking(walked: _Walked, known: Evidence, last: int) -> list[str]:
-    """What is not here at the beginning and at the end."""
-    found: list[str] = []
+    """Describe the entries missing at the beginning and at the end."""
+    gaps: list[str] = []
     start = max(walked.oldest, 1)
-    if walked.first > start and not walked.missing:  # a file that was begun anew says itself what it lacks
-        found.append(f"entries {start} to {walked.first - 1}: they are not in what was examined")
+    if walked.first > start and not walked.missing:  # a file started afresh states itself what is missing
+        gaps.append(f"entries {start} to {walked.first - 1}: they are not in what was examined")
     if walked.wanted and (furthest := max(walked.wanted)) > last:
-        found.append(f"entries {last + 1} to {furthest}: the anchor or a checkpoint names the last of them")
+        gaps.append(f"entries {last + 1} to {furthest}: the anchor or a checkpoint names the last of them")
     slot = known.anchor.last if known.anchor else None
     if slot is not None and slot.sequence == last and walked.end < slot.size:
-        found.append(f"the end of entry {last}: its line is shorter than it was")
-    return found
+        gaps.append(f"the end of entry {last}: its line is shorter than it was")
+    return gaps

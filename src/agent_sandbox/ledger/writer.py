@@ -1,11 +1,12 @@
 """The ledger: one locked, append-only file that many processes and threads write to.
 
-`record` returns when the whole line is with the kernel, and the anchor after it, so the record survives the end of this process, however
-it ends. What is `lasting` is forced to the disk as well, with all before it, and survives a power cut; of the rest, a power cut may lose
-the last moments, and the next entry says that it did. A process that is stopped while it holds the lock makes the others wait.
+`record` returns once the kernel has the whole line, and then the anchor, so the record survives the end of this process, however it ends. A
+`lasting` entry is also forced to the disk, with all entries before it, and survives a power cut. A power cut may lose the last moments of
+the rest; the next entry then says so. A process that is stopped while it holds the lock blocks the others.
 
-The files are opened for each entry. That costs a few microseconds and saves three problems: a lock shared with forked children, a
-descriptor that a guest could inherit, and writing on into a file that has been moved away.
+The files are opened for each entry. That costs a few microseconds and avoids three problems: a lock shared with forked children, a
+descriptor that a guest could inherit, and writes to a file that has been moved away. `Held` keeps the files open for callers that record
+much, and `rotate` replaces a file that has grown large.
 """
 
 from __future__ import annotations
@@ -32,21 +33,23 @@ from agent_sandbox.ledger.segments import closed_directory, closed_name, first_s
 if TYPE_CHECKING:
     from typing import Final
 
-    pass
 
-PURPOSE: Final = b"ledger"  # what its key is derived for
-SEGMENT_BYTES: Final = 64 << 20  # a file that has grown beyond this is closed
-KEPT_BYTES: Final = 1 << 30  # closed files beyond this are removed, oldest first
+PURPOSE: Final = b"ledger"  # purpose of the derived key
+SEGMENT_BYTES: Final = 64 << 20  # larger files are closed
+KEPT_BYTES: Final = 1 << 30  # closed files beyond this total are removed, oldest first
 
-# No link is followed, so that nobody else's file is appended to; reading finds the end of the chain.
+# No link is followed: it could append to another user's file. Reading is needed to find the end of the chain.
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_CONTINUE = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_REPLACE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+_LOOK_SECONDS = 0.01  # how long a held file is trusted to be the current one
 
 
 class Ledger:
     """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork.
 
-    `keys` is the directory of its key and its anchor. They protect what is recorded against whoever can write the ledger and not that
-    directory; beside the ledger, which is the default, they only tell damage from what was written.
+    `keys` is the directory of its key and its anchor. They protect the record against anyone who can write the ledger but not that
+    directory. The default directory is beside the ledger, where they only reveal accidental damage.
     """
 
     def __init__(
@@ -66,19 +69,22 @@ class Ledger:
         self._boot = ""
         self._seal: Seal | None = None
         self._held: Held | None = None
-        # The end of the chain as this object last wrote it: device and inode, length of the file, then number, hash and seal of the last
-        # entry, and by which opening of files that are kept open. Replaced whole, never changed: a stale one costs a look at the tail.
+        # The end of the chain as last written by this object: (device, inode), file length, number, hash and seal of the last entry, and
+        # the opening of the held files. Always replaced whole, never mutated. A stale value costs one read of the tail.
         self._seen: tuple[tuple[int, int], int, int, str, str, object] | None = None
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
 
     def record(self, event: Event, *, lasting: bool = False) -> Entry:
-        """Append an event, completely written when this returns. Raises `LedgerUnavailable` or `LedgerBroken`: then do not act."""
+        """Append an event; it is completely written when this returns.
+
+        Raises `LedgerUnavailable` or `LedgerBroken`: then do not act.
+        """
         return self.record_all((event,), lasting=lasting)[0]
 
     def record_all(self, events: Sequence[Event], *, lasting: bool = False) -> list[Entry]:
-        """The same for several, one behind the other with nothing between. If it raises, some of them may have been recorded."""
+        """Append several events with nothing between them. If this raises, some of them may have been recorded."""
         try:
             seal, held = self._ready(), self._held
             if held is not None and held.ours and (entries := self._through(held, seal, events, lasting)) is not None:
@@ -87,17 +93,16 @@ class Ledger:
             try:
                 return self._append(descriptor, os.lseek(descriptor, 0, os.SEEK_END), self._clock(), seal, events, lasting)
             finally:
-                os.close(descriptor)  # which frees the lock
+                os.close(descriptor)  # also releases the lock
         except OSError as error:
             raise self._unavailable(error) from error
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the files open for the length of the block: for who records much, in this process. Raises as `record` does.
+        """Keep the files open inside the block, for a process that records much. Raises as `record` does.
 
-        A ledger that has no entry yet has no files, and is not held. Not to be nested.
+        A ledger without entries has no files, and is not held. Not to be nested. A run records two entries, and does not need this.
         """
-        pass  # a run records two entries, and does without
 
         try:
             held = Held(self.path, self.keys)
@@ -114,8 +119,11 @@ class Ledger:
             held.close()
 
     def checkpoint(self) -> Checkpoint:
-        """Sign the last entry, and record that. Raises as `record` does, also when the package that signs is not installed."""
-        from agent_sandbox.ledger.checkpoint import sign  # an extra
+        """Sign the last entry, and record the signature.
+
+        Raises as `record` does, also if the signing package is not installed.
+        """
+        from agent_sandbox.ledger.checkpoint import sign  # an optional extra
 
         try:
             seal = self._ready()
@@ -134,21 +142,24 @@ class Ledger:
             raise self._unavailable(error) from error
 
     def unended(self, action_digest: str) -> int | None:
-        """The last entry that announced this action, if it is not recorded how that ended. Reads all of it; raises as `record` does."""
-        from agent_sandbox.ledger.segments import entries  # only whoever recovers reads
+        """Return the number of the last intent of this action, if it has no outcome; otherwise None.
 
-        found: int | None = None
+        Reads the whole ledger. Raises as `record` does.
+        """
+        from agent_sandbox.ledger.segments import entries  # only recovery reads the ledger
+
+        intent: int | None = None
         try:
             for entry in entries(self.path):
                 if isinstance(entry.event, Intent) and entry.event.digest == action_digest:
-                    found = entry.sequence
-                elif isinstance(entry.event, Outcome) and entry.event.intent == found:
-                    found = None
+                    intent = entry.sequence
+                elif isinstance(entry.event, Outcome) and entry.event.intent == intent:
+                    intent = None
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._unavailable(error) from error
-        return found
+        return intent
 
     def _ready(self) -> Seal:
         if self._seal is None:
@@ -158,40 +169,45 @@ class Ledger:
 
     def _opened(self, seal: Seal) -> int:
         while (descriptor := self._locked(seal)) is None:
-            continue  # it was closed between opening and locking: the next one is there already
+            continue  # the file was rotated between opening and locking: its successor exists already
         return descriptor
 
     def _locked(self, seal: Seal) -> int | None:
-        """The file, open and locked; a new one if it had grown large. None when it is no longer the ledger by the time it is locked."""
+        """Open and lock the file, or its successor if it had grown large.
+
+        None if the file is no longer the ledger once it is locked.
+        """
         try:
             descriptor = os.open(self.path, _FLAGS, 0o600)
         except FileNotFoundError:
             keys.make_private(os.path.dirname(self.path))
             descriptor = os.open(self.path, _FLAGS, 0o600)
-        kept: int | None = None
+        result: int | None = None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # A fifo has no end, and raises.
+            # lseek raises on a FIFO.
             small = os.lseek(descriptor, 0, os.SEEK_END) < self._segment_bytes
-            kept = descriptor if small else self._rotated(descriptor, seal)
-            return kept
+            result = descriptor if small else self._rotated(descriptor, seal)
+            return result
         finally:
-            if kept != descriptor:
+            if result != descriptor:
                 os.close(descriptor)
 
     def _rotated(self, descriptor: int, seal: Seal) -> int | None:
-        """The file that takes the place of this one, open and locked; this one where it goes on; None when it is the ledger no more."""
-        pass  # once in a hundred thousand entries
+        """Rotate the locked file, and return its successor, open and locked.
+
+        Returns this file if it stays in use, None if it is no longer the ledger. Happens once in a hundred thousand entries.
+        """
 
         if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
             return None
         head, gap = self._head(descriptor, *_identity(descriptor), seal)
         if head.remains or gap is not None:
-            return descriptor  # the entry that seals a torn write stands in the same file; the next one will do
-        made = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
-        if made is None:
+            return descriptor  # the seal on a torn write must be in the same file; rotate at the next entry
+        rotated = rotate(self.path, descriptor, head, self._clock(), seal, kept_bytes=self._kept_bytes)
+        if rotated is None:
             return descriptor
-        new, head = made
+        new, head = rotated
         try:
             self._settle(new, _identity(new)[0], head.end, head.sequence, head.hash, head.seal, lasting=True)
         except BaseException:
@@ -200,7 +216,7 @@ class Ledger:
         return new
 
     def _through(self, held: Held, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
-        """Append through files that are open; None when the file has to be closed first, or is not there."""
+        """Append through held files; None if the file must be rotated first, or does not exist."""
         now = self._clock()
         with held.lock:
             try:
@@ -224,7 +240,7 @@ class Ledger:
         lasting: bool,
         held: Held | None = None,
     ) -> list[Entry]:
-        # Not `list[Event]()`: it asks for an attribute that a list has not, which takes as long as the seal.
+        # Not `list[Event]()`: it looks up a missing attribute on the list, which takes as long as the seal.
         before: list[Event] = []
         entries: list[Entry] = []
         lines: list[bytes] = []
@@ -252,8 +268,11 @@ class Ledger:
         return entries[len(before) :] if before else entries
 
     def _is_still_the_end(self, descriptor: int, held: Held | None) -> bool:
-        """Whether the last entry is the one that this object wrote: its seal is nobody else's. Through a file that was open all the time,
-        that needs no look. The file itself is not asked about: the kernel would keep finer times of it then, which costs more."""
+        """Return whether the last entry is the one that this object wrote: no other entry has its seal.
+
+        A file that was held all the time needs no check. No stat: after one, the kernel records finer timestamps for the file, which costs
+        more.
+        """
         seen = self._seen
         if seen is None or (held is not None and seen[5] is held.opening):
             return seen is not None
@@ -272,10 +291,10 @@ class Ledger:
         *,
         is_new: bool = False,
     ) -> None:
-        """What comes after writing: to the disk if it is to last, then the anchor."""
+        """Finish a write: force it to the disk if it is to last, then set the anchor."""
         if lasting:
             os.fsync(descriptor)
-            if is_new:  # its name, too
+            if is_new:  # its name too
                 keys.sync_directory(os.path.dirname(self.path))
         if held is None:
             anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
@@ -284,11 +303,11 @@ class Ledger:
         self._seen = (file, size, sequence, digest, mark, held.opening if held is not None else None)
 
     def _head(self, descriptor: int, file: tuple[int, int], size: int, seal: Seal) -> tuple[Head, Gap | None]:
-        """The end of the chain, and what has to be said first about entries that are missing. Raises `LedgerBroken`, and OSError."""
+        """Return the end of the chain, and the `Gap` to record first if entries are missing. Raises `LedgerBroken`, and OSError."""
         seen = self._seen
         head = find_head(descriptor, size, seal) if size else Head()
         if seen is not None and seen[0] == file and size > seen[1]:
-            return head, None  # others have written behind what this object wrote
+            return head, None  # others have appended after this object's last entry
         return head, missing(self.path, self.keys, descriptor, size, head, self._boot, seal)
 
     def _unavailable(self, error: OSError) -> LedgerUnavailable:
@@ -306,25 +325,24 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
-    """Which file it is, and how long."""
+    """Return device and inode of an open file, and its length."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     return (status.st_dev, status.st_ino), status.st_size
 
 
-_LOOK_SECONDS = 0.01
-_CONTINUE = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
 class Held:
-    """Both files, open. `lock` is what threads take turns with; `ours` is whether this process has opened them, and not one that it was
-    forked from; `opening` is another one whenever the ledger was opened again."""
+    """Both files, held open.
+
+    `lock` serialises threads. `ours` is false in a forked child, which must not use the files. `opening` is replaced whenever the ledger is
+    reopened.
+    """
 
     __slots__ = ("_looked", "anchor", "file", "identity", "lock", "opening", "ours")
 
     def __init__(self, path: str, keys: str) -> None:
-        """Raises OSError when one of them is not there yet."""
+        """Open both files. Raises OSError if one of them does not exist yet."""
         self.lock = _thread.allocate_lock()
         self.ours = True
         self._looked = 0.0
@@ -341,12 +359,15 @@ class Held:
         _all.add(self)
 
     def locked(self, path: str, now: float, segment_bytes: int) -> int:
-        """Lock the ledger, and how long it is. Raises OSError, with nothing locked, when it has no file of that name."""
+        """Lock the ledger, and return its length.
+
+        Raises OSError, with nothing locked, if no file has that name.
+        """
         while True:
             fcntl.flock(self.file, fcntl.LOCK_EX)
             try:
                 size = os.lseek(self.file, 0, os.SEEK_END)
-                # Asking for the name costs more than the rest together: the kernel then keeps finer times of the file.
+                # stat(2) costs more than all the rest: after it, the kernel records finer timestamps for the file.
                 if size < segment_bytes and 0 <= now - self._looked < _LOOK_SECONDS:
                     return size
                 status = os.stat(path)
@@ -363,11 +384,11 @@ class Held:
             os.close(old)
 
     def unlock(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close both. Idempotent."""
+        """Close both files. Idempotent."""
         if self in _all:
             _all.discard(self)
             os.close(self.file)
@@ -375,7 +396,7 @@ class Held:
 
 
 _all: set[Held] = set()
-_watched: list[bool] = []  # whether forks are; it cannot be taken back
+_watched: list[bool] = []  # whether the fork hook is registered; it cannot be unregistered
 
 
 def _opened(path: str) -> tuple[int, tuple[int, int]]:
@@ -390,12 +411,12 @@ def _let_go() -> None:
         held.close()
 
 
-_REPLACE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
 def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, kept_bytes: int) -> tuple[int, Head] | None:
-    """Put a new file in the place of the one that is open and locked as `descriptor`. Returns the new one's descriptor, locked, and its
-    head; None on a filesystem where a file has one name only, where the old one grows on. Raises OSError."""
+    """Replace the file that is open and locked as `descriptor` with a new one.
+
+    Returns the new descriptor, locked, and its head. Returns None on a filesystem without hard links, where the old file keeps growing.
+    Raises OSError.
+    """
     os.fsync(descriptor)
     first = first_sequence(path)
     make_private(closed_directory(path))
@@ -405,7 +426,7 @@ def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, ke
     line, digest, mark = encode(head.sequence + 1, now, head.hash, Rotated(first, head.end, oldest), seal)
     new = os.open(f"{path}.new", _REPLACE, 0o600)
     try:
-        fcntl.flock(new, fcntl.LOCK_EX)  # before anybody can find it
+        fcntl.flock(new, fcntl.LOCK_EX)  # before it has its name
         os.write(new, line)
         os.fsync(new)
         os.rename(f"{path}.new", path)
@@ -421,11 +442,11 @@ def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, ke
 
 
 def _name_again(path: str, name: str) -> bool:
-    """Whether the file has its second name."""
+    """Link the file to a second name. False if the filesystem has no hard links."""
     try:
         os.link(path, name)
     except FileExistsError:
-        if not os.path.samefile(path, name):  # of another ledger that was here
+        if not os.path.samefile(path, name):  # it belongs to an earlier ledger
             raise
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):

@@ -1,8 +1,8 @@
-"""What an agent asks for, as values: what is judged, what is recorded, and what a digest names.
+"""Actions: the requests of an agent as values, to be judged, recorded and identified by a digest.
 
-An action says enough to decide and to recognise the very same request again. It holds no values of environment variables and no source
-text: those may be secret or huge. The words of a command line are kept as they are, because they are what is judged; a secret written
-there is recorded, so pass it through the environment instead.
+An action holds enough to decide, and to recognise the same request again. It holds no environment values and no source text: those may be
+secret or huge. The words of a command line are kept as they are, because they are judged. A secret among them is recorded, so pass it
+through the environment instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALIASES |= {"shell": "bash", "sh": "bash"}
 
 
 def canonical_language(name: str) -> str:
-    """The one name of a language. A name that is not known is returned as it is, lower-cased, and `decide` denies it."""
+    """Return the one name of a language. An unknown name is returned lower-cased, and `decide` denies it."""
     lowered = name.strip().lower()
     return _ALIASES.get(lowered, lowered)
 
@@ -30,8 +30,8 @@ def canonical_language(name: str) -> str:
 class RunCode:
     """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
 
-    `programs` are those that a command line is understood to start, where somebody has looked: for an early and clear refusal. `touches`
-    are the rules of `policy.approval_rules` that it falls under, None where nobody has looked.
+    `programs` are the programs that an analysed command line would start; they allow an early and clear refusal. `touches` are the rules of
+    `policy.approval_rules` that it falls under, None if it was not analysed.
     """
 
     language: str
@@ -52,12 +52,12 @@ class RunCode:
         environment: Iterable[str] = (),
         programs: Iterable[str] = (),
     ) -> RunCode:
-        """From what the caller holds. Raises `PolicyError` for a path or name that cannot be."""
+        """Make the action from the caller's values. Raises `PolicyError` for an invalid path or name."""
         digest = sha256(source).hexdigest()
         return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment), tuple(programs))
 
     def digest(self) -> str:
-        """Names this very request."""
+        """Return the digest that identifies this exact request."""
         return canonical.digest(self)
 
 
@@ -71,7 +71,7 @@ class RunCommand:
 
     @classmethod
     def of(cls, argv: Sequence[str], *, cwd: str | bytes | None = None, environment: Iterable[str] = ()) -> RunCommand:
-        """From what the caller holds. Raises `PolicyError` for a word, path or name that cannot be."""
+        """Make the action from the caller's values. Raises `PolicyError` for an invalid word, path or name."""
         if isinstance(argv, str) or not argv or not argv[0]:
             raise PolicyError(f"a command is a sequence of words whose first is a program, not {argv!r}", hint='write ["ls", "-l"]')
         for word in argv:
@@ -80,16 +80,16 @@ class RunCommand:
         return cls(tuple(argv), _directory(cwd), _names(environment))
 
     def digest(self) -> str:
-        """Names this very request."""
+        """Return the digest that identifies this exact request."""
         return canonical.digest(self)
 
 
 @dataclass(frozen=True)
 class Promote:
-    """Carry changes of a sandbox over to the real tree at `root`.
+    """Promote changes of a sandbox to the real tree at `root`.
 
-    `changes_sha256` names exactly what was shown, `protected` are the classes that some of the changes belong to, `approved` those that
-    somebody agreed to by name. `drift` is what to do where reality has moved on: refuse, merge or force.
+    `changes_sha256` identifies exactly the changes that were shown. `protected` are the protected classes among them, `approved` the
+    classes that were approved by name. `drift` says what to do if the real tree has changed: refuse, merge or force.
     """
 
     root: str
@@ -100,26 +100,26 @@ class Promote:
     drift: str = "refuse"
 
     def digest(self) -> str:
-        """Names this very request."""
+        """Return the digest that identifies this exact request."""
         return canonical.digest(self)
 
 
 @dataclass(frozen=True)
 class Undo:
-    """Take a promotion back, by its name."""
+    """Undo a promotion, by its name."""
 
     root: str
     promotion: str
     drift: str = "refuse"
 
     def digest(self) -> str:
-        """Names this very request."""
+        """Return the digest that identifies this exact request."""
         return canonical.digest(self)
 
 
 @dataclass(frozen=True)
 class CallTool:
-    """Call a function that the caller has handed to a program. What the program said is named by its digest: it may hold anything."""
+    """Call a function that the caller gave to a program. The arguments are stored as a digest: they may contain anything."""
 
     tool: str
     words_sha256: str
@@ -127,11 +127,11 @@ class CallTool:
 
     @classmethod
     def of(cls, tool: str, words: bytes) -> CallTool:
-        """From what the program has said, all of it."""
+        """Make the action from the complete message of the program."""
         return cls(tool, sha256(words).hexdigest(), len(words))
 
     def digest(self) -> str:
-        """Names this very request."""
+        """Return the digest that identifies this exact request."""
         return canonical.digest(self)
 
 

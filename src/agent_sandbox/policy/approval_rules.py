@@ -1,10 +1,10 @@
-"""What a policy wants somebody to agree to before it is done, and whose word counts.
+"""Approval rules: which actions need approval, and whose approval counts.
 
-Rules only add questions: what is denied stays denied, and without a rule nobody is asked. They see what `readers.shell` understands of a
-command, which is no wall: the view and the network are. So they err on the side of asking. Words are looked for anywhere among a program's
-arguments, and in code that stands on the command line; where there are rules about commands, one that cannot be understood whole is asked
-about, too: a name that is computed, a program that is not known, code that is typed in. What a file, a package or a test suite runs is in
-none of this: ask about `runs-code` where that matters.
+Rules only add questions: a denied action stays denied, and without a rule nothing needs approval. They see the analysis of a command by
+`readers.shell`, which is no security boundary: the view and the network are. So they err on the side of asking. Words are searched among
+all arguments of a program, and in code on the command line. If there are rules about commands, a command that cannot be fully understood
+needs approval too: a computed name, an unknown program, inline code. Code that a file, a package or a test suite runs is not seen: use
+`runs-code` where that matters.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ EFFECTS = (
     "processes",
     "system",
     "unknown",
-)  # of `commands.effects.Kind`
+)  # the values of `readers.shell.effects.Kind`
 ANOTHER_USER, SECOND_FACTOR = NEEDS = ("another-user", "second-factor")
 LIFTABLE = ("programs", "limits", "paths")
 
 
 @dataclass(frozen=True)
 class AskRules:
-    """What is asked about. `opaque` is on by itself where there are rules about commands, unless it is set.
+    """The actions that need approval. `opaque` defaults to true if there are rules about commands.
 
-    `commands` are words: `git push **` is git with `push` among its arguments. `approvers` are the users whose word counts, all where it
-    is None; `needs` is what a yes takes besides; `elevate` is which sorts of rules somebody may lift for a time, all where it is None.
+    `commands` are words: `git push **` is git with `push` among its arguments. `approvers` are the users whose approval counts; None means
+    all. `needs` are further conditions on an approval. `elevate` are the kinds of rules that may be lifted for a time; None means all.
     """
 
     commands: tuple[str, ...] = ()
@@ -65,16 +65,16 @@ class AskRules:
 
     @property
     def about_commands(self) -> bool:
-        """Whether what a command would do has to be understood."""
+        """Whether the effects of a command must be analysed."""
         return bool(self.commands or self.effects)
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is ever asked."""
+        """Whether any action needs approval."""
         return bool(self.about_commands or self.tools or self.promotions or self.protected or self.opaque)
 
     def narrowed(self, other: AskRules) -> AskRules:
-        """All that either asks about; and only whose word counts with both, with all that either needs."""
+        """Combine two sets of rules: all questions and needs of either, and only the approvers and elevations of both."""
         return AskRules(
             _union(self.commands, other.commands),
             _union(self.effects, other.effects),
@@ -93,15 +93,15 @@ NOBODY_IS_ASKED = AskRules()
 
 @dataclass(frozen=True)
 class Word:
-    """Who has said something, as the kernel numbers users, and whether they have shown a second factor for it."""
+    """The answer of one user, by kernel uid, and whether a second factor was shown for it."""
 
     user: int
     factor: bool = False
 
     def counts(self, needs: Iterable[str], approvers: Collection[int] | None, *, asker: int) -> bool:
-        """Whether it is enough for what `asker` asks for, where that `needs` something and only the word of certain users counts.
+        """Return whether this answer suffices for a request of `asker`, given its `needs` and the accepted `approvers`.
 
-        Another user is root, or one of those: with ids of their own for containers, users write files that are not theirs by name.
+        Another user means root or a named approver: users with subordinate ids for containers can write files under other uids.
         """
         if approvers is not None and self.user not in approvers:
             return False
@@ -110,7 +110,7 @@ class Word:
 
 
 def check_command(text: str) -> None:
-    """Raise `PolicyError` for what are no words of a command."""
+    """Raise `PolicyError` unless these are the words of a command."""
     words = text.split()
     if not words or words[0] == "**" or "**" in words[:-1] or not text.isprintable():
         raise PolicyError(f"not the words of a command: {text!r}", hint='write "git push **" or "npm publish"')
@@ -118,13 +118,13 @@ def check_command(text: str) -> None:
 
 
 def check_one_of(text: str, known: Iterable[str], name: str) -> None:
-    """Raise `PolicyError` for a name that is none of those known."""
+    """Raise `PolicyError` unless the name is one of those known."""
     if text not in known:
         raise PolicyError(f"there is no {name} {text!r}", hint=f"use one of {', '.join(known)}")
 
 
 def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
-    """The first rule that wants somebody asked about an action, and why; None where none does."""
+    """Return the first rule that requires approval of an action, and the reason; None if no rule does."""
     match action:
         case RunCommand():
             if not (rules.about_commands or rules.opaque):
@@ -149,71 +149,76 @@ def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
 
 
 def _understood(action: RunCommand) -> Understanding:
-    """What is understood of a command, and the command itself: what a shell does without a program is in no list of programs."""
+    """Analyse a command, and add the command itself to the uses: shell built-ins are in no list of programs."""
     from agent_sandbox.policy.tokens import spellings_of
-    from agent_sandbox.readers.shell.analyze import understand_argv  # only where somebody may be asked
+    from agent_sandbox.readers.shell.analyze import understand_argv  # only needed if there are approval rules
     from agent_sandbox.readers.shell.effects import Use
 
-    found = understand_argv(action.argv)
+    understood = understand_argv(action.argv)
     itself = tuple(Use(words[1].rpartition("/")[2], words[2:], ()) for words in spellings_of(action))
-    return replace(found, uses=(*found.uses, *itself))
+    return replace(understood, uses=(*understood.uses, *itself))
 
 
 def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
-    """The rules that what was understood of a command falls under, each with its reason after a colon, in the order of the rules."""
-    found = [f"commands:it is {pattern}" for pattern in rules.commands if any(_is(pattern.split(), use) for use in understood.uses)]
-    if not found:
+    """Return the rules that an analysed command falls under, each with its reason after a colon, in rule order."""
+    reasons = [f"commands:it is {pattern}" for pattern in rules.commands if any(_is(pattern.split(), use) for use in understood.uses)]
+    if not reasons:
         named = (pattern for pattern in rules.commands if any(_names(pattern.split(), use) for use in understood.uses))
-        found = [f"commands:it names what {pattern} is about" for pattern in named]
+        reasons = [f"commands:it names what {pattern} is about" for pattern in named]
     kinds = {kind.value for kind in understood.kinds}
     for effect in rules.effects:
         if effect in kinds:
             what = next((each.what for each in understood.effects if each.kind.value == effect and each.what), "")
-            found.append(f"effects:what it does is of the kind {effect}" + (f" ({what[:80]})" if what else ""))
+            reasons.append(f"effects:what it does is of the kind {effect}" + (f" ({what[:80]})" if what else ""))
     unclear = understood.unreadable or next(iter(understood.unknown), "") or next(filter(None, map(_typed_in, understood.uses)), "")
     if rules.opaque and (unclear or "unknown" in kinds or any("/" in use.tool for use in understood.uses)):
-        found.append(f"opaque:it cannot be understood whole: {unclear or 'what its program does is not known'}")
-    return tuple(found)
+        reasons.append(f"opaque:it cannot be understood whole: {unclear or 'what its program does is not known'}")
+    return tuple(reasons)
 
 
 def _code(rules: AskRules, action: RunCode) -> tuple[str, str] | None:
-    """Of a command line in bash as of any other, where somebody has looked; of other code only that it is code."""
+    """Judge bash as any other command line, if it was analysed; judge other languages only as code."""
     if action.language == "bash" and (rules.about_commands or rules.opaque):
         if action.touches is None:
             return "opaque", "nobody has looked at what it would do"
-        if found := _first(action.touches):
-            return found
+        if question := _first(action.touches):
+            return question
     return ("effects", "what it does is of the kind runs-code") if "runs-code" in rules.effects else None
 
 
-def _first(found: tuple[str, ...]) -> tuple[str, str] | None:
-    if not found:
+def _first(reasons: tuple[str, ...]) -> tuple[str, str] | None:
+    if not reasons:
         return None
-    rule, _, why = found[0].partition(":")
+    rule, _, why = reasons[0].partition(":")
     return rule, why
 
 
 def _is(pattern: list[str], use: Use) -> bool:
-    """Whether a program is started with these words among its arguments, in this order, whatever stands between them."""
+    """Return whether a program is started with these words among its arguments, in this order, with any words between."""
     name, *words = pattern
     left = iter(use.arguments)
     return covers((name,), use.tool.rpartition("/")[2]) and all(any(_same(word, each) for each in left) for word in words if word != "**")
 
 
 def _names(pattern: list[str], use: Use) -> bool:
-    """Whether a program is handed the one that the words are about: as a file, to be copied, linked or loaded, or within code that it runs,
-    with the other words beside it."""
+    """Return whether a program is given the pattern's program, rather than being it.
+
+    That is: as a file to copy, link or load, or inside code that it runs, together with the other words.
+    """
     name, *words = (word for word in pattern if word != "**")
     if any("/" in each and covers((name,), each.rpartition("/")[2]) for each in use.arguments):
         return True
     if not any(effect.kind.value in ("runs-code", "unknown") for effect in use.effects):
         return False
-    said = "".join(each if each.isalnum() or each in "_-.+" else " " for each in " ".join(use.arguments)).split()
-    return any(covers((name,), each) for each in said) and all(any(_same(word, each) for each in said) for word in words)
+    code_words = "".join(each if each.isalnum() or each in "_-.+" else " " for each in " ".join(use.arguments)).split()
+    return any(covers((name,), each) for each in code_words) and all(any(_same(word, each) for each in code_words) for word in words)
 
 
 def _typed_in(use: Use) -> str:
-    """Of a program that runs code which stands on the command line, or comes in, in another language than a shell's: that it does."""
+    """Describe a program that runs code from the command line or standard input, in a language other than a shell's.
+
+    Empty for any other program.
+    """
     for effect in use.effects:
         typed = " -" in effect.what or effect.what == "standard input" or use.tool.endswith("=")
         if effect.kind.value == "runs-code" and typed and use.tool not in POSIX_SHELLS:

@@ -1,7 +1,7 @@
-"""One spelling for each value, so that equal values have equal digests.
+"""One canonical form for each value, so that equal values have equal digests.
 
-Approvals, the ledger and caches name a policy or an action by its digest: it must not depend on the order of a set, on `30` against `30.0`,
-or on the Python version. What has no canonical form is a programming error and raises `TypeError`.
+Approvals, the ledger and caches identify a policy or an action by its digest. It must not depend on the order of a set, on `30` versus
+`30.0`, or on the Python version. A value without a canonical form is a programming error and raises `TypeError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON types. Each dataclass carries its name, so that two kinds with the same fields stay apart."""
+    """Return the value as JSON types. Each dataclass carries its name, so that two kinds with the same fields differ."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Enum):
@@ -33,22 +33,22 @@ def plain(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical bytes, in hexadecimal."""
+    """Return the SHA-256 of the canonical bytes, in hexadecimal."""
     return digest_of_plain(plain(value))
 
 
 def digest_of_plain(value: Any) -> str:
-    """The same for who has made the value plain already."""
+    """Return the digest of a value that is already plain."""
     return sha256(_spelt(value)).hexdigest()
 
 
 def _spelt(value: Any) -> bytes:
-    # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable, but for one case: two surrogates that
-    # stand side by side have the escapes of the one character that they would be in UTF-16, and two actions would have one digest. What
-    # may hold such a pair is spelt without escapes; as it has characters that the other spelling never has, no two values meet.
+    # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable, with one exception: two adjacent surrogates
+    # have the same escapes as the one character that they form in UTF-16, and two actions would share a digest. A value that may hold such
+    # a pair is encoded without escapes. That encoding has characters that the other never has, so no two values collide.
     text = as_json(value, sort_keys=True)
     if "\\ud" not in text:
         return text.encode("ascii")
-    from json import dumps  # nearly no value comes here
+    from json import dumps  # rarely needed
 
     return dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8", "surrogatepass")

@@ -1,7 +1,8 @@
 """Decide whether an action is allowed.
 
 Pure on purpose: everything a decision needs is in its arguments, so the same question always has the same answer and the world cannot
-change between looking and deciding. Effects live in `engine.gate`. A verdict explains and stops early; the runtime is the wall.
+change between looking and deciding. Effects live in `engine.gate`. A verdict explains and stops early; the runtime is the security
+boundary.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, Ru
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
 
-_MOST_LISTED = 12  # programs in a remedy
-LARGEST_SOURCE = 16 << 20  # bytes; code that an agent writes is never near it, and it passes through memory several times
+_MOST_LISTED = 12  # programs listed in a remedy
+LARGEST_SOURCE = 16 << 20  # bytes; an agent's code is never near it, and it passes through memory several times
 
 
 @dataclass(frozen=True)
 class Reason:
-    """The rule that decided, why, and what would change the answer."""
+    """The rule that decided, the reason, and the remedy."""
 
     rule: str
     why: str
@@ -28,15 +29,18 @@ class Reason:
 
 @dataclass(frozen=True)
 class Allow:
-    """It may be done."""
+    """The action is allowed."""
 
     because: Reason
 
 
 @dataclass(frozen=True)
 class Deny:
-    """It may not be done. `missing` is the capability that it would take, as a pattern; empty where none would help. `program` is the one
-    that would have to be allowed."""
+    """The action is denied.
+
+    `missing` is the pattern of the capability that would allow it; empty if none would. `program` is the program that would have to be
+    allowed.
+    """
 
     because: Reason
     missing: str = ""
@@ -45,8 +49,10 @@ class Deny:
 
 @dataclass(frozen=True)
 class Ask:
-    """It may be done if somebody with the right to say so agrees. `suggest` is what to ask them for: the pattern of a capability.
-    `details` is what belongs to it for whoever is asked: source, arguments, a diff."""
+    """The action is allowed if an authorised person approves it.
+
+    `suggest` is the pattern of the capability to ask for. `details` is context for the approver: source, arguments, a diff.
+    """
 
     because: Reason
     suggest: str
@@ -54,11 +60,14 @@ class Ask:
 
 
 Verdict = Allow | Deny | Ask
-Grants = tuple[()]  # what has been granted beyond the policy: nothing yet
+Grants = tuple[()]  # grants beyond the policy: none yet
 
 
 def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Verdict:
-    """The verdict on an action: total, deterministic, and Deny unless a rule allows it. Deny counts more than Ask, and Ask than Allow."""
+    """Return the verdict on an action: total, deterministic, and Deny unless a rule allows it.
+
+    Deny takes precedence over Ask, and Ask over Allow.
+    """
     verdict = _ruled(policy, action)
     if not policy.asks.asks or isinstance(verdict, Deny):
         return verdict
@@ -71,25 +80,25 @@ def _asked(policy: Policy, action: Action) -> Ask | None:
     from agent_sandbox.policy.approval_rules import question_about
     from agent_sandbox.policy.tokens import spellings_of
 
-    if (found := question_about(policy.asks, action)) is None:
+    if (question := question_about(policy.asks, action)) is None:
         return None
-    rule, why = found
+    rule, why = question
     words = spellings_of(action)[0]
-    # A word that ends so would cover others as a pattern: what an agent has typed must not come back as the grant of more than that.
+    # As a pattern, a word ending in * would cover other words: an agent's input must not be suggested as a broader grant.
     pattern = "" if any(word.endswith("*") for word in words) else join(words)
     remedy = granting(pattern) if pattern else "somebody has to agree when it is asked: agent-sandbox approve"
     return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} wants somebody to agree: {why}", remedy), pattern)
 
 
 def granting(pattern: str) -> str:
-    """The command line with which a person would permit what a pattern covers."""
+    """Return the command line that grants what a pattern covers."""
     from shlex import quote
 
     return f"agent-sandbox grant {quote(pattern)} --for 10m"
 
 
 def lifting(program: str) -> str:
-    """The command line with which a person would permit a program for a time."""
+    """Return the command line that allows a program for a time."""
     from shlex import quote
 
     return f"agent-sandbox grant --elevate --allow {quote(program)} --for 10m"
@@ -147,7 +156,7 @@ def _command(policy: Policy, action: RunCommand) -> Allow | Deny:
 
 
 def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
-    """The refusal of the first of these programs that may not be started, with the line that would allow it; None when all may."""
+    """Return the refusal of the first program that may not be started, with the remedy; None if all may."""
     for name in programs:
         if not policy.processes:
             why = f"the policy {policy.name!r} allows no processes, so {name!r} cannot be started"
@@ -160,8 +169,11 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
 
 
 def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
-    """The programs that a command is understood to start. The shell that reads a command line is none of them, where there may be one."""
-    from agent_sandbox.readers.shell.analyze import understand, understand_argv  # only where programs are restricted
+    """Return the programs that a command is understood to start.
+
+    The shell that reads a command line is not among them, if shells are allowed.
+    """
+    from agent_sandbox.readers.shell.analyze import understand, understand_argv  # only needed if programs are restricted
 
     if shell and reads_a_line(argv):
         return understand(argv[2], effects=False).tools
@@ -183,8 +195,10 @@ def _permitting(policy: Policy, program: str) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name that an agent has chosen stands for itself where a person types it, or copies it from a hint: to a shell, in a list
-    with commas, and as a pattern, of which `*` would allow everything."""
+    """Return whether a name chosen by an agent is literal wherever a person may type or copy it from a hint.
+
+    That is: to a shell, in a comma-separated list, and as a pattern, where `*` would allow everything.
+    """
     return name.replace("-", "").replace(".", "").replace("_", "").replace("+", "").isalnum() and name.isascii() and name[0] != "-"
 
 
@@ -198,7 +212,7 @@ def _promotion(policy: Policy, action: Promote) -> Allow | Deny:
 
 
 def _writing(policy: Policy, action: Promote | Undo) -> Deny | None:
-    """A sandbox that may not write has nothing to carry over, and a tree it does not reach is not its to change."""
+    """Refuse if the sandbox may not write, and so has nothing to promote, or if the tree is outside its reach."""
     if not policy.files.write:
         return Deny(Reason("promotion", f"the policy {policy.name!r} allows no changes of files", "use a sandbox that may write"))
     if not (policy.files.reaches(action.root) or action.root == "/"):

@@ -1,7 +1,7 @@
-"""More than a policy permits, for a time: what a person lifts, and what that makes of a policy. Pure.
+"""Elevation: the rules that a person lifts for a time, and the policy that results. Pure.
 
-A ceiling stays: what the system's own file denies is denied, and a limit is raised no further than it says. What is asked about is asked
-about as before.
+The ceiling stays: everything that the system's own policy file denies stays denied, and a limit rises no further than the file says.
+Approval rules stay as they are.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from agent_sandbox.policy.secrets import Mask, reveal
 
 @dataclass(frozen=True)
 class Elevation:
-    """What is lifted: programs that may be started, limits by the names of `Limits`, paths that are shown although hidden or denied."""
+    """The rules lifted: programs to allow, limits by their names in `Limits`, and hidden or denied paths to show."""
 
     programs: tuple[str, ...] = ()
     limits: tuple[tuple[str, float], ...] = ()
     paths: tuple[str, ...] = ()
 
     def sorts(self) -> tuple[str, ...]:
-        """The sorts of rules that it lifts, as `approvals.elevate` names them."""
+        """Return the kinds of rules that it lifts, as `approvals.elevate` names them."""
         return tuple(name for name in LIFTABLE if getattr(self, name))
 
     def only(self, sorts: Iterable[str] | None) -> Elevation:
-        """What is left of it where only these sorts may be lifted; all of it for None."""
+        """Return the part that these kinds of rules cover; all of it for None."""
         return self if sorts is None else Elevation(**{name: getattr(self, name) for name in LIFTABLE if name in sorts})
 
     def describe(self) -> str:
-        """In words."""
+        """Describe it in words."""
         limits = [f"{name.replace('_', ' ')} up to {value:g}" for name, value in self.limits]
         return "; ".join(
             f"{sort} {', '.join(items)}"
@@ -44,10 +44,10 @@ class Elevation:
 
 
 def elevated(policy: Policy, what: Elevation, ceiling: Policy) -> Policy:
-    """The policy with this lifted, as far as the ceiling permits. Never less than the policy permitted before."""
+    """Return the policy with these rules lifted, as far as the ceiling permits. Never narrower than before."""
     programs = _programs(policy.programs, what.programs, ceiling.programs)
     limits = _limits(policy.limits, dict(what.limits), ceiling.limits)
-    # What is implied by a limit that is gone is not missed, and what other rules require stays.
+    # Drop the guarantees implied by a limit that is gone. Keep those that other rules require.
     requires = (policy.requires - implied(policy.processes, policy.limits, policy.programs)) | implied(policy.processes, limits, programs)
     files = _files(policy.files, what.paths, ceiling.files)
     return replace(policy, name=f"{policy.name}+elevated", files=files, programs=programs, limits=limits, requires=requires)
@@ -55,7 +55,7 @@ def elevated(policy: Policy, what: Elevation, ceiling: Policy) -> Policy:
 
 def _programs(rules: ProgramRules, more: tuple[str, ...], ceiling: ProgramRules) -> ProgramRules:
     groups = tuple(group if group in ceiling.groups else tuple(dict.fromkeys((*group, *more))) for group in rules.groups)
-    # A pattern that denies several is lifted by its own name only: for one of them the others would be let in as well.
+    # A denied pattern is lifted only by its own name: lifting it for one program would let in the others.
     denied = tuple(each for each in rules.denied if each in ceiling.denied or each not in more)
     shell = rules.shell or (ceiling.shell and any(name in SHELLS for name in more))
     return ProgramRules(groups, denied, shell, rules.lines)
@@ -67,7 +67,7 @@ def _limits(limits: Limits, wanted: dict[str, float], ceiling: Limits) -> Limits
         before, most = getattr(limits, name), getattr(ceiling, name)
         if before is not None and (allowed := value if most is None else min(value, most)) > before:
             changes[name] = allowed
-    return replace(limits, **changes)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it checks
+    return replace(limits, **changes)  # type: ignore[arg-type]  # `Limits` checks that whole numbers are whole
 
 
 def _files(files: FileRules, paths: tuple[str, ...], ceiling: FileRules) -> FileRules:

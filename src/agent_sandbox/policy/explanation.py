@@ -1,4 +1,4 @@
-"""Policies in words: what one means, what it would say to a command, and what is odd about a file. For `policy explain`, `test`, `lint`."""
+"""Policies in words: the meaning of a policy, its answer to a command, and oddities of a file. For `policy explain`, `test`, `lint`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent_sandbox.readers.shell.wrappers import BUILTINS
 
 @dataclass(frozen=True)
 class Tried:
-    """What a policy says to a command: the verdict, and what was understood of the command, which is where the reasons come from."""
+    """The answer of a policy to a command: the verdict, and the analysis of the command that its reasons come from."""
 
     verdict: Verdict
     understood: Understanding
@@ -30,7 +30,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Remark:
-    """Something odd about a policy file: the key, what, and what to do."""
+    """An oddity of a policy file: the key, the problem and the remedy."""
 
     key: str
     what: str
@@ -38,7 +38,7 @@ class Remark:
 
 
 def explain(found: Effective) -> tuple[str, ...]:
-    """The policy in sentences, most important first."""
+    """Describe the policy in sentences, most important first."""
     policy = found.policy
     return (
         f"policy {policy.name} ({policy.digest()[:12]})",
@@ -125,7 +125,7 @@ def _rest(found: Effective) -> list[str]:
 
 
 def try_command(policy: Policy, command: str | Sequence[str]) -> Tried:
-    """What the policy says to a command line, or to a program with its arguments. Nothing is run."""
+    """Judge a command line, or a program with its arguments. Nothing is run."""
     if isinstance(command, str):
         understood = understand(command)
         verdict = refused_program(policy, understood.tools) or decide(policy, (), RunCommand(("bash", "-c", command)), now=0.0)
@@ -136,7 +136,7 @@ def try_command(policy: Policy, command: str | Sequence[str]) -> Tried:
 
 
 def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Remark, ...]:
-    """What is odd about policy files: settings without effect, names that no tool has, and what says less than it seems to."""
+    """Return the oddities of policy files: settings without effect, unknown tools, and settings that mean less than they seem to."""
     remarks: list[Remark] = []
     for layer in layers:
         remarks += _contradictions(layer)
@@ -155,27 +155,30 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
 
 
 def _contradictions(layer: Document) -> list[Remark]:
-    found: list[Remark] = []
+    remarks: list[Remark] = []
     if layer.get("files.read") is False and layer.get("files.write") is not True and layer.get("files.allowed"):
-        found.append(Remark("files.allowed", "has no effect: files.read is false", "leave one of them out"))
+        remarks.append(Remark("files.allowed", "has no effect: files.read is false", "leave one of them out"))
     if layer.get("processes.allow") is False:
         without = ("processes.commands", "processes.shell", "processes.denied_commands")
-        found += [Remark(key, "has no effect: processes.allow is false", "leave it out") for key in without if layer.get(key) is not None]
+        remarks += [Remark(key, "has no effect: processes.allow is false", "leave it out") for key in without if layer.get(key) is not None]
     asked = layer.get("network.hosts") or layer.get("network.ports")
     if asked and layer.get("network.outbound") is not True:
-        found.append(Remark("network.hosts", "has no effect without network.outbound = true", "add it, or leave the hosts out"))
+        remarks.append(Remark("network.hosts", "has no effect without network.outbound = true", "add it, or leave the hosts out"))
     if layer.get("network.outbound") or layer.get("network.inbound"):
-        found.append(Remark("network.outbound", NO_NETWORK, "leave it out until it is there"))
+        remarks.append(Remark("network.outbound", NO_NETWORK, "leave it out until it is there"))
     allowed, denied = layer.get("processes.commands", ()), layer.get("processes.denied_commands", ())
-    found += [
+    remarks += [
         Remark("processes.commands", f"{name!r} is denied as well", "leave one of them out") for name in allowed if covers(denied, name)
     ]
     keys = [key for key, _ in layer.settings]
-    return [*found, *(Remark(key, "is set to what it is without being set", "leave it out") for key in keys if _says_nothing(layer, key))]
+    return [*remarks, *(Remark(key, "is set to what it is without being set", "leave it out") for key in keys if _says_nothing(layer, key))]
 
 
 def _says_nothing(layer: Document, key: str) -> bool:
-    """In a layer that can only take away, true permits nothing. A few take away when they are true."""
+    """Return whether a setting has no effect: a layer can only take away, and true permits nothing new.
+
+    A few settings take away when they are true.
+    """
     return layer.get(key) is True and key in BY_KEY and key not in _TAKES_AWAY
 
 
@@ -188,11 +191,11 @@ _TAKES_AWAY = frozenset(
 
 
 def _names(layer: Document) -> list[Remark]:
-    found: list[Remark] = []
+    remarks: list[Remark] = []
     for name in layer.get("processes.commands", ()):
         if is_open(name):
             what = f"{name!r} runs what it is given, or starts other programs: it can do whatever the sandbox permits"
-            found.append(Remark("processes.commands", what, "leave it out if only certain programs are meant"))
+            remarks.append(Remark("processes.commands", what, "leave it out if only certain programs are meant"))
         elif name not in TOOLS and name not in BUILTINS and not any(character in name for character in "*?["):
-            found.append(Remark("processes.commands", f"{name!r} is no tool that is known here", "check its spelling"))
-    return found
+            remarks.append(Remark("processes.commands", f"{name!r} is no tool that is known here", "check its spelling"))
+    return remarks

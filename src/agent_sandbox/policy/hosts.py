@@ -1,7 +1,7 @@
-"""Which hosts may be reached, as values. This version has no network for sandboxes: these rules say what is wished, and are checked.
+"""Rules for network hosts. This version has no network for sandboxes: the rules state wishes, and are validated.
 
-A host is written as it is in an address: `api.example.com`, `192.0.2.1`, `[2001:db8::1]`, or `*.example.com` for every name beneath
-`example.com`, at any depth, but not itself. Names are compared in lower case, without a final dot, in their ASCII form.
+A host is written as in a URL: `api.example.com`, `192.0.2.1`, `[2001:db8::1]`, or `*.example.com` for every name beneath `example.com`, at
+any depth, but not itself. Names are compared in lower case, without a final dot, in their ASCII form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """What may leave. Allowed hosts come in groups, one from each layer, and a host has to be in all of them; so with ports."""
+    """The connections that are permitted.
+
+    Allowed hosts come in groups, one for each layer, and a host must be in all groups. The same holds for ports.
+    """
 
     outbound: bool = False
     inbound: bool = False
@@ -28,7 +31,7 @@ class NetworkRules:
     localhost: bool = False
 
     def permits(self, host: str, port: int) -> bool:
-        """Whether a connection may be opened. Names only: what a name resolves to is for the egress to judge again."""
+        """Return whether a connection may be opened. Judges names only: the egress judges the resolved addresses again."""
         name = canonical_host(host)
         if not self.outbound or covers(self.denied, name) or not all(port in group for group in self.ports):
             return False
@@ -37,7 +40,7 @@ class NetworkRules:
         return all(covers(group, name) for group in self.hosts)
 
     def narrowed(self, other: NetworkRules) -> NetworkRules:
-        """What both permit."""
+        """Return the rules that permit only what both permit."""
         return NetworkRules(
             self.outbound and other.outbound,
             self.inbound and other.inbound,
@@ -49,7 +52,7 @@ class NetworkRules:
 
     @property
     def asks(self) -> bool:
-        """Whether any network is wished for."""
+        """Whether any network access is wished for."""
         return self.outbound or self.inbound
 
 
@@ -62,14 +65,17 @@ def network_rules(
     ports: Iterable[int] | None = None,
     localhost: bool = False,
 ) -> NetworkRules:
-    """Rules of one layer, checked. Without `hosts` every host, without `ports` every port. Raises `PolicyError` naming what cannot be."""
+    """Make the rules of one layer. Raises `PolicyError` naming an invalid value.
+
+    Without `hosts`, every host is allowed; without `ports`, every port.
+    """
     groups = () if hosts is None else (tuple(canonical_pattern(each) for each in hosts),)
     numbers = () if ports is None else (tuple(canonical_port(each) for each in ports),)
     return NetworkRules(outbound, inbound, groups, tuple(canonical_pattern(each) for each in denied), numbers, localhost)
 
 
 def canonical_pattern(written: object) -> str:
-    """The one spelling of a host or of `*.` and a name."""
+    """Return the canonical form of a host, or of `*.` and a name."""
     if isinstance(written, str) and written == "*":
         return "*"
     if isinstance(written, str) and written.startswith("*."):
@@ -78,7 +84,10 @@ def canonical_pattern(written: object) -> str:
 
 
 def canonical_host(written: object) -> str:
-    """The one spelling of a host. Raises `PolicyError` for what is none: an address with a scheme, a port, a path, a space."""
+    """Return the canonical form of a host.
+
+    Raises `PolicyError` for anything else: a scheme, a port, a path, a space.
+    """
     if not isinstance(written, str) or not written:
         raise _refused(written, "is no name of a host", 'write "api.example.com"')
     if written.startswith("[") and written.endswith("]"):
@@ -107,19 +116,19 @@ def canonical_host(written: object) -> str:
 
 
 def canonical_port(written: object) -> int:
-    """A port as a number."""
+    """Return a valid port number. Raises `PolicyError` for anything else."""
     if isinstance(written, bool) or not isinstance(written, int) or not 0 < written < 65536:
         raise PolicyError(f"not a port: {written!r}", hint="ports are whole numbers from 1 to 65535")
     return written
 
 
 def covers(patterns: Iterable[str], host: str) -> bool:
-    """Whether one of the patterns is this canonical host."""
+    """Return whether one of the patterns matches this canonical host."""
     return any(pattern in ("*", host) or (pattern.startswith("*.") and host.endswith(pattern[1:])) for pattern in patterns)
 
 
 def is_local(host: str) -> bool:
-    """Whether a canonical host is this machine by its spelling."""
+    """Return whether a canonical host names this machine, judging by its spelling."""
     return covers(_LOCAL, host) or host.startswith("127.") or host in ("::1", "0.0.0.0", "::")
 
 
@@ -130,7 +139,7 @@ def _address(text: str, written: str) -> str:
         address = ip_address(text)
     except ValueError:
         raise _refused(written, "is no address", "write four numbers from 0 to 255, or an IPv6 address in brackets") from None
-    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 is 127.0.0.1, and must not be judged as something else
+    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 is 127.0.0.1, and must be judged as such
     return str(mapped or address)
 
 

@@ -1,14 +1,15 @@
-"""Learning: from what a run was seen to do, the smallest policy that would have allowed it. Pure; `engine.learn` looks and asks.
+"""Learning: derive the smallest policy that would have allowed an observed run. Pure; `engine.learn` observes and asks.
 
-Smallest, by rules that are few enough to be said:
+The rules for smallest are few enough to state:
 
-- What is in the project asks for the project. Elsewhere a file asks for itself; one that was made or removed, for its directory.
+- A path in the project asks for the project. Elsewhere a file asks for itself; one that was made or removed asks for its directory.
 - More than three names in one directory ask for the directory (twenty for one right below `/`).
-- Never proposed: `/`, a home, and what is above a home or above the project; a secret that the view hides; what a higher policy forbids.
-- Caches that are written below what every view shows (`/usr/lib/…/__pycache__`) ask for nothing: programs do without.
-- Amounts are what was used, times a factor, rounded up; never more than was there to use.
+- Never proposed: `/`, a home, and directories above a home or above the project; a secret that the view hides; anything that a higher
+  policy forbids.
+- Caches written below the files that every view shows (`/usr/lib/…/__pycache__`) ask for nothing: programs do without.
+- Amounts are the usage, times a factor, rounded up; never more than the limit of the run.
 
-What is not proposed is said. What a program looked for and did not find asks for nothing.
+Everything left out is reported. Files that a program looked for and did not find ask for nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
+from agent_sandbox._fast.values import Protocol, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import canonical_host, is_local
 from agent_sandbox.policy.limits import MIB, Limits
@@ -25,10 +26,17 @@ from agent_sandbox.policy.paths import Tree, matches
 from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Line, Proposal, pattern_of
 
+WITHOUT_EFFECT = "without effect until this version has a network for sandboxes"
+MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20  # names in one directory; more ask for the directory
+NAMED = ""  # stands for the program where none was seen to read
+NOWHERE: Mapping[str, str] = {}
+FILE_KINDS = ("read", "write", "execute")
+_DNS_PORT = 53  # the DNS port; lookups are observed as such
+
 
 @dataclass(frozen=True)
 class Spent:
-    """What the runs used at most; 0 where nothing counts it."""
+    """The highest usage of the runs; 0 if not counted."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -38,7 +46,7 @@ class Spent:
 
 
 def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[Line]:
-    """Limits that leave room for what was used. What nothing counts here is left out."""
+    """Propose limits that leave room for the usage. Resources that are not counted here are left out."""
     if not spent.processes:
         left_out.append("processes.max: nothing counts them here")
     wall, cpu = round(spent.wall_seconds, 1), round(spent.cpu_seconds, 1)
@@ -54,11 +62,11 @@ def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[Line
 
 
 def _amount(key: str, used: float, unit: str, *, factor: int, least: int, most: float | None) -> list[Line]:
-    """A power of two times the least that is ever proposed, so that the next run of the same does not propose another."""
+    """Propose a power of two times `least`, so that the next run of the same command proposes the same."""
     value = least
     while value < used * factor:
         value *= 2
-    if most is not None and value >= most:  # what is above says so already
+    if most is not None and value >= most:  # the policy above sets this limit already
         return []
     return [Line(key, value, f"{used} {unit} were used; {factor} times that, rounded up, and at least {least}")]
 
@@ -71,15 +79,8 @@ def _in_mib(count: int | None) -> int | None:
     return None if count is None else count // MIB
 
 
-if TYPE_CHECKING:
-    pass
-
-_NAMES = 53  # the port on which names are asked for: what was asked is seen as such
-WITHOUT_EFFECT = "without effect until this version has a network for sandboxes"
-
-
 def network_lines(seen: Iterable[Seen], left_out: list[str]) -> list[Line]:
-    """Hosts and ports that were wanted. The sandbox's own loopback needs no setting."""
+    """Propose the hosts and ports that were wanted. The sandbox's own loopback needs no setting."""
     hosts: dict[str, dict[str, None]] = {}
     ports: dict[int, dict[str, None]] = {}
     inbound: dict[str, None] = {}
@@ -95,7 +96,7 @@ def network_lines(seen: Iterable[Seen], left_out: list[str]) -> list[Line]:
         if each.kind == "listen":
             if not is_local(name) or name in ("0.0.0.0", "::"):
                 inbound[each.program] = None
-        elif not is_local(name) and not (port == _NAMES and resolves):
+        elif not is_local(name) and not (port == _DNS_PORT and resolves):
             hosts.setdefault(name, {})[each.program] = None
             if port:
                 ports.setdefault(port, {})[each.program] = None
@@ -121,14 +122,8 @@ def _by(programs: Iterable[str]) -> str:
     return f"by {', '.join(sorted(program.rpartition('/')[2] or program for program in programs)[:3])}"
 
 
-MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20
-NAMED = ""  # the program of what no program was seen to read
-NOWHERE: Mapping[str, str] = {}
-FILE_KINDS = ("read", "write", "execute")
-
-
 class Nature(Enum):
-    """What a name was for the run."""
+    """The nature of a path in the run."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -137,7 +132,7 @@ class Nature(Enum):
 
 
 class Seen(Protocol):
-    """Something that a program tried: see `runtime.observe.events`."""
+    """One attempt of a program: see `runtime.observe.events`."""
 
     @property
     def kind(self) -> str: ...
@@ -151,21 +146,21 @@ class Seen(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where it happened. `given` is there under every policy, read-only; `starts` are the directories in which work began."""
+    """The setting of the run. `given` is present under every policy, read-only; `starts` are the directories in which work began."""
 
     project: str
     home: str
     starts: tuple[str, ...]
     given: tuple[str, ...]
-    rules: FileRules  # under which it happened
+    rules: FileRules  # the rules of the run
     limits: Limits
 
 
 @dataclass(frozen=True)
 class Programs:
-    """The names that a list of programs has to have, and what asked for each; or why no list of names would do.
+    """The names that a list of programs must have, each with its reason; or why no list of names would do.
 
-    `notes` are what is to be said of them: which interpreters come with them, above all.
+    `notes` are remarks about them, above all which interpreters come with them.
     """
 
     names: tuple[Asked, ...] = ()
@@ -187,9 +182,10 @@ def learn(
     spent: Spent,
     leads: Mapping[str, str] = NOWHERE,
 ) -> Proposal:
-    """The proposal. `natures` has every path that was seen or changed; one that is `MADE` need not have been seen.
+    """Return the proposal.
 
-    `leads` has names that lead to others, over links, which are shown with them: where the first is allowed by itself, the second need not.
+    `natures` has every path that was seen or changed; one that is `MADE` need not have been seen. `leads` maps names to their link targets,
+    which are shown with them: if the name itself is allowed, the target need not be.
     """
     seen = tuple(seen)
     uses, left_out = _uses(seen, natures, place)
@@ -200,7 +196,7 @@ def learn(
 
 
 def _uses(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place) -> tuple[dict[str, _Use], list[str]]:
-    """The paths that a policy has to show beyond what is given, and what is to be said of others."""
+    """Return the paths that a policy must show beyond the given ones, and remarks on those left out."""
     uses: dict[str, _Use] = {}
     left_out: list[str] = []
     for each in seen:
@@ -242,9 +238,9 @@ def _file_lines(
             what = f"{path} ({_some(use.programs)})" if use.programs else path
             left_out.append(f"{what} would take {tree} as a whole, which is never proposed")
             continue
-        kept = wanted.setdefault(tree, _Use({}))
-        kept.programs.update(use.programs)
-        kept.wrote = kept.wrote or use.wrote
+        merged = wanted.setdefault(tree, _Use({}))
+        merged.programs.update(use.programs)
+        merged.wrote = merged.wrote or use.wrote
     for start in place.starts:
         tree = place.project if _covers(place.project, start) else start
         if _is_too_much(tree, place):
@@ -277,7 +273,7 @@ def _tree_for(path: str, natures: Mapping[str, Nature], place: Place) -> str:
 
 
 def _gathered(wanted: dict[str, _Use], place: Place, leads: Mapping[str, str]) -> dict[str, _Use]:
-    """Several names in one directory as the directory; what lies in another that is wanted, as that."""
+    """Merge several names in one directory into the directory, and paths inside another wanted path into that one."""
     trees = dict(wanted)
     while True:
         inside: dict[str, list[str]] = {}
@@ -331,7 +327,7 @@ def _process_lines(programs: Programs, left_out: list[str]) -> list[Line]:
 
 
 def _remarks(programs: Programs) -> tuple[str, ...]:
-    """What people should know about a proposal before they take it. Of interpreters the notes speak."""
+    """Return warnings about a proposal for people who may adopt it. The notes cover the interpreters."""
     starters = [asked.text for asked in programs.names if is_open(asked.text) and not interprets(asked.text)]
     return (*(f"{name} starts other programs, and does with them whatever the sandbox permits" for name in starters), *programs.notes)
 

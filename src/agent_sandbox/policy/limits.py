@@ -1,6 +1,6 @@
-"""How much a run may use. Values only; `kernel` and `runtime` enforce them.
+"""Limits on the resources of a run. Values only; `kernel` and `runtime` enforce them.
 
-`None` means no limit of that kind. Absurd values are refused when the value is made, so that nothing downstream has to ask.
+`None` means no limit of that kind. Absurd values are refused on construction, so that later code need not check.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from agent_sandbox._fast.values import dataclass, fields
 from agent_sandbox.errors import PolicyError
 
 MIB = 1 << 20
-_LARGEST = 1 << 60  # far above any machine, far below what overflows a kernel field
+_LARGEST = 1 << 60  # far above any machine, far below the overflow of a kernel field
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on one run, all of them enforced from outside the guest.
+    """Limits on one run, all enforced from outside the guest.
 
     >>> Limits(wall_seconds=5, memory_bytes=64 * MIB)
     """
@@ -26,9 +26,9 @@ class Limits:
     memory_bytes: int | None = 256 * MIB
     processes: int | None = 64  # processes and threads together, as the kernel counts them
     open_files: int | None = 1024
-    output_bytes: int | None = 100_000  # for each of stdout and stderr; what follows is dropped and the run is told
+    output_bytes: int | None = 100_000  # for each of stdout and stderr; the rest is dropped and the result says so
     disk_bytes: int | None = 256 * MIB
-    fuel: int | None = None  # instructions of WebAssembly, more or less: the same work always takes the same
+    fuel: int | None = None  # roughly, WebAssembly instructions: the same work always costs the same
 
     def __post_init__(self) -> None:
         for field in fields(self):

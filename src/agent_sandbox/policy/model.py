@@ -1,7 +1,7 @@
-"""A policy: what a run may see, do and use. Frozen, checked when it is made, and named by its digest.
+"""The policy: what a run may see, do and use. Frozen, checked on construction, and identified by its digest.
 
-Two presets share the model: `locked` (the SDK: nothing of the machine but the interpreter and its packages) and `cloned` (the command
-line: the whole machine but for its secrets, every write captured). A field that no runtime could honour is refused here, never ignored.
+Two presets share the model: `locked` (the SDK: nothing of the machine but the interpreter and its packages) and `cloned` (the command line:
+the whole machine except its secrets, every write captured). A field that no runtime could honour is refused here, never ignored.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, mat
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 
-SCRATCH = ("/tmp", "/dev/shm")  # made anew for each run, empty, and there under every policy
+SCRATCH = ("/tmp", "/dev/shm")  # made for each run, empty, and present under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
 EVERY_PROGRAM = ProgramRules()
 
-# Generous, not absent: a runaway build ends before the machine does. Output is not limited because it streams.
+# Generous, not absent: a runaway build ends before the machine does. Output is unlimited because it streams.
 CLONED_LIMITS = Limits(
     wall_seconds=None, memory_bytes=8192 * MIB, processes=4096, open_files=4096, output_bytes=None, disk_bytes=8192 * MIB
 )
@@ -31,12 +31,11 @@ CLONED_LIMITS = Limits(
 
 @dataclass(frozen=True)
 class FileRules:
-    """Which of the machine's files are there, and whether they can be changed.
+    """The files of the machine that are visible, and whether they can be changed.
 
-    What is `denied` or masked is not there, whatever `allowed` says. Hidden names (`.git`) are there only with `allow_hidden`, or where
-    the fixed part of an allowed pattern spells them. With `write` and without `read`, allowed directories are there, but empty. The
-    interpreter's own files and the scratch directories are no matter of these rules. Writes are always captured: `write` never reaches
-    the real disk.
+    `denied` and masked files are absent, whatever `allowed` says. Hidden names (`.git`) are present only with `allow_hidden`, or if the
+    fixed part of an allowed pattern spells them. With `write` but not `read`, allowed directories are present but empty. These rules do not
+    cover the interpreter's own files and the scratch directories. Writes are always captured: `write` never reaches the real disk.
     """
 
     read: bool = False
@@ -47,20 +46,20 @@ class FileRules:
     masks: tuple[Mask, ...] = ()
 
     def reaches(self, path: str) -> bool:
-        """Whether a normalised path lies where the rules let the guest be."""
+        """Return whether the rules make a normalised path visible to the guest."""
         return self._unbarred(path) and any(
             matches(pattern, path) and (self.allow_hidden or not _hidden(path, pattern)) for pattern in self.allowed
         )
 
     def leads_to(self, path: str) -> bool:
-        """Whether a normalised path is the directory that an allowed pattern starts from: there, as the way to what is allowed."""
+        """Return whether a normalised path is the anchor of an allowed pattern: visible as the way to the allowed files."""
         return self._unbarred(path) and any(not isinstance(pattern, Tree) and anchor(pattern) == path for pattern in self.allowed)
 
     def _unbarred(self, path: str) -> bool:
         return (self.read or self.write) and not self.bars(path)
 
     def bars(self, path: str) -> bool:
-        """Whether a normalised path is denied or masked."""
+        """Return whether a normalised path is denied or masked."""
         return any(above in self._masked for above in ancestors(path)) or any(matches(pattern, path) for pattern in self.denied)
 
     @cached_property
@@ -70,7 +69,7 @@ class FileRules:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a run may see, do and use, and the guarantees without which it must not start."""
+    """The permissions of a run: what it may see, do and use, and the guarantees without which it must not start."""
 
     name: str
     files: FileRules
@@ -79,7 +78,7 @@ class Policy:
     requires: frozenset[Guarantee]
     network: bool = False
     system: bool = False  # namespaced capabilities for package managers
-    tools: tuple[str, ...] = ()  # functions of the caller's that a program may call, sorted
+    tools: tuple[str, ...] = ()  # functions of the caller that a program may call, sorted
     programs: ProgramRules = EVERY_PROGRAM
     asks: AskRules = NOBODY_IS_ASKED
 
@@ -93,12 +92,12 @@ class Policy:
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
 
     def digest(self) -> str:
-        """Names this very policy: equal policies have equal digests, on every machine."""
+        """Return the digest that identifies this policy: equal policies have equal digests, on every machine."""
         return canonical.digest(self)
 
 
 def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
-    """The guarantees that the other fields of a policy are empty words without."""
+    """Return the guarantees without which the other fields of a policy would mean nothing."""
     conditional = {
         Guarantee.NO_NEW_PROCESSES: not processes,
         Guarantee.PROGRAMS_CONFINED: processes and programs.restricts,
@@ -111,7 +110,10 @@ def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROG
 
 
 def required(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
-    """What the presets require: what is implied, and that the guest sees no other process, meets a filter and is never the host's root."""
+    """Return the guarantees that the presets require.
+
+    These are the implied ones, and that the guest sees no other process, runs under a seccomp filter and is never the host's root.
+    """
     return implied(processes, limits, programs) | {Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 
 
@@ -129,7 +131,10 @@ def locked(
     tools: Iterable[str] = (),
     programs: ProgramRules = EVERY_PROGRAM,
 ) -> Policy:
-    """The SDK's preset: everything is off until it is named. `allowed=EVERYWHERE` is the whole machine, less masks and `denied`."""
+    """Return the preset of the SDK: everything is off until it is named.
+
+    `allowed=EVERYWHERE` is the whole machine, less masks and `denied`.
+    """
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
     needs = required(processes, limits, programs)
@@ -145,14 +150,14 @@ def cloned(
     system: bool = False,
     programs: ProgramRules = EVERY_PROGRAM,
 ) -> Policy:
-    """The command line's preset: the whole machine but for the masks, every write captured, no network."""
+    """Return the preset of the command line: the whole machine except the masks, every write captured, no network."""
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
     return Policy("cloned", files, True, limits, required(True, limits, programs), network, system, programs=programs)
 
 
 def repeatable(policy: Policy) -> Policy:
-    """The same policy for runs that are the same every time."""
+    """Return the same policy, requiring deterministic runs."""
     return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 

@@ -1,14 +1,15 @@
 """Path patterns, parsed once into typed values. Pure: nothing here looks at the disk.
 
     /data            the file, or the directory and all beneath it     Tree("/data")
-    /data/*          all beneath it; so do /data/** and /data/**/*     Beneath("/data")
+    /data/*          all beneath it, as with /data/**, /data/**/*      Beneath("/data")
     /config/*.json   anything else with a wildcard                     Glob("/config", "*.json")
 
-`*` crosses `/`, as in `fnmatch`; `**` as a whole component stands for any number of directories, also none; `?` and `[a-z]` are one
-character but not `/`; `[*]` is a literal star. What matches a directory covers all beneath it. A leading `~` is the home that the caller
-gives, and a leading `**/` is anywhere. Whatever cannot be understood raises `PolicyError`; nothing is dropped or guessed.
+`*` crosses `/`, as in `fnmatch`. `**` as a whole component matches any number of directories, including none. `?` and `[a-z]` match one
+character other than `/`. `[*]` is a literal star. A pattern that matches a directory covers everything beneath it. A leading `~` is the
+home given by the caller, and a leading `**/` matches anywhere. A pattern that cannot be understood raises `PolicyError`; nothing is dropped
+or guessed.
 
-Symbolic links are not followed here: a pattern is about names, and the view that is built from it decides what a name leads to.
+Symbolic links are not followed here: a pattern is about names, and the view built from it decides where a name leads.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from agent_sandbox.errors import PolicyError
 
 
 class Wild(Enum):
-    """Tokens that stand for more than one text."""
+    """Tokens that match more than one text."""
 
-    ANY = "*"  # any characters, also none, also slashes
-    ONE = "?"  # one character that is no slash
-    MAYBE_DIRECTORIES = "/**"  # nothing at all, or a slash; in the second case the ANY behind it takes the rest
+    ANY = "*"  # any characters, including none and slashes
+    ONE = "?"  # one character other than a slash
+    MAYBE_DIRECTORIES = "/**"  # nothing, or a slash; in the second case the ANY after it takes the rest
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """One character within any of the ranges, or, negated, in none. Never a slash."""
+    """One character within any of the ranges or, if negated, within none. Never a slash."""
 
     ranges: tuple[tuple[str, str], ...]
     negated: bool
 
     def takes(self, character: str) -> bool:
-        """Whether it stands for this character."""
+        """Return whether it matches this character."""
         inside = any(low <= character <= high for low, high in self.ranges)
         return character != "/" and inside != self.negated
 
@@ -46,7 +47,7 @@ Token = str | Wild | OneOf  # a str is one literal character
 
 
 def scan(component: str) -> list[Token]:
-    """The tokens of one path component. Raises `ValueError(reason, remedy)` for what cannot be understood."""
+    """Split one path component into tokens. Raises `ValueError(reason, remedy)` if it cannot be understood."""
     tokens: list[Token] = []
     position = 0
     while position < len(component):
@@ -70,12 +71,12 @@ def scan(component: str) -> list[Token]:
 
 
 def literal(tokens: Sequence[Token]) -> str | None:
-    """The text, when the tokens hold no wildcard; else None."""
+    """Return the text of tokens without wildcards; otherwise None."""
     return "".join(token for token in tokens if isinstance(token, str)) if all(isinstance(token, str) for token in tokens) else None
 
 
 def spans(tokens: Sequence[Token], text: str) -> bool:
-    """Whether the tokens match the text, or a directory above it: a prefix that ends before a slash."""
+    """Return whether the tokens match the text, or a directory above it: a prefix that ends before a slash."""
     states = _reached({0}, tokens)
     for character in text:
         if character == "/" and len(tokens) in states:
@@ -101,7 +102,7 @@ def _stepped(states: Iterable[int], tokens: Sequence[Token], character: str) -> 
 
 
 def _reached(states: set[int], tokens: Sequence[Token]) -> set[int]:
-    """With the states that follow without a character: past an ANY, or past a MAYBE_DIRECTORIES and its ANY."""
+    """Add the states reachable without a character: past an ANY, or past a MAYBE_DIRECTORIES and its ANY."""
     waiting = list(states)
     while waiting:
         state = waiting.pop()
@@ -114,7 +115,7 @@ def _reached(states: set[int], tokens: Sequence[Token]) -> set[int]:
 
 
 def _bracket(component: str, start: int) -> tuple[Token, int]:
-    """The token of `[…]`, and where it ends. `start` is behind the opening bracket."""
+    """Parse `[…]`: return its token, and where it ends. `start` is after the opening bracket."""
     negated = component[start : start + 1] == "!"
     first = start + negated
     end = component.find("]", first + 1)  # a ] in first place is itself a member
@@ -153,7 +154,7 @@ class Beneath:
 
 @dataclass(frozen=True)
 class Glob:
-    """Names beneath `directory` that match `pattern`. A view may list them or refuse them, but cannot cover names that appear later."""
+    """Names beneath `directory` that match `pattern`. A view may list or refuse them, but cannot cover names that appear later."""
 
     directory: str
     pattern: str
@@ -163,19 +164,20 @@ PathPattern = Tree | Beneath | Glob
 
 
 def is_tree_shaped(pattern: PathPattern) -> bool:
-    """Whether it covers one whole tree, so that a view can enforce it also for files that appear later."""
+    """Return whether it covers one whole tree, so that a view can enforce it for later files too."""
     return not isinstance(pattern, Glob)
 
 
 def anchor(pattern: PathPattern) -> str:
-    """The longest path without wildcards that the pattern starts from."""
+    """Return the longest path without wildcards that the pattern starts from."""
     return pattern.directory if isinstance(pattern, Glob) else pattern.path
 
 
 def normalise(path: str | bytes) -> str:
-    """An absolute path without `//`, `.` and a trailing slash. Raises `PolicyError` for a relative one, `..`, NUL and the empty one.
+    """Return an absolute path without `//`, `.` and a trailing slash.
 
-    Names that are not UTF-8 come as bytes or as Python spells them (surrogateescape), and leave as one and the same `str`.
+    Raises `PolicyError` for a path that is relative or empty, or contains `..` or NUL. Names that are not UTF-8 may be bytes or
+    surrogateescape text; both give the same `str`.
     """
     text = _text(path)
     if not text.startswith("/"):
@@ -184,7 +186,7 @@ def normalise(path: str | bytes) -> str:
 
 
 def parse(pattern: str | bytes, *, home: str | None = None) -> PathPattern:
-    """The pattern as a value. Raises `PolicyError` naming the pattern, the reason and the remedy."""
+    """Parse a pattern. Raises `PolicyError` naming the pattern, the reason and the remedy."""
     text = _text(pattern)
     rest, start = text, "/"
     if text == "~" or text.startswith("~/"):
@@ -196,20 +198,23 @@ def parse(pattern: str | bytes, *, home: str | None = None) -> PathPattern:
         raise _refused(text, "is not absolute", remedy)
     parts = _components(rest, text)
     names = [literal(_scanned(part, text)) for part in parts]
-    if "." in names or ".." in names:  # spelt [.][.]
+    if "." in names or ".." in names:  # written as [.][.]
         raise _refused(text, "holds an escaped '.' or '..'", "write the path without it")
     return _shaped(start, parts, names)
 
 
 def covering(texts: Iterable[str], *, project: str, home: str) -> Callable[[str], bool]:
-    """Whether one of the patterns covers a normalised path. Relative ones are of the project. Raises PolicyError as `parse` does."""
+    """Return a test of whether one of the patterns covers a normalised path.
+
+    Relative patterns are relative to the project. Raises PolicyError as `parse` does.
+    """
     absolute = [text if text.startswith(("/", "~", "**/")) else f"{project.rstrip('/')}/{text.removeprefix('./')}" for text in texts]
     parsed = [parse(text, home=home) for text in absolute]
     return lambda path: any(matches(pattern, path) for pattern in parsed)
 
 
 def matches(pattern: PathPattern, path: str) -> bool:
-    """Whether the pattern covers a normalised path."""
+    """Return whether the pattern covers a normalised path."""
     match pattern:
         case Tree(path=top):
             return path == top or path.startswith(_slashed(top))
@@ -222,7 +227,7 @@ def matches(pattern: PathPattern, path: str) -> bool:
 
 
 def ancestors(path: str) -> tuple[str, ...]:
-    """A normalised path and the directories above it, up to /."""
+    """Return a normalised path and the directories above it, up to /."""
     parts = [] if path == "/" else path[1:].split("/")
     return tuple("/" + "/".join(parts[:depth]) for depth in range(len(parts), -1, -1))
 
@@ -263,7 +268,7 @@ def _components(text: str, whole: str = "") -> list[str]:
 
 def _text(path: str | bytes) -> str:
     try:
-        # There and back, because two surrogates may spell bytes that are valid UTF-8: one name, one spelling.
+        # Encode and decode, because two surrogates may stand for bytes that are valid UTF-8: one name, one form.
         raw = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise _refused(path, "holds a lone surrogate, which no file name can", "pass the name as bytes") from None

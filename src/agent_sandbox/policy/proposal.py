@@ -1,8 +1,7 @@
-"""A policy that is proposed: its settings, each with what asked for it, and how they are written as TOML.
+"""A proposed policy: its settings, each with its reason, and their form as TOML.
 
-Names come from guests. Nothing in one can end its line, its quotation marks or its comment: what is not printable is escaped, in strings
-as TOML spells it. A wildcard in a name is written so that it stands for itself, and what cannot be written so that it is read back as the
-very same name is not written.
+Names come from guests. No name can end its line, its quotation marks or its comment: unprintable characters are escaped, in strings as TOML
+escapes. A wildcard in a name is escaped to match itself. A name that would not read back identically is not written.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LONGEST_COMMENT = 160
 
 @dataclass(frozen=True)
 class Asked:
-    """One item of a list, as it is written in a policy, and what asked for it."""
+    """One item of a list, as written in a policy, and its reason."""
 
     text: str
     because: str
@@ -31,21 +30,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class Line:
-    """One setting and what asked for it; of a list each item says that for itself."""
+    """One setting and its reason; in a list, each item has its own."""
 
     key: str
     value: Any
     because: str = ""
 
     def parts(self) -> list[tuple[Any, str]]:
-        """Each item of it, or all of it, and what asked for that."""
+        """Return each item, or the whole value, with its reason."""
         items = self.value if isinstance(self.value, tuple) and self.value else (self.value,)
         return [(each.text, each.because) if isinstance(each, Asked) else (each, self.because) for each in items]
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What is proposed, what is not and why, and what to know about it. Of the settings in `unknown` nothing was found out."""
+    """The proposed settings, those left out with the reason, and remarks. Nothing was learnt about the settings in `unknown`."""
 
     lines: tuple[Line, ...]
     left_out: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class Proposal:
     unknown: tuple[str, ...] = ()
 
     def document(self) -> Document:
-        """As a policy that can be laid on others."""
+        """Return the proposal as a policy layer."""
         return Document(tuple((line.key, _plain(line.value)) for line in self.lines), "the policy that was learnt")
 
 
@@ -62,7 +61,7 @@ def _plain(value: Any) -> Any:
 
 
 def pattern_of(path: str, home: str) -> str | None:
-    """The pattern that stands for a file, or for a directory and all beneath it, and for nothing else; None if there is none."""
+    """Return the pattern for exactly this file, or this directory and everything beneath it; None if there is none."""
     inside = path.startswith(home.rstrip("/") + "/") and home != "/"
     text = _literal(f"~{path[len(home.rstrip('/')) :]}" if inside else path)
     try:
@@ -72,7 +71,7 @@ def pattern_of(path: str, home: str) -> str | None:
 
 
 def name_pattern(name: str) -> str | None:
-    """The pattern that stands for the program of this name alone; None if there is none."""
+    """Return the pattern that matches only the program of this name; None if there is none."""
     text = _literal(name)
     try:
         check_name(text)
@@ -86,21 +85,21 @@ def _literal(name: str) -> str:
 
 
 def _can_be_written(text: str) -> bool:
-    """Whether TOML has a spelling for it, and the schema takes it."""
+    """Return whether TOML can express it, and the schema accepts it."""
     return "\\" not in text and not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 
 def as_toml(proposal: Proposal, *, heading: tuple[str, ...] = ()) -> str:
-    """The proposal as the text of a policy file, under comments."""
-    written = [f"# {_comment(words)}".rstrip() for words in heading]
+    """Return the proposal as the text of a policy file, below heading comments."""
+    output = [f"# {_comment(words)}".rstrip() for words in heading]
     section = ""
     for line in sorted(proposal.lines, key=lambda line: _ORDER[line.key]):
         table, _, key = line.key.rpartition(".")
         if table != section:
-            written += ["", f"[{table}]"]
+            output += ["", f"[{table}]"]
             section = table
-        written += _setting(key, line)
-    return "\n".join(written).lstrip("\n") + "\n"
+        output += _setting(key, line)
+    return "\n".join(output).lstrip("\n") + "\n"
 
 
 _ORDER = {key: place for place, key in enumerate(BY_KEY)}

@@ -1,9 +1,9 @@
-"""What a view hides unless it is asked to show it: credentials, histories, other people's and our own state. Data, and one pure function.
+"""The paths a view hides by default: credentials, histories, other users' and our own state. Data, and a few pure functions.
 
-A view can hide names, not contents: a key under a name that is not listed here is not hidden, nor is a `.env` deeper in the project than
-its top. Deliberately not listed: `/etc/machine-id` (an identifier that systemd and D-Bus need, no secret), `/var/log` as a whole (package
-managers write there; the logs that hold passwords or sessions are listed), `pip.conf` (it configures far more often than it
-authenticates), `/etc/passwd` (names are looked up in it), and `/var/run` (a link to `/run`, which is private to each run anyway).
+A view can hide names, not contents. A key under a name that is not listed here is not hidden, nor is a `.env` below the top of the project.
+Deliberately not listed: `/etc/machine-id` (an identifier that systemd and D-Bus need, no secret), `/var/log` as a whole (package managers
+write there; the logs that hold passwords or sessions are listed), `pip.conf` (it configures far more often than it authenticates),
+`/etc/passwd` (needed to look up names), and `/var/run` (a link to `/run`, which is private to each run anyway).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from agent_sandbox.policy.paths import normalise
 
 @dataclass(frozen=True)
 class Mask:
-    """A path that is hidden, with all beneath it, and the reason in words for the person who misses it."""
+    """A path that is hidden, with everything beneath it, and the reason for a person who misses it."""
 
     path: str
     why: str
-    stays: bool = False  # the directory itself is there, empty: programs expect a home to exist
+    stays: bool = False  # the directory itself stays, empty: programs expect a home to exist
 
 
 SOMEBODY_ELSE = "the home of somebody else"
 
-# Relative to a home. The key says why.
+# Relative to a home. The key is the reason.
 IN_HOME: dict[str, tuple[str, ...]] = {
     "private keys": (".ssh", ".gnupg", ".pki", ".config/age", ".config/sops", ".minikube"),
     "cloud credentials": (
@@ -81,12 +81,12 @@ ABSOLUTE: dict[str, tuple[str, ...]] = {
         *("/run/docker.sock", "/run/podman", "/run/containerd", "/run/crio", "/var/lib/docker", "/var/lib/containers"),
         *("/var/lib/containerd", "/var/lib/kubelet", "/var/lib/rancher", "/etc/kubernetes", "/etc/rancher", "/run/secrets"),
     ),
-    # btmp holds passwords that were typed where the user name belongs.
+    # btmp holds passwords that were typed as user names.
     "records of sessions": ("/var/log/auth.log", "/var/log/secure", "/var/log/btmp", "/var/log/audit", "/var/log/journal", "/var/mail"),
     "memory on disk": ("/swapfile", "/swap.img", "/var/lib/systemd/coredump", "/var/crash"),
 }
 
-# At the top of the project. Templates such as .env.example hold no secrets and stay.
+# At the top of the project. Templates such as .env.example hold no secrets and stay visible.
 IN_PROJECT: dict[str, tuple[str, ...]] = {
     "environment files": (
         *(".env", ".env.local", ".env.development", ".env.development.local", ".env.dev", ".env.test", ".env.test.local"),
@@ -95,7 +95,7 @@ IN_PROJECT: dict[str, tuple[str, ...]] = {
 }
 
 
-# Homes of accounts, and more than that: programs are installed and files are served there. Only the names above are hidden in them.
+# Homes of service accounts, but programs are installed and files are served there too. Only the names above are hidden in them.
 _SHARED = ("/opt", "/srv", "/var/www")
 
 
@@ -107,11 +107,11 @@ def default_masks(
     state_dir: str | None = None,
     keys_dir: str | None = None,
 ) -> tuple[Mask, ...]:
-    """Everything hidden by default, sorted by path, each path once.
+    """Return everything hidden by default, sorted by path, each path once.
 
-    In one's own homes certain names are hidden. That of somebody else is hidden as a whole, unless it holds, or lies in, one of our own or
-    a project other than `/`: then it is the same names. `state_dir` is the product's own: other runs, layers and the
-    ledger; `keys_dir` has the ledger's key.
+    In the user's own homes, certain names are hidden. Another user's home is hidden as a whole, unless it contains, or lies in, one of our
+    own homes or a project other than `/`, or lies in a shared directory (`/opt`, `/srv`, `/var/www`): then the same names are hidden.
+    `state_dir` is the product's own state: other runs, layers and the ledger. `keys_dir` has the ledger's key.
     """
     own, used = list(map(normalise, homes)), list(map(normalise, projects))
     masks: dict[str, Mask] = {}
@@ -135,29 +135,29 @@ def default_masks(
 
 
 def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
-    """Without the mask on exactly this path. A home is then seen as one's own is: but for certain names.
+    """Return the masks without the one on exactly this path. A revealed home still hides the names hidden in one's own.
 
-    Raises `PolicyError` when there is no such mask, naming the one that hides the path, if one does.
+    Raises `PolicyError` if there is no such mask, naming the mask that hides the path, if one does.
     """
     wanted = normalise(path)
-    kept = {mask.path: mask for mask in masks}
-    revealed = kept.pop(wanted, None)
+    remaining = {mask.path: mask for mask in masks}
+    revealed = remaining.pop(wanted, None)
     if revealed is None:
         above = next((mask.path for mask in masks if wanted.startswith(mask.path + "/")), None)
         hint = f"it lies beneath {above}; reveal that" if above else "reveal a path exactly as the list of masks spells it"
         raise PolicyError(f"nothing is masked at {wanted!r}", hint=hint)
     if revealed.why == SOMEBODY_ELSE:
-        _add(kept, IN_HOME, wanted)
-    return tuple(kept[path] for path in sorted(kept))
+        _add(remaining, IN_HOME, wanted)
+    return tuple(remaining[path] for path in sorted(remaining))
 
 
-# Parts of names of variables, in small letters; and names with such a part that hold none.
+# Parts of variable names that suggest a secret, in lower case; and names with such a part that hold none.
 _IN_NAMES = ("pass", "pwd", "secret", "token", "credential", "cookie", "apikey", "api_key", "access_key", "private_key", "auth")
 _NO_SECRETS = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE"})
 
 
 def names_a_secret(variable: str) -> bool:
-    """Whether an environment variable is called as those are that hold a secret."""
+    """Return whether the name of an environment variable suggests a secret."""
     return variable not in _NO_SECRETS and any(part in variable.lower() for part in _IN_NAMES)
 
 

@@ -1,12 +1,12 @@
-"""Capabilities: tokens that allow certain actions in one sandbox, for a time, and can only ever be narrowed.
+"""Capability tokens: they allow certain actions in one sandbox, for a time, and can only be narrowed.
 
-A token is an identity and a list of caveats, and a signature: HMAC over the identity with a key that only the supervisor has, then over
-each caveat with the signature so far as key. Who holds a token can add a caveat without asking anybody, and hand on the narrower token;
-nobody can take one away, because that would need the signature from before it was added. Every caveat restricts, so more of them never
-allow more, and one that is not understood allows nothing.
+A token is an identity, a list of caveats, and a signature: HMAC over the identity with a key that only the supervisor has, then over each
+caveat with the previous signature as key. The holder of a token can add a caveat without asking anyone, and pass on the narrower token.
+Nobody can remove a caveat: that would need the signature from before it was added. Every caveat restricts, so more caveats never allow
+more, and one that is not understood allows nothing.
 
-Pure: whether a token is genuine, and what it says about an action, follows from the arguments. That it was not revoked or used up is for
-`engine.grants`, which keeps count.
+Pure: whether a token is genuine, and what it says about an action, follows from the arguments. `engine.grants` keeps count, and checks that
+a token was not revoked or used up.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = b"capability 1\n"
-MOST_CAVEATS, LONGEST = 32, 16 << 10  # of a token: each costs time to check, and nobody needs so many
+MOST_CAVEATS, LONGEST = 32, 16 << 10  # caveats of a token, and their bytes: each costs time to check, and nobody needs more
 _IDENTITY_BYTES = 16
 _LINE_READERS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
-_PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,- "  # nothing here means anything to a shell
+_PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,- "  # no character here is special to a shell
 
 Pattern = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ForSandbox:
-    """Only in this sandbox. Every token has it from the beginning: one that is stolen is of no use elsewhere."""
+    """Only in this sandbox. Every token has this caveat from the start: a stolen token is useless elsewhere."""
 
     sandbox: str
 
 
 @dataclass(frozen=True)
 class Until:
-    """Only before this moment, in seconds since the epoch."""
+    """Only before this time, in seconds since the epoch."""
 
     time: float
 
 
 @dataclass(frozen=True)
 class Times:
-    """Only so often. Counted where it was added: what is derived from this token counts together with it."""
+    """Only this many uses. Counted where the caveat was added: tokens derived from it share the count."""
 
     limit: int
 
@@ -55,8 +55,8 @@ class Times:
 class Only:
     """Only actions that one of these patterns covers, word by word: `run git log **`, `promote /home/u/project`, `run make *`.
 
-    A word that ends with `*` covers every word that begins so; `**` in last place covers any number of words, also none. Nothing else is
-    special.
+    A word that ends with `*` covers every word with that prefix. `**` in last place covers any number of words, including none. Nothing
+    else is special.
     """
 
     patterns: tuple[Pattern, ...]
@@ -67,14 +67,14 @@ Caveat = ForSandbox | Until | Times | Only
 
 @dataclass(frozen=True)
 class Token:
-    """What is handed out. It is a secret: who has it, in its sandbox, may use it."""
+    """A capability token. It is a secret: anyone who has it, in its sandbox, may use it."""
 
     identity: bytes
-    caveats: tuple[bytes, ...]  # as they are signed
+    caveats: tuple[bytes, ...]  # encoded, as they are signed
     signature: bytes
 
     def attenuate(self, *caveats: Caveat) -> Token:
-        """The same with less in it, to hand on: `token.attenuate(Times(1), Only((("run", "git", "push"),)))`."""
+        """Return a narrower token to pass on: `token.attenuate(Times(1), Only((("run", "git", "push"),)))`."""
         return attenuate(self, *caveats)
 
     def __str__(self) -> str:
@@ -86,8 +86,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Genuine:
-    """The token is one of ours. `names` are its own and those of the tokens it was derived from, by which each can be revoked; `counts` are
-    the limits on its use, each with the name that it is counted under; `until` is the earliest end."""
+    """A token that is one of ours.
+
+    `names` are its own and those of the tokens it was derived from; each can be revoked by name. `counts` are the limits on its use, each
+    with the name it is counted under. `until` is the earliest expiry.
+    """
 
     names: tuple[str, ...]
     counts: tuple[tuple[str, int], ...]
@@ -96,20 +99,23 @@ class Genuine:
 
 @dataclass(frozen=True)
 class Refused:
-    """The token allows nothing here, and why."""
+    """The token allows nothing here, and the reason."""
 
     why: str
 
 
 def mint(key: Seal, identity: bytes, caveats: tuple[Caveat, ...]) -> Token:
-    """A new token. `identity` is 16 random bytes, never used before. Raises `ValueError` without a sandbox or for what cannot be said."""
+    """Make a new token. `identity` is 16 random bytes, never used before.
+
+    Raises `ValueError` without a sandbox, or if a caveat is invalid.
+    """
     if len(identity) != _IDENTITY_BYTES or not any(isinstance(caveat, ForSandbox) for caveat in caveats):
         raise ValueError("a capability has an identity of 16 bytes and names its sandbox")
     return attenuate(Token(identity, (), key.on(VERSION + identity)), *caveats)
 
 
 def attenuate(token: Token, *caveats: Caveat) -> Token:
-    """The token with more caveats, for who needs less. No key is needed. Raises `ValueError` for caveats that cannot be."""
+    """Add caveats. Needs no key. Raises ValueError if one is invalid, or if there are too many."""
     for caveat in caveats:
         text = _spelt(caveat)
         token = Token(token.identity, (*token.caveats, text), Seal(token.signature).on(text))
@@ -119,19 +125,19 @@ def attenuate(token: Token, *caveats: Caveat) -> Token:
 
 
 def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) -> Genuine | Refused:
-    """What the token says about an action in a sandbox at a moment. Total: whatever is not understood is refused."""
-    found = genuine(key, token)
-    if isinstance(found, Refused):
-        return found
+    """Return what the token says about an action in a sandbox at a time. Total: anything not understood is refused."""
+    result = genuine(key, token)
+    if isinstance(result, Refused):
+        return result
     spellings = spellings_of(action)
     for text in token.caveats:
         if refusal := _objection(_read(text), spellings, sandbox, now):
             return Refused(refusal)
-    return found
+    return result
 
 
 def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: str, now: float) -> str:
-    """Why this restriction does not let it pass; empty when it does."""
+    """Return why this caveat refuses the action; empty if it does not."""
     if isinstance(caveat, ForSandbox):
         return "" if caveat.sandbox == sandbox else "the capability is for another sandbox"
     if isinstance(caveat, Until):
@@ -139,12 +145,12 @@ def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: s
     if isinstance(caveat, Only):
         covered = any(covers(pattern, words) for pattern in caveat.patterns for words in spellings)
         return "" if covered else f"the capability does not cover {' '.join(spellings[0][:4])!r}"
-    # A limit is for who keeps count.
+    # `engine.grants` counts uses.
     return "" if isinstance(caveat, Times) else "the capability has a restriction that is not understood"
 
 
 def genuine(key: Seal, token: Token) -> Genuine | Refused:
-    """Whether the token was made with this key and narrowed as it says. The signature is compared in the same time whatever it is."""
+    """Return whether the token was made with this key and narrowed as it says. The signature is compared in constant time."""
     if len(token.caveats) > MOST_CAVEATS or len(token.identity) != _IDENTITY_BYTES:
         return Refused("this is no capability of ours")
     signature = key.on(VERSION + token.identity)
@@ -166,7 +172,7 @@ def genuine(key: Seal, token: Token) -> Genuine | Refused:
 
 
 def words_of(action: Action) -> Pattern:
-    """An action as the words that patterns cover."""
+    """Return an action as the words that patterns cover."""
     match action:
         case RunCommand():
             return ("run", *action.argv)
@@ -183,9 +189,9 @@ def words_of(action: Action) -> Pattern:
 
 
 def spellings_of(action: Action) -> tuple[Pattern, ...]:
-    """All words that an action goes by, the simplest first: `bash -c "git push"` does what `git push` does, and no more.
+    """Return all forms of an action in words, simplest first: `bash -c "git push"` does exactly what `git push` does.
 
-    Only where that is plain: a line of nothing but words, for the machine's own shell.
+    Only in the plain case: a line of nothing but words, for the machine's own shell.
     """
     words = words_of(action)
     if isinstance(action, RunCommand) and len(action.argv) == 3 and action.argv[0] in _LINE_READERS and action.argv[1] == "-c":
@@ -196,7 +202,7 @@ def spellings_of(action: Action) -> tuple[Pattern, ...]:
 
 
 def covers(pattern: Pattern, words: Pattern) -> bool:
-    """Whether a pattern covers an action."""
+    """Return whether a pattern covers an action."""
     if pattern and pattern[-1] == "**":
         pattern, words = pattern[:-1], words[: len(pattern) - 1]
     if len(pattern) != len(words):
@@ -205,15 +211,15 @@ def covers(pattern: Pattern, words: Pattern) -> bool:
 
 
 def spell(token: Token) -> str:
-    """The token as text, for a variable or a file."""
-    from base64 import urlsafe_b64encode  # only who hands a token on spells it
+    """Return the token as text, for a variable or a file."""
+    from base64 import urlsafe_b64encode  # only needed to pass a token on
 
     parts = (token.identity, *token.caveats, token.signature)
     return "cap1." + ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
 
 
 def parse(text: str) -> Token | None:
-    """The token in a text; None when it is none. One text stands for one token only."""
+    """Parse a token; None if the text is not one. Each token has exactly one text."""
     from base64 import urlsafe_b64decode
 
     start, *parts = text.split(".")
@@ -228,12 +234,12 @@ def parse(text: str) -> Token | None:
 
 
 def caveats_of(token: Token) -> tuple[Caveat | None, ...]:
-    """What the token says of itself; None for what is not understood. Not checked: anybody can write that."""
+    """Return the caveats of a token; None for one not understood. Not verified: anyone can write them."""
     return tuple(_read(text) for text in token.caveats)
 
 
 def _name(signature: bytes) -> str:
-    """A signature's name: it can be told to anybody, and the signature cannot be had from it."""
+    """Return the public name of a signature. The signature cannot be derived from it."""
     return sha256(b"name of " + signature).hexdigest()[:32]
 
 
@@ -255,22 +261,22 @@ def _spelt(caveat: Caveat) -> bytes:
     return text
 
 
-@lru_cache(maxsize=1024)  # the same few are checked again and again; a caveat is no secret
+@lru_cache(maxsize=1024)  # the same few recur; a caveat is no secret
 def _read(text: bytes) -> Caveat | None:
-    """The caveat in a text; None for anything that `_spelt` would not have written."""
-    from json import loads  # whoever holds a token is past the start
+    """Parse a caveat; None for anything that `_spelt` would not have written."""
+    from json import loads  # tokens are used after start-up
 
     try:
-        found = loads(text)
-        ((name, value),) = found.items()
+        document = loads(text)
+        ((name, value),) = document.items()
     except (ValueError, AttributeError, RecursionError):
         return None
-    made = _made(name, value)
-    canonical = made is not None and as_json(found).encode("ascii") == text
-    return made if canonical else None
+    caveat = _caveat_of(name, value)
+    canonical = caveat is not None and as_json(document).encode("ascii") == text
+    return caveat if canonical else None
 
 
-def _made(name: str, value: Any) -> Caveat | None:
+def _caveat_of(name: str, value: Any) -> Caveat | None:
     match name, value:
         case "sandbox", str() if value:
             return ForSandbox(value)

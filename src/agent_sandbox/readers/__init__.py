@@ -1,4 +1,4 @@
-"""WHAT DOES IT ASK FOR?  Read programs and command lines as text. Pure: nothing of them is run, imported or looked up.
+"""WHAT DOES IT ASK FOR?  Read programs and command lines as text. Pure: never runs, imports or looks up any of it.
 
-The early check, the router and the rules on programs all read through here, so that a disguise that one sees through hides from none.
+The early check, the router and the program rules share these readers, so that all of them see through the same disguises.
 """

@@ -1,14 +1,14 @@
-"""How much of a text is read at all, so that no text takes long or fills the memory; and how little of it is shown."""
+"""Size limits of the readers, so that no text takes long or exhausts the memory; and safe quotations for messages."""
 
 from __future__ import annotations
 
 LARGEST = 512 << 10  # characters
-MOST_MARKS = 50_000  # every node of a tree needs some mark or blank of its own; some hundred bytes and microseconds each
+MOST_MARKS = 50_000  # each syntax node needs at least one mark or blank, and costs some hundred bytes and microseconds
 _MARKS = "\n \t;,.:()[]{}=+-*/%<>|&^~@!?`'\"\\#"
 
 
 def too_much(source: str) -> str:
-    """Why a text is not read, or nothing."""
+    """Return the reason why a text is too large to read, or an empty string."""
     if len(source) > LARGEST:
         return f"it has {len(source)} characters; at most {LARGEST} are read"
     if (marks := sum(map(source.count, _MARKS))) > MOST_MARKS:
@@ -17,5 +17,5 @@ def too_much(source: str) -> str:
 
 
 def shown(text: str, longest: int = 300) -> str:
-    """Words for people that quote the text: short, and nothing in them that a terminal would obey."""
+    """Return a quotation for a message: at most `longest` characters, and no control characters that a terminal would obey."""
     return "".join(each if each.isprintable() else "?" for each in text[:longest])

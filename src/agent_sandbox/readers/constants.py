@@ -1,12 +1,12 @@
-"""What an expression of constants comes to: `"ev" + "al"`, `bytes([111, 115]).decode()`, `b64decode("b3M=")`.
+"""Fold constant expressions: `"ev" + "al"`, `bytes([111, 115]).decode()`, `b64decode("b3M=")`.
 
-Nothing of the program is run. A short list of operations and functions is known here, each pure and each bounded in what it may make;
-whatever else stands in the way makes the value unknown. Every step is counted in the budget of the names that are followed.
+None of the program is run. Only a short list of operations and functions is evaluated, each pure and with bounded output; anything else
+makes the value unknown. Every step counts against the budget of `Names`.
 """
 
 from __future__ import annotations
 
-import _ast as ast  # the classes alone; `ast` itself is slow to load
+import _ast as ast  # only the classes; `ast` itself is slow to import
 from itertools import product
 
 TYPE_CHECKING = False
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from agent_sandbox.readers.python import Names
 
     Value = str | bytes | int | tuple["Value", ...]
-    Values = tuple[Value, ...]  # one of these; None instead where the text does not tell all of them
+    Values = tuple[Value, ...]  # the possible values of an expression; None stands for "not all known"
     Local = Mapping[str, Value]
 
 DEPTH = 12
-MOST = 16  # values of one expression
-_LONGEST = 1 << 16  # of one value
-_LARGEST = 1 << 64
-_OPERANDS = 1024  # of one chain of additions, elements of one list
+MOST = 16  # possible values of one expression
+_LONGEST = 1 << 16  # length of one value
+_LARGEST = 1 << 64  # magnitude of an integer
+_OPERANDS = 1024  # operands of one chain of additions, or elements of one list
 _NOTHING: Local = {}
 
 
 def fold(names: Names, node: ast.expr, depth: int = DEPTH, local: Local = _NOTHING) -> Values | None:
-    """The values that an expression may have."""
+    """Return the values that an expression may have, or None if not all of them are known."""
     folder = _FOLDERS.get(type(node))
     return folder(names, node, depth - 1, local) if folder is not None and names.step() and depth > 0 else None
 
@@ -49,20 +49,20 @@ def _choice(names: Names, node: ast.IfExp, depth: int, local: Local) -> Values |
 
 
 def _union(names: Names, nodes: Sequence[ast.expr | None], depth: int, local: Local) -> Values | None:
-    found: dict[Value, None] = {}
+    union: dict[Value, None] = {}
     for node in nodes:
         values = None if node is None else fold(names, node, depth, local)
-        if values is None or len(found) > MOST:
+        if values is None or len(union) > MOST:
             return None
-        found |= dict.fromkeys(values)
-    return tuple(found) or None
+        union |= dict.fromkeys(values)
+    return tuple(union) or None
 
 
 def _operation(names: Names, node: ast.BinOp, depth: int, local: Local) -> Values | None:
     if not isinstance(node.op, ast.Add):
         operator = _OPERATORS.get(type(node.op))
         return None if operator is None else _applied(names, operator, [node.left, node.right], depth, local)
-    operands, left = [node.right], node.left  # a long sum is a deep tree: go down its left side without recursion
+    operands, left = [node.right], node.left  # a long sum is a deep tree: descend its left side without recursion
     while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Add):
         operands.append(left.right)
         left = left.left
@@ -90,8 +90,8 @@ def _comprehension(names: Names, node: ast.ListComp | ast.GeneratorExp, depth: i
     items = _only(fold(names, loop.iter, depth, local))
     if isinstance(items, int | None) or len(items) > _OPERANDS:
         return None
-    made = [_only(fold(names, node.elt, depth, {**local, loop.target.id: item})) for item in items]
-    return None if None in made else (tuple(each for each in made if each is not None),)
+    results = [_only(fold(names, node.elt, depth, {**local, loop.target.id: item})) for item in items]
+    return None if None in results else (tuple(each for each in results if each is not None),)
 
 
 def _subscript(names: Names, node: ast.Subscript, depth: int, local: Local) -> Values | None:
@@ -118,9 +118,9 @@ def _walrus(names: Names, node: ast.NamedExpr, depth: int, local: Local) -> Valu
 def _call(names: Names, node: ast.Call, depth: int, local: Local) -> Values | None:
     arguments = [*node.args, *(each.value for each in node.keywords)]
     if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
-        found = _applied(names, _METHODS[node.func.attr], [node.func.value, *arguments], depth, local)
-        if found is not None:
-            return found
+        result = _applied(names, _METHODS[node.func.attr], [node.func.value, *arguments], depth, local)
+        if result is not None:
+            return result
     origins = names.origins(node.func, depth)
     if origins == {"builtins.map"} and len(arguments) == 2:
         mapped = _FUNCTIONS.get(_only(tuple(names.origins(arguments[0], depth))) or "")
@@ -130,7 +130,7 @@ def _call(names: Names, node: ast.Call, depth: int, local: Local) -> Values | No
 
 
 def _applied(names: Names, function: Callable[..., Any], nodes: Sequence[ast.expr], depth: int, local: Local) -> Values | None:
-    """The function of every choice of what its operands may be."""
+    """Apply the function to every combination of operand values; None if an operand is unknown or there are too many."""
     columns: list[Values] = []
     count = 1
     for node in nodes:
@@ -139,16 +139,16 @@ def _applied(names: Names, function: Callable[..., Any], nodes: Sequence[ast.exp
         if values is None or count > MOST:
             return None
         columns.append(values)
-    made: dict[Value, None] = {}
+    results: dict[Value, None] = {}
     for choice in product(*columns):
         try:
             value = function(*choice)
-        except Exception:  # "a" + 1, chr(-1), bytes that are no base64: the program would stop here, too
+        except Exception:  # "a" + 1, chr(-1), invalid base64: the program would fail here, too
             return None
         if not _bounded(value):
             return None
-        made[bytes(value) if isinstance(value, bytearray) else value] = None
-    return tuple(made) or None
+        results[bytes(value) if isinstance(value, bytearray) else value] = None
+    return tuple(results) or None
 
 
 def _bounded(value: object) -> bool:
@@ -158,13 +158,13 @@ def _bounded(value: object) -> bool:
 
 
 def _only(values: Iterable[Any] | None) -> Any:
-    """The value, when there is just one."""
-    found = tuple(values or ())
-    return found[0] if len(found) == 1 else None
+    """Return the value if there is exactly one, else None."""
+    items = tuple(values or ())
+    return items[0] if len(items) == 1 else None
 
 
 def _small(*lengths: int) -> None:
-    """Refuse before something large is made."""
+    """Raise ValueError if the product of these lengths is too large, before a result of that size is built."""
     total = 1
     for each in lengths:
         total *= max(1, each)
@@ -188,7 +188,7 @@ def _times(left: Any, right: Any) -> Any:
 
 
 def _percent(left: Any, right: Any) -> Any:
-    """Formatting without widths: those would make as much text as they say."""
+    """Format with `%`. Raises ValueError for widths, which produce as much text as they name."""
     if isinstance(left, str) and any(character in "0123456789*" for character in left):
         raise ValueError("widths")
     return left % right
@@ -228,7 +228,7 @@ def _items(value: Any = ()) -> tuple[Any, ...]:
 
 
 def _decode(value: Any, encoding: str = "utf-8", *_: str) -> Any:
-    """`codecs.decode` and `.decode()`, by those of the codecs that cannot make much out of little."""
+    """Do `codecs.decode` and `.decode()` for codecs that cannot turn little input into much output. Raises ValueError for others."""
     import codecs
 
     if codecs.lookup(encoding).name not in ("utf-8", "ascii", "iso8859-1", "rot-13", "hex", "base64", "utf-16", "utf-16-le", "utf-16-be"):
@@ -240,8 +240,8 @@ def _base64(kind: str) -> Callable[..., bytes]:
     def decoded(value: str | bytes, *_: object) -> bytes:
         import base64
 
-        made: bytes = getattr(base64, kind)(value)
-        return made
+        data: bytes = getattr(base64, kind)(value)
+        return data
 
     return decoded
 

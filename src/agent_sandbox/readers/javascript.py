@@ -1,6 +1,6 @@
-"""JavaScript as words: comments, strings and regular expressions set apart, without a tree.
+"""A JavaScript tokenizer: separates comments, strings and regular expressions from code. Builds no syntax tree.
 
-Every rule consumes what it looks at, so the time grows with the text alone.
+Every rule consumes the text it inspects, so the time grows only with the length of the text.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_DEEPEST = 200  # templates within templates
-_MISREAD = 20  # beginnings of a regular expression that were none
+_DEEPEST = 200  # nested templates
+_MISREAD = 20  # slashes that could start a regular expression and do not
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?(?:\*/|\Z)|\A\#![^\n]*)
@@ -23,17 +23,17 @@ _REGEX = re.compile(r"/(?![*/])(?:[^/\\\[\n]|\\.|\[(?:[^\]\\\n]|\\.){0,200}\]){1
 _TEMPLATE = re.compile(r"(?:[^`\\$]|\\.|\$(?!\{))*(`|\$\{)?", re.DOTALL)
 _BEFORE_REGEX = frozenset({"return", "typeof", "case", "in", "of", "delete", "void", "throw", "new", "else", "do", "yield", "await"})
 
-Token = tuple[str, str, int]
+Token = tuple[str, str, int]  # kind (word, text, number, mark), text, line
 
 
 def tokens_of(source: str) -> Iterator[Token]:
-    """Words, strings, numbers and marks with their lines. Raises ValueError, with the reason, when the text cannot be followed."""
+    """Yield words, strings, numbers and marks with their lines. Raises ValueError, with the reason, for text it cannot follow."""
     at, line, before, misread = 0, 1, "", 0
-    templates: list[int] = []  # for each template that is open, the braces open in its current expression
+    templates: list[int] = []  # per open template, the number of open braces in its current expression
     while at < len(source):
-        found = _TOKEN.match(source, at)
-        assert found is not None  # the last alternative takes any character
-        kind, text = found.lastgroup or "mark", found.group()
+        token = _TOKEN.match(source, at)
+        assert token is not None  # the last alternative matches any character
+        kind, text = token.lastgroup or "mark", token.group()
         if text == "/" and _regex_may_follow(before):
             regex = _REGEX.match(source, at)
             misread += regex is None
@@ -59,8 +59,8 @@ def tokens_of(source: str) -> Iterator[Token]:
 
 
 def _template(source: str, at: int, templates: list[int], *, opening: bool) -> str:
-    found = _TEMPLATE.match(source, at)
-    text, end = (found.group(), found.group(1)) if found else ("", None)
+    piece = _TEMPLATE.match(source, at)
+    text, end = (piece.group(), piece.group(1)) if piece else ("", None)
     if end is None or len(templates) > _DEEPEST:
         raise ValueError("a template does not end, or they are nested too deep")
     if opening and end == "${":

@@ -1,11 +1,11 @@
-"""Read Python source into a tree and resolve its names: `sp` stands for `subprocess`, `run` for `os.system`.
+"""Parse Python source and resolve its names: `sp` stands for `subprocess`, `run` for `os.system`.
 
-Pure: nothing of the text is ever run or imported.
+Pure: never runs or imports any of the text.
 """
 
 from __future__ import annotations
 
-import _ast as ast  # the classes alone; `ast` itself is slow to load
+import _ast as ast  # only the classes; `ast` itself is slow to import
 import warnings
 
 from agent_sandbox.readers.constants import DEPTH, MOST, fold
@@ -15,57 +15,63 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-_BINDINGS = 16  # of one name
-_BUDGET = 200_000
+_BINDINGS = 16  # remembered for one name
+_BUDGET = 200_000  # steps of name resolution and constant folding
 BUILTINS = frozenset(
     {
         *("__import__", "eval", "exec", "compile", "open", "getattr", "globals", "locals", "vars", "range", "map", "reversed"),
         *("bytearray", "bytes", "str", "int", "chr", "ord", "list", "tuple", "breakpoint"),
     }
 )
-_LOOKUPS = frozenset({"get", "pop", "__getitem__", "setdefault"})  # methods of a dictionary
-_HELD = frozenset({"os", "sys", "subprocess", "socket", "threading"})  # not `signal`, which is a part of scipy
+_LOOKUPS = frozenset({"get", "pop", "__getitem__", "setdefault"})  # dictionary methods that look up a key
+# Modules that others expose as attributes. Not `signal`, which is also a part of scipy.
+_EXPOSED = frozenset({"os", "sys", "subprocess", "socket", "threading"})
 _IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
 _NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
 
-# Whether an answer was cut short: a name led back to itself, or the way was too long.
-_WHOLE, _BY_CIRCLE, _BY_DEPTH = range(3)
+# Whether an answer is complete, or was cut short by a name that leads back to itself, or by the depth or step limit.
+_COMPLETE, _CUT_BY_CYCLE, _CUT_BY_LIMIT = range(3)
 
 Texts = frozenset[str]
 _NOTHING: frozenset[str] = frozenset()
-# Fields that hold names, numbers, operators and contexts: nothing to go further into.
+# Node fields that hold names, numbers, operators and contexts, and need no visit.
 _NO_NODES = frozenset(
     {
         *("ctx", "op", "ops", "id", "attr", "arg", "name", "names", "asname", "module", "level", "kind", "conversion", "simple"),
         *("type_comment", "type_ignores", "lineno", "kwd_attrs", "rest", "is_async"),
     }
 )
+_CHILD_FIELDS: dict[type, tuple[str, ...]] = {}  # by node class; filled on demand
+_FILE = "<code to be read>"
+# The parser warns (of an invalid escape in a string, say) through the filters of the whole process. This filter matches only our file name.
+# It stays installed: restoring the filters would race with other threads that do the same.
+_QUIET = ("ignore", None, Warning, _FILE, 0)
 
 
 class Names:
-    """The bindings of all trees that were added, and what expressions stand for under them."""
+    """The name bindings of all added trees, and the resolution of expressions under them."""
 
     def __init__(self) -> None:
         self._imported: dict[str, set[str]] = {}
-        self._bound: dict[str, list[ast.expr | None]] = {}  # None: to something unknown
+        self._bound: dict[str, list[ast.expr | None]] = {}  # None: bound to an unknown value
         self._stars: list[str] = []
         self._steps = 0
         self._known: dict[str, frozenset[str]] = {}
-        self._open: set[str] = set()  # names being followed just now
-        self._cut = _WHOLE
+        self._open: set[str] = set()  # names being resolved right now
+        self._cut = _COMPLETE
 
     @property
     def exhausted(self) -> bool:
-        """Whether something was given up."""
+        """Whether the step budget is used up, so that answers may be incomplete."""
         return self._steps > _BUDGET
 
     def step(self) -> bool:
-        """Count one step; whether there are more to go."""
+        """Count one step. Returns False once the budget is used up."""
         self._steps += 1
         return self._steps <= _BUDGET
 
     def add(self, node: ast.AST) -> None:
-        """Note what one node binds."""
+        """Record the names that one node binds."""
         binder = _BINDERS.get(type(node))
         if binder is not None:
             self._known.clear()
@@ -121,34 +127,34 @@ class Names:
                     self._bind(each, values[index] if values else None)
 
     def bindings(self, name: str) -> Sequence[ast.expr | None]:
-        """What is assigned to a name, None for what the text does not tell; nothing for one that is imported or never assigned."""
+        """Return the expressions assigned to a name, None for an unknown one. Empty for a name that is imported or never assigned."""
         return () if name in self._imported else self._bound.get(name, ())
 
     def imported(self) -> frozenset[str]:
-        """The names that imports give."""
+        """Return the names that imports bind."""
         return frozenset(self._imported)
 
     @property
     def takes_all(self) -> bool:
-        """Whether it says `from … import *` somewhere."""
+        """Whether the source has a `from … import *`."""
         return bool(self._stars)
 
     def is_bound(self, name: str) -> bool:
-        """Whether the program gives the name a meaning of its own somewhere."""
+        """Whether the program binds the name anywhere."""
         return name in self._bound or name in self._imported
 
     def is_plain_false(self, name: str, origin: str) -> bool:
-        """Whether a name is this imported one and never anything else."""
+        """Whether the only binding of a name is the import of `origin`."""
         return self._imported.get(name) == {origin} and name not in self._bound
 
     def origins(self, node: ast.expr, depth: int = DEPTH) -> frozenset[str]:
-        """The dotted names that an expression may stand for; nothing where the text does not tell."""
+        """Return the dotted names that an expression may stand for; empty where the text does not tell."""
         if depth <= 0 or not self.step():
-            self._cut = _BY_DEPTH
+            self._cut = _CUT_BY_LIMIT
             return _NOTHING
         match node:
             case ast.Name(id=name):
-                return self._followed(name, depth)
+                return self._resolve_name(name, depth)
             case ast.Attribute(value=value, attr=attr):
                 return frozenset(f"{base}.{attr}" for base in self.origins(value, depth - 1))
             case ast.Call(func=func, args=args):
@@ -163,52 +169,52 @@ class Names:
                 return self.origins(value, depth - 1)
         return _NOTHING
 
-    def _followed(self, name: str, depth: int) -> frozenset[str]:
-        """What a name stands for, remembered where the answer was whole: one that met a name on the way to itself is so for the first."""
+    def _resolve_name(self, name: str, depth: int) -> frozenset[str]:
+        """Resolve a name, and cache a complete answer. One cut short by a cycle is complete only for the name that started the search."""
         if name in self._known:
             return self._known[name]
         if name in self._open:
-            self._cut = max(self._cut, _BY_CIRCLE)
+            self._cut = max(self._cut, _CUT_BY_CYCLE)
             return _NOTHING
         self._open.add(name)
-        before, self._cut = self._cut, _WHOLE
-        found = self._of_name(name, depth)
+        before, self._cut = self._cut, _COMPLETE
+        origins = self._of_name(name, depth)
         self._open.discard(name)
-        if self._cut == _WHOLE or (self._cut == _BY_CIRCLE and not self._open):
-            self._known[name] = found
-        self._cut = max(before, self._cut) if self._open else _WHOLE
-        return found
+        if self._cut == _COMPLETE or (self._cut == _CUT_BY_CYCLE and not self._open):
+            self._known[name] = origins
+        self._cut = max(before, self._cut) if self._open else _COMPLETE
+        return origins
 
     def _of_name(self, name: str, depth: int) -> frozenset[str]:
         if name == "__builtins__":
             return frozenset({"builtins"})
-        found = set(self._imported.get(name, ()))
+        origins = set(self._imported.get(name, ()))
         for value in self._bound.get(name, ()):
-            found |= self.origins(value, depth - 1) if value is not None else _NOTHING
-        if not found and name not in self._bound:
-            found = {f"{module}.{name}" for module in self._stars[:MOST]}
-            found |= {f"builtins.{name}"} if name in BUILTINS else _NOTHING
-        return frozenset(found)
+            origins |= self.origins(value, depth - 1) if value is not None else _NOTHING
+        if not origins and name not in self._bound:
+            origins = {f"{module}.{name}" for module in self._stars[:MOST]}
+            origins |= {f"builtins.{name}"} if name in BUILTINS else _NOTHING
+        return frozenset(origins)
 
     def _of_call(self, functions: frozenset[str], args: list[ast.expr], depth: int) -> frozenset[str]:
-        found: set[str] = set()
+        origins: set[str] = set()
         for function in functions:
             if function in _IMPORTERS and args:
                 for name in self.texts(args[0], depth) or ():
-                    found |= {name, name.partition(".")[0]} if function != "importlib.import_module" else {name}
+                    origins |= {name, name.partition(".")[0]} if function != "importlib.import_module" else {name}
             elif function == "builtins.getattr" and len(args) >= 2:
                 attributes = self.texts(args[1], depth) or ()
-                found |= {f"{base}.{attribute}" for base in self.origins(args[0], depth) for attribute in attributes}
+                origins |= {f"{base}.{attribute}" for base in self.origins(args[0], depth) for attribute in attributes}
             elif function == "functools.partial" and args:
-                found |= self.origins(args[0], depth)
+                origins |= self.origins(args[0], depth)
             elif function == "pathlib.Path":
-                found.add(function)  # what is made is told by what makes it
+                origins.add(function)  # its class stands for the instance
             elif function == "builtins.vars" and args:
-                found |= {f"{base}.__dict__" for base in self.origins(args[0], depth)}
-        return frozenset(found)
+                origins |= {f"{base}.__dict__" for base in self.origins(args[0], depth)}
+        return frozenset(origins)
 
     def _of_method(self, func: ast.expr, args: list[ast.expr], depth: int) -> frozenset[str]:
-        """`vars(os).get("system")`, `os.__getattribute__("system")`, `attrgetter("system")(os)`."""
+        """Resolve `vars(os).get("system")`, `os.__getattribute__("system")`, `attrgetter("system")(os)`."""
         if isinstance(func, ast.Attribute) and args:
             if func.attr in _LOOKUPS:
                 return self._of_item(func.value, args[0], depth)
@@ -223,28 +229,28 @@ class Names:
         return frozenset(f"{base}.{text}" for base in self.origins(value, depth) for text in texts)
 
     def _of_item(self, value: ast.expr, key: ast.expr, depth: int) -> frozenset[str]:
-        found: set[str] = set()
+        origins: set[str] = set()
         bases = self.origins(value, depth)
         of_a_namespace = isinstance(value, ast.Call) and self.origins(value.func, depth) & _NAMESPACES
         keys = (self.texts(key, depth) or _NOTHING) if bases or of_a_namespace else _NOTHING
         for base in bases:
             if base == "sys.modules":
-                found |= keys
+                origins |= keys
             elif base.endswith(".__dict__") or base == "builtins":
-                found |= {f"{base.removesuffix('.__dict__')}.{each}" for each in keys}
+                origins |= {f"{base.removesuffix('.__dict__')}.{each}" for each in keys}
         if of_a_namespace:
-            found |= {origin for each in keys for origin in self._followed(each, depth)}
+            origins |= {origin for each in keys for origin in self._resolve_name(each, depth)}
         if isinstance(value, (ast.List, ast.Tuple)):
-            found |= {origin for each in value.elts[:MOST] for origin in self.origins(each, depth - 1)} if depth else _NOTHING
-        return frozenset(found)
+            origins |= {origin for each in value.elts[:MOST] for origin in self.origins(each, depth - 1)} if depth else _NOTHING
+        return frozenset(origins)
 
     def texts(self, node: ast.expr, depth: int = DEPTH) -> Texts | None:
-        """The strings that an expression may be, or None where the text does not tell all of them."""
+        """Return the strings that an expression may evaluate to, or None if not all of them are known."""
         values = fold(self, node, depth)
         return None if values is None else frozenset(each for each in values if isinstance(each, str)) or None
 
 
-# What binds names, in the order in which it is noted.
+# The node classes that bind names, in the order in which they are added.
 _BINDERS: dict[type, Callable[[Names, Any], None]] = {
     ast.Import: Names._import,
     ast.ImportFrom: Names._import_from,
@@ -264,46 +270,43 @@ BINDING = tuple(_BINDERS)
 
 
 def own_name(name: str) -> str:
-    """`os.fork` for `shutil.os.fork` and `posix.fork`: many modules hold others under their names."""
+    """Return the canonical name: `os.fork` for `shutil.os.fork` and `posix.fork`. Many modules expose others as attributes."""
     parts = name.split(".")
     for index in range(len(parts) - 1, 0, -1):
-        if parts[index].lstrip("_") in _HELD:
+        if parts[index].lstrip("_") in _EXPOSED:
             return ".".join((parts[index].lstrip("_"), *parts[index + 1 :]))
     return f"os{name[5:]}" if parts[0] == "posix" else name
 
 
 def by_kind(tree: ast.AST) -> dict[type, list[Any]]:
-    """Every node below and including this one, by its class, in no order; without what holds only names and operators."""
-    found: dict[type, list[Any]] = {}
+    """Group this node and every node below it by class, in no order. Nodes that hold only names and operators are left out."""
+    groups: dict[type, list[Any]] = {}
     waiting: list[Any] = [tree]
     while waiting:
         node = waiting.pop()
         kind = node.__class__
-        group = found.get(kind)
+        group = groups.get(kind)
         if group is None:
-            group = found[kind] = []
+            group = groups[kind] = []
         group.append(node)
-        for name in _below(kind):
+        for name in _child_fields(kind):
             value = getattr(node, name)
             if value.__class__ is list:
                 waiting += value
             elif value is not None:
                 waiting.append(value)
-    return found
+    return groups
 
 
-_BELOW: dict[type, tuple[str, ...]] = {}
-
-
-def _below(kind: type) -> tuple[str, ...]:
-    fields = _BELOW.get(kind)
+def _child_fields(kind: type) -> tuple[str, ...]:
+    fields = _CHILD_FIELDS.get(kind)
     if fields is None:
-        fields = _BELOW[kind] = tuple(name for name in getattr(kind, "_fields", ()) if name not in _NO_NODES)
+        fields = _CHILD_FIELDS[kind] = tuple(name for name in getattr(kind, "_fields", ()) if name not in _NO_NODES)
     return fields
 
 
 def nodes_of(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node below and including this one, without recursion."""
+    """Yield this node and every node below it, without recursion."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -312,29 +315,23 @@ def nodes_of(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below one, the last first: a stack then gives them in the order of the text."""
-    found: list[ast.AST] = []
+    """Return the direct children of a node, last first: popping them from a stack gives the order of the text."""
+    below: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(value, ast.AST):
-            found.append(value)
+            below.append(value)
         elif isinstance(value, list):
-            found += [each for each in value if isinstance(each, ast.AST)]
-    found.reverse()
-    return found
-
-
-_FILE = "<code to be read>"
-# The parser warns of what it reads (an invalid escape in a string) by the filters of the whole process. This one speaks of our file alone,
-# and stays: putting the filters back would race with other threads that do the same.
-_QUIET = ("ignore", None, Warning, _FILE, 0)
+            below += [each for each in value if isinstance(each, ast.AST)]
+    below.reverse()
+    return below
 
 
 def parse(source: str) -> ast.AST | str:
-    """The tree, or why there is none."""
+    """Return the syntax tree, or the reason why there is none."""
     filters: list[object] = warnings.filters  # type: ignore[assignment]
     if filters[:1] != [_QUIET]:
-        if _QUIET in filters[1:]:  # somebody has put another before it
+        if _QUIET in filters[1:]:  # another filter was inserted before ours
             filters[:] = [each for each in filters if each != _QUIET]
         filters.insert(0, _QUIET)
     try:
@@ -349,7 +346,7 @@ def parse(source: str) -> ast.AST | str:
 
 
 def names_an_encoding(source: str) -> bool:
-    """Whether the first two lines say that the text is to be read as something else than it looks like."""
+    """Whether the first two lines declare an encoding other than UTF-8: the text then means something else than it shows."""
     for line in source.split("\n", 2)[:2]:
         if "#" in line and "coding" in line:
             named = line.partition("coding")[2].lstrip(":= \t").lower()

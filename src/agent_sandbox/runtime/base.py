@@ -1,6 +1,7 @@
-"""What every runtime takes and gives: `Launch` in, `Process` out, `Exit` at the end. Values only.
+"""The interface of every runtime: its traits, whether it is ready, what it objects to, and `launch`, which gives a guest.
 
-The interface is small because its arguments are values: a new option is a field of `Launch`, not another parameter everywhere.
+Everything above `runtime/` knows a runtime by this interface and by the registry alone. The interface is small because its arguments are
+values: a new option is a field of `Launch`, not another parameter everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from agent_sandbox.runtime.observe.events import Seen
+    from agent_sandbox.runtime.router.model import Feature
 
+COMMAND = "command"  # in place of a language: a native program with its arguments
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
@@ -201,6 +204,47 @@ class Completed:
 
 
 @dataclass(frozen=True)
+class Demands:
+    """The parts of a launch that a runtime may have no means for. The router asks about them before there is a launch."""
+
+    terminal: bool = False
+    system: bool = False
+    watch_reads: bool = False
+    observe: bool = False
+    preload: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, launch: Launch) -> Demands:
+        """Return those of a launch."""
+        return cls(launch.terminal is not None, launch.system, launch.on_ready is not None, launch.observe, launch.preload)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The properties of a runtime that hold on any host: what it can run, and what a launch of it enforces or else fails.
+
+    `languages` includes `COMMAND` for native programs; `brings` are those whose interpreter is part of the runtime, so that nothing of the
+    machine is needed. `features`, `modules` and `absent` describe its Python: features beyond modules, top-level modules, and dotted names
+    that are missing although their module is there. None stands for all that the machine has.
+    """
+
+    name: str
+    cost: int  # the router tries the cheapest first
+    languages: frozenset[str]
+    guarantees: frozenset[Guarantee]
+    brings: frozenset[str] = frozenset()
+    views: bool = True  # its guests see what a mount plan shows
+    features: frozenset[Feature] | None = None
+    modules: frozenset[str] | None = None
+    absent: frozenset[str] = frozenset()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all that the machine has: then no reading of the code can speak against it."""
+        return self.features is None and self.modules is None
+
+
+@dataclass(frozen=True)
 class Support:
     """What a runtime would truly enforce here, proved by a live try. `missing` maps what it cannot to the reason and remedy."""
 
@@ -214,8 +258,14 @@ class Support:
         return Guarantee.FILES_CONFINED in self.guarantees
 
 
-class Process(Protocol):
-    """A running guest. Its end, and everything it started, is when `wait` returns."""
+class Guest(Protocol):
+    """A running program and everything it started. All of it has ended when `wait` returns."""
+
+    launch: Launch
+    layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
+    notes: tuple[str, ...]  # what was weaker or different than might be expected
+    refused: str  # why the program could not be started inside, or nothing
+    irrevocable: bool  # whether a second run must not repeat what was done for it: a tool of the caller's was called
 
     def wait(self) -> Completed:
         """Pump stdin and output until nothing of the guest lives, then say how it ended. Raises nothing for a failing program."""
@@ -233,33 +283,75 @@ class Process(Protocol):
         """Kill it if it runs, and free what it holds. Idempotent."""
         ...
 
-
-class Guest(Process, Protocol):
-    """A running guest as the engine holds it."""
-
-    launch: Launch
-    layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
-    notes: tuple[str, ...]  # what was weaker or different than might be expected
-    refused: str  # why the program could not be started inside, or nothing
-    irrevocable: bool  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
-
     def wake_on(self, fd: int) -> None:
         """Have `wait` also watch a descriptor that tells of signals."""
         ...
 
-
-class Runtime(Protocol):
-    """A kind of isolation."""
-
-    name: str
-
-    def probe(self) -> Support:
-        """Say what would be enforced on this host. Never raises."""
+    @property
+    def terminal(self) -> int | None:
+        """Return a descriptor of its terminal, until `wait`; None where it has none."""
         ...
 
-    def launch(self, launch: Launch) -> Process:
+
+class Interpreter(Guest, Protocol):
+    """A guest whose interpreter stays and takes its program in turns."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it lives and waits for its next turn."""
+        ...
+
+    def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
+        """Have it take one turn under the limits and callbacks of `launch`. It then has `idle` seconds until the next.
+
+        Returns its output, and its answer; or None and how it ended, when it ended instead.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Kill it if it runs, and wait until nothing of it writes any more. Its layers can still be read."""
+        ...
+
+    def ended(self) -> Exit:
+        """Return how it ended between two turns."""
+        ...
+
+
+class Runtime(Protocol):
+    """A kind of isolation. Safe to use from many threads."""
+
+    @property
+    def traits(self) -> Traits:
+        """Return its properties."""
+        ...
+
+    def absence(self, *, prepare: bool) -> str:
+        """Return why it cannot be used now, or nothing. With `prepare`, begin in the background to make it ready.
+
+        Raises `RuntimeUnavailable` when something is missing that only the user can install.
+        """
+        ...
+
+    def objection(self, demands: Demands) -> str:
+        """Return why it does not take such a launch, whatever the program; or nothing."""
+        ...
+
+    def probe(self) -> Support:
+        """Return what would be enforced on this host, proved by a live try. Never raises."""
+        ...
+
+    def launch(self, launch: Launch) -> Guest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run.
 
         Raises `RuntimeUnavailable` when a required guarantee cannot be given here, `LaunchFailed` when building the sandbox failed.
         """
+        ...
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return all that a deterministic run rests on beside its input. Raises `RuntimeUnavailable` where there are no such runs."""
+        ...
+
+    def close(self, *, leaving: bool = False) -> None:
+        """End what waits ready. Running guests go on. `leaving` says that this process ends now."""
         ...

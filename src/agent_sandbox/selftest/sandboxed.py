@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
-from agent_sandbox import places, shared
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.run import Session
@@ -107,7 +107,7 @@ class Cloned:
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
         policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
         state = None if attempt.throw_away else self._state
-        return Session(Gate(policy, places.ledger(), clock=time.time), only(self._runtime), project=self._bench.project, state=state)
+        return Session(Gate(policy, here().ledger(), clock=time.time), only(self._runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
         """The command line itself."""
@@ -138,7 +138,7 @@ class Locked:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        shared.runtime().close()
+        here().process().close()
 
     def run(self, attempt: Attempt) -> Ran:
         """Carry it out as code."""

@@ -147,7 +147,7 @@ def _entry(directory: int, name: str) -> str:
 
 @cache
 def _can_list_attributes() -> bool:
-    """Whether the kernel has listxattrat. The fallback through /proc costs twice as much."""
+    """Return whether the kernel has listxattrat. The fallback through /proc costs twice as much."""
     try:
         syscalls.listxattrat(syscalls.AT_FDCWD, "/", 0)
     except OSError as error:
@@ -177,10 +177,9 @@ def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry that `walk` found, valid until the next entry is taken.
+    """One entry that `walk` found. Its descriptors are valid until the next entry is taken.
 
-    `directory` is a descriptor of the directory that holds it. `own` is a descriptor of the entry itself if it is a directory that can be
-    entered, else None.
+    `directory` is the directory that holds it. `own` is the entry itself if it is a directory that can be entered, else None.
     """
 
     parent: Entry | None
@@ -206,7 +205,7 @@ class _Level:
     identity: tuple[int, int]
     entry: Entry | None = None
     names: list[str] = field(default_factory=list)
-    mode: int | None = None  # mode to restore on leaving
+    mode: int | None = None  # restored on leaving
 
 
 def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, directories_only: bool = False) -> Generator[Entry, None, None]:

@@ -1,4 +1,4 @@
-"""What a sandbox would change on the machine, as values. `readback` makes them from its layers."""
+"""The changes that a sandbox would make on the machine, as values. `layers.readback` computes them from the layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What happened to a path. The strongest is named; `before` and `after` tell the rest."""
+    """Kinds of change to a path. Only the strongest is given; `before` and `after` hold the rest."""
 
     ADDED = "added"
     DELETED = "deleted"
@@ -25,21 +25,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """One path that would be different. `path` is absolute, with bytes that are not UTF-8 kept as `os.fsdecode` keeps them."""
+    """One path that would change. `path` is absolute; bytes that are not UTF-8 are kept as `os.fsdecode` keeps them."""
 
     path: str
     kind: Kind
     before: Node | None
     after: Node | None
-    target: str = "/"  # of the overlay whose layer holds it
+    target: str = "/"  # target of the overlay whose layer holds the change
     xattrs: tuple[str, ...] = ()  # names of the extended attributes that differ
-    inside: int = 0  # real entries below a directory that go with it
-    masks_real: bool = False  # something real, hidden from the guest, is at this path or below it
-    unread: bool = False  # content could not be read or compared in full, so it is taken as changed
-    renamed_from: str = ""  # of an added entry: the deleted path whose content it has
-    link_of: str = ""  # of a file: the first path in the change set that is the same inode, if that is another
+    inside: int = 0  # number of real entries below a directory that are removed with it
+    masks_real: bool = False  # a real entry that is hidden from the guest is at this path or below it
+    unread: bool = False  # content could not be fully read or compared, so it counts as changed
+    renamed_from: str = ""  # for an added entry: the deleted path with the same content
+    link_of: str = ""  # for a file: the first path in the change set with the same inode, if not this one
 
-    # Written out because there may be a hundred thousand, and the shared one takes three times as long.
+    # Written out because there may be 100,000 changes, and the shared dataclass `__init__` takes three times as long.
     def __init__(
         self,
         path: str,
@@ -61,16 +61,16 @@ class Change:
 
 
 class Contents(Protocol):
-    """Whatever holds the new content of changed files: the layers of a sandbox, or what an undo has kept."""
+    """The source of the new content of changed files: a sandbox's layers, or the backup of an undo."""
 
     def open_file(self, change: Change) -> int:
-        """A descriptor to read the new content of a regular file; the caller closes it. Raises OSError."""
+        """Open the new content of a regular file for reading; the caller closes the descriptor. Raises OSError."""
         ...
 
 
 @dataclass(frozen=True)
 class ChangeSet:
-    """Changes in the order of their paths, each directory right before what is in it."""
+    """Changes sorted by path, each directory right before its contents."""
 
     changes: tuple[Change, ...] = ()
 
@@ -84,34 +84,34 @@ class ChangeSet:
         return len(self.changes)
 
     def within(self, directory: str) -> ChangeSet:
-        """Those at or below a directory."""
+        """Return the changes at or below a directory."""
         return ChangeSet(tuple(change for change in self if covers(directory, change.path)))
 
     def outside(self, directory: str) -> ChangeSet:
-        """Those that are not."""
+        """Return the changes that are neither at nor below a directory."""
         return ChangeSet(tuple(change for change in self if not covers(directory, change.path)))
 
     def chosen(self, wanted: Callable[[Change], bool]) -> ChangeSet:
-        """Those that are wanted, and the new directories that they are in: a file cannot be carried over without its place."""
+        """Return the wanted changes and the new directories they lie in, without which a file cannot be promoted."""
         from agent_sandbox.workspace.nodes import EntryType
 
-        made = {
+        new_directories = {
             each.path for each in self if each.kind in (Kind.ADDED, Kind.RETYPED) and each.after and each.after.type is EntryType.DIRECTORY
         }
         taken = {change.path for change in self if wanted(change)}
-        for change in self if made else ():
+        for change in self if new_directories else ():
             above = change.path.rpartition("/")[0] if change.path in taken and change.after is not None else ""
-            while above in made and above not in taken:
+            while above in new_directories and above not in taken:
                 taken.add(above)
                 above = above.rpartition("/")[0]
         return ChangeSet(tuple(change for change in self if change.path in taken))
 
     def counts(self) -> dict[Kind, int]:
-        """How many there are of each kind that occurs."""
+        """Return the number of changes of each kind that occurs."""
         kinds = [change.kind for change in self]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
 def covers(directory: str, path: str) -> bool:
-    """Whether an absolute path is at or below another."""
+    """Return whether an absolute path is at or below `directory`."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -1,8 +1,8 @@
-"""The names of all entries of a project when its clone was made: what tells later that something has appeared or gone.
+"""The clone inventory: the names of all entries of a project when its clone was made. `drift` uses it to find new and removed entries.
 
-Only directories are listed, nothing in them is looked at: some 200,000 names take a fraction of a second and are a file of a few megabytes,
-so it can be done in the background of the first run. Names change under us meanwhile; which were there *exactly* when the clone was made
-is not promised, and times decide in doubt. Until the file is complete, "gone" and "appeared" cannot be told, and that is a value, too.
+Only directories are listed; no entry is opened or examined. 200,000 names take a fraction of a second and a file of a few megabytes, so the
+inventory is made in the background of the first run. Names change meanwhile: it is not promised that the inventory is *exactly* the state
+at the clone, and times decide in doubt. Until the file is complete, removed and new entries cannot be detected; `Unfinished` says so.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agent_sandbox._fast.encoding import as_json
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.workspace import beneath
 
-LIMIT = 2_000_000  # names; beyond it the list is not finished
+LIMIT = 2_000_000  # names; a larger inventory is left unfinished
 _FIRST = '{"names":1,'
 
 
 @dataclass(frozen=True)
 class Names:
-    """What was in each directory, by its path relative to the project, "" being itself: names, each after a letter for its type.
+    """The names in each directory. A key is a path relative to the project, "" for the project itself.
 
-    The letters: d for a directory, f for a file, l for a link, o for others. `unlisted` are directories that were not entered: on another
-    filesystem, or not ours to read.
+    Each name follows a letter for its type: d for a directory, f for a file, l for a link, o for others. `unlisted` are directories that
+    were not entered: on another filesystem, or unreadable for us.
     """
 
     began_ns: int
@@ -34,7 +34,7 @@ class Names:
     records: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def in_directory(self, path: str) -> dict[str, str] | None:
-        """Names and the letters of their types; None for a directory that was not there or not entered."""
+        """Return names with their type letters; None for a directory that did not exist or was not entered."""
         record = self.records.get(path)
         if record is None:
             return None
@@ -46,7 +46,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """There is no list, and why: then nobody can tell what has gone."""
+    """No inventory exists, for the reason `why`, so removed entries cannot be detected."""
 
     why: str
 
@@ -59,9 +59,9 @@ def remember(
     limit: int = LIMIT,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Names | Unfinished:
-    """List a project and write that to `file`, whole or not at all. `skip` are absolute paths that are not entered.
+    """List a project and write the inventory to `file`, completely or not at all. Paths in `skip` (absolute) are not entered.
 
-    Raises OSError when the file cannot be written. Not synced: a list that a crash took is an unfinished one.
+    Raises OSError when the file cannot be written. The file is not synced: an inventory lost in a crash counts as unfinished.
     """
     began = now_ns()
     records: dict[str, bytes] = {}
@@ -79,33 +79,33 @@ def remember(
 
 
 def _directories(project: str, skip: frozenset[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Each directory with what is in it, or None for one that is not entered."""
+    """Yield each directory with its record, or None for one that is not entered."""
     root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     pending = [""]
     try:
         while pending:
             path = pending.pop()
-            found: list[str] | None = None
+            entries: list[str] | None = None
             with suppress(OSError):
                 fd = open_inside(root, path)
                 try:
-                    found = _listed(fd, path, pending, project, skip)
+                    entries = _listed(fd, path, pending, project, skip)
                 finally:
                     os.close(fd)
-            yield path, os.fsencode("\0".join(found)) if found is not None else None
+            yield path, os.fsencode("\0".join(entries)) if entries is not None else None
     finally:
         os.close(root)
 
 
 def open_inside(root: int, path: str) -> int:
-    """A directory of the project to list, "" being itself: no link on the way, and none on another filesystem. Raises OSError."""
+    """Open a directory of the project for listing; "" is the project itself. Raises OSError on a link or another filesystem."""
     if path:
         return beneath.open_directory(root, path)
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
 
 
 def _listed(fd: int, path: str, pending: list[str], project: str, skip: frozenset[str]) -> list[str]:
-    found: list[str] = []
+    records: list[str] = []
     with os.scandir(fd) as entries:
         for entry in entries:
             name = entry.name
@@ -113,14 +113,14 @@ def _listed(fd: int, path: str, pending: list[str], project: str, skip: frozense
                 inner = f"{path}/{name}" if path else name
                 if not skip or f"{project.rstrip('/')}/{inner}" not in skip:
                     pending.append(inner)
-                found.append("d" + name)
+                records.append("d" + name)
             else:
-                found.append(("f" if entry.is_file(follow_symlinks=False) else "l" if entry.is_symlink() else "o") + name)
-    return found
+                records.append(("f" if entry.is_file(follow_symlinks=False) else "l" if entry.is_symlink() else "o") + name)
+    return records
 
 
 def _write(file: str, names: Names | Unfinished) -> Names | Unfinished:
-    import zlib  # in the background, or never
+    import zlib  # imported here: needed only in the background of a first run
 
     head: dict[str, object] = {}
     body = b""
@@ -129,7 +129,7 @@ def _write(file: str, names: Names | Unfinished) -> Names | Unfinished:
     else:
         unlisted = [os.fsencode(path).hex() for path in sorted(names.unlisted)]
         head = {"began": names.began_ns, "finished": names.finished_ns, "unlisted": unlisted, "directories": len(names.records)}
-        # A name has neither a NUL nor no character in it, so two NULs end a directory.
+        # A name is never empty and has no NUL, so two NULs end a directory.
         each = (os.fsencode(f"/{path}") + (b"\0" + record if record else b"") for path, record in names.records.items())
         body = zlib.compress(b"\0\0".join(each), 1)
     new = file + ".new"
@@ -140,7 +140,7 @@ def _write(file: str, names: Names | Unfinished) -> Names | Unfinished:
 
 
 def recall(file: str) -> Names | Unfinished:
-    """The list as it was written, or why there is none. Raises nothing: a damaged list is an unfinished one."""
+    """Read the inventory, or return why there is none. Raises nothing: a damaged inventory counts as unfinished."""
     import zlib
     from json import loads
 

@@ -1,14 +1,15 @@
-"""Make one entry of a layer anew in another: the same content, mode, owner, attributes and times.
+"""Copy entries of layers: into another layer with all their metadata, or into a promotion with a digest of the content.
 
-Content is cloned where the filesystem shares blocks, and otherwise copied inside the kernel, holes left as holes. What a plain user may
-not give a file (the capabilities of a program, for one) is left off: to that user it meant nothing.
+Content is cloned where the filesystem shares blocks. `copy_file` otherwise copies inside the kernel, and `copy` through memory, because it
+computes the digest; both keep holes. Attributes that a plain user may not set, such as a program's capabilities, are left out: they had no
+effect for that user.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib  # OpenSSL's is several times faster than the interpreter's own, and there may be gigabytes
+import hashlib  # OpenSSL's is several times faster than the interpreter's own, and files may have gigabytes
 import os
 import stat
 from collections.abc import Mapping
@@ -18,10 +19,13 @@ from agent_sandbox.workspace.nodes import next_extent
 from agent_sandbox.workspace.promotion.target import Surprise
 
 _CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_CHUNK = 1 << 20
+_SMALL = 1 << 16  # read in one piece
+_ZEROS = bytes(_CHUNK)
 
 
 def copy_file(old: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Make a new file of that name with the content of an open one. Raises OSError."""
+    """Create a file called `name` in `into` with the content of an open file. Raises OSError."""
     new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=into)
     try:
         _copy_content(old, new, status.st_size)
@@ -31,12 +35,12 @@ def copy_file(old: int, name: str, into: int, status: os.stat_result, attributes
 
 
 def copy_special(source: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Make a link, a FIFO, a socket or a device like that of the same name in `source`. Nothing is opened."""
+    """Create a copy of a link, FIFO, socket or device from `source` in `into`, under the same name. Nothing is opened."""
     if stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
     else:
         os.mknod(name, stat.S_IFMT(status.st_mode) | 0o600, status.st_rdev, dir_fd=into)
-    here = f"/proc/self/fd/{into}/{name}"  # not followed by anything below
+    here = f"/proc/self/fd/{into}/{name}"  # no call below follows a link here
     _own(here, status, os.lstat(here))
     _attribute(here, attributes)
     if not stat.S_ISLNK(status.st_mode):
@@ -45,10 +49,10 @@ def copy_special(source: int, name: str, into: int, status: os.stat_result, attr
 
 
 def dress(fd: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Give an open file or directory of ours the owner, attributes, mode and times of another; `attributes` are all that it gets."""
-    _own(fd, status, os.fstat(fd))  # first: it takes set-user-id bits and capabilities away
+    """Give an open file or directory of ours the owner, mode and times in `status`, and the extended `attributes` but no others."""
+    _own(fd, status, os.fstat(fd))  # first: chown clears set-user-id bits and capabilities
     _attribute(fd, attributes)
-    os.fchmod(fd, stat.S_IMODE(status.st_mode))  # after the attributes: they need write permission
+    os.fchmod(fd, stat.S_IMODE(status.st_mode))  # after the attributes: setting them needs write permission
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -70,7 +74,7 @@ def _attribute(place: int | str, attributes: Mapping[str, bytes]) -> None:
 
 
 def cloned(old: int, new: int) -> bool:
-    """Have an empty file share the blocks of another; False where that cannot be, and nothing was done."""
+    """Make an empty file share the blocks of another. Returns False, having done nothing, where that is not possible."""
     try:
         fcntl.ioctl(new, FICLONE, old)
     except OSError:  # another filesystem, or one that does not share blocks
@@ -102,13 +106,11 @@ def _copy_range(old: int, new: int, position: int, length: int) -> int:
     return os.sendfile(new, old, position, length)
 
 
-_CHUNK = 1 << 20
-_SMALL = 1 << 16
-_ZEROS = bytes(_CHUNK)
-
-
 def copy(source: int, target: int, size: int, *, path: str) -> str:
-    """Fill `target` with the `size` bytes of `source`, from its beginning. Returns their digest. Raises OSError, and `Surprise`."""
+    """Copy the first `size` bytes of `source` into `target` and return their digest.
+
+    Raises OSError, and `Surprise` when the source is not exactly `size` bytes long.
+    """
     if size <= _SMALL:
         content = os.pread(source, size + 1, 0)
         if len(content) != size:
@@ -120,7 +122,7 @@ def copy(source: int, target: int, size: int, *, path: str) -> str:
     at = 0
     while at < size:
         data, end = next_extent(source, at, size)
-        while at < data:  # a hole stays one: nothing is written
+        while at < data:  # keep the hole: write nothing
             length = min(_CHUNK, data - at)
             digest.update(_ZEROS[:length])
             at += length

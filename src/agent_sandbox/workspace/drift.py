@@ -1,4 +1,4 @@
-"""Drift: what has changed in reality since a sandbox was cloned from it.
+"""Drift: changes to the real project since a sandbox was cloned from it.
 
 `look_for_drift` scans the whole project for `status`; `judge` checks exactly the paths that a promotion is about to touch.
 """
@@ -21,23 +21,27 @@ from agent_sandbox.workspace.originals.capture import TICK_NS
 from agent_sandbox.workspace.read_tracking import Reads
 from agent_sandbox.workspace.reality import Reality
 
+OWN = ".agent-sandbox-"  # name prefix of our own directories in a project, where promotions are staged
+_MOST_TOLD = 20
+_LETTERS = {EntryType.DIRECTORY: "d", EntryType.FILE: "f", EntryType.SYMLINK: "l"}  # as in `clone_inventory`
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
 
 class DriftKind(Enum):
-    """What happened to a real path since the clone."""
+    """Kinds of change to a real path since the clone."""
 
     CHANGED = "changed"
     APPEARED = "appeared"
     GONE = "gone"
-    GIT = "git"  # something inside a repository's own directory, which is not listed one by one
+    GIT = "git"  # a change inside a .git directory, whose entries are not listed one by one
 
 
 @dataclass(frozen=True)
 class Drifted:
-    """A real path that has moved on. `yours` says that the sandbox changed it too, `read` that a run opened it (None: nobody watched).
+    """A real path that has drifted.
 
-    `files` are those that it stands for: more than one for a directory that has appeared as a whole, and for a repository's own.
+    `yours` says that the sandbox changed it too. `read` says that a run opened it; None if no run was watched. `files` is the number of
+    drifted files it stands for: more than one for a new directory and for a `.git` directory.
     """
 
     path: str
@@ -49,7 +53,7 @@ class Drifted:
 
 @dataclass(frozen=True)
 class Drift:
-    """All that has moved on. `untold` says, in sentences, what could not be found out and why."""
+    """All drift of a project. `untold` lists, in sentences, what could not be determined and why."""
 
     cloned_ns: int
     looked_ns: int
@@ -58,21 +62,21 @@ class Drift:
 
     @property
     def age_seconds(self) -> float:
-        """How long ago the clone was made."""
+        """The age of the clone."""
         return max(0, self.looked_ns - self.cloned_ns) / 1e9
 
     @property
     def files(self) -> int:
-        """How many files have moved on."""
+        """The number of drifted files."""
         return sum(entry.files for entry in self.entries)
 
     @property
     def yours(self) -> tuple[Drifted, ...]:
-        """Those that the sandbox changed as well: where promotion needs a merge or a decision."""
+        """The entries that the sandbox changed as well. Promoting them needs a merge or a decision."""
         return tuple(entry for entry in self.entries if entry.yours)
 
     def sentence(self) -> str:
-        """In one line, such as "15 minutes behind; 3 files moved on, 1 of them you changed"."""
+        """Return a one-line summary, such as "15 minutes behind; 3 files moved on, 1 of them you changed"."""
         if not self.entries:
             return f"{age(self.age_seconds)} old; nothing has moved on" + (" as far as can be told" if self.untold else "")
         read = sum(entry.files for entry in self.entries if entry.read)
@@ -93,7 +97,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """A length of time as people say it, in its largest unit.
+    """Format a duration in its largest unit.
 
     >>> age(0.2), age(61), age(7200)
     ('0 seconds', '1 minute', '2 hours')
@@ -104,21 +108,21 @@ def age(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Unmoved:
-    """What is real at a path is its base still. `seen` is what a promotion may expect there."""
+    """The real entry still equals its base. `seen` is the entry that a promotion may expect there."""
 
     seen: Seen | None
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What is real at a path is not its base, or there is none. `below` are the paths in a directory that make the difference."""
+    """The real entry differs from its base, or the base is unknown. `below` lists the paths in a directory that differ."""
 
     base: Base
     seen: Seen | None
     below: tuple[str, ...] = ()
 
     def why(self) -> str:
-        """In a few words."""
+        """Return the reason in a few words."""
         if self.below:
             return f"{'an entry' if len(self.below) == 1 else f'{len(self.below):,} entries'} below it moved on, first {self.below[0]!r}"
         if not self.base.known:
@@ -132,24 +136,24 @@ Verdict = Unmoved | Moved
 
 
 def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Seen | None], *, machine_root: str = "/") -> dict[str, Verdict]:
-    """Compare what is real now with the base of each change.
+    """Compare the real entry with the base of each change.
 
-    `expected` is what was just seen there, with all that is below directories that would go. A file is read only where times do not tell.
-    Where there is no base and nothing real either, nothing can be lost: that counts as unmoved.
+    `expected` holds the entries just seen, including everything below directories that would be removed. A file is read only where times do
+    not decide. Without a base and without a real entry nothing can be lost: that counts as unmoved.
     """
     with Reality(machine_root) as reality:
-        judging = _Judging(bases, expected, reality)
-        return {change.path: judging.of(change) for change in changes}
+        comparison = _Judge(bases, expected, reality)
+        return {change.path: comparison.of(change) for change in changes}
 
 
 def with_judged(drift: Drift, verdicts: Mapping[str, Verdict]) -> Drift:
-    """Drift with what a judgement has found beyond it: paths that the sandbox changed, and that moved on before this clone was made."""
+    """Add drift that only `judge` found: paths that the sandbox changed and that drifted before this clone was made."""
     known = {entry.path for entry in drift.entries}
     moved = [path for path, verdict in verdicts.items() if isinstance(verdict, Moved) and path not in known]
     return replace(drift, entries=(*drift.entries, *(Drifted(path, DriftKind.CHANGED, yours=True) for path in moved)))
 
 
-class _Judging:
+class _Judge:
     def __init__(self, bases: Bases, expected: Mapping[str, Seen | None], reality: Reality) -> None:
         self._bases, self._expected, self._reality = bases, expected, reality
         self._seen_paths: Sequence[str] = ()
@@ -175,7 +179,7 @@ class _Judging:
         return self._bases.get(path) or Base(path, None, known=False)
 
     def _is_listed(self, path: str) -> bool:
-        """Whether all that was below a real directory has been noted, with it or with one that it is in."""
+        """Return whether everything below a real directory was recorded, with it or with a directory above it."""
         while path:
             if self._base(path).listed:
                 return True
@@ -183,7 +187,7 @@ class _Judging:
         return False
 
     def _compare(self, base: Base, seen: Seen | None) -> tuple[bool, Seen | None]:
-        """Whether it is the base, and what was seen, with its digest if it had to be read."""
+        """Return whether the entry equals its base, and the entry, with its digest if it had to be read."""
         if not base.known:
             return False, seen
         if alike(base.seen, seen):
@@ -198,11 +202,11 @@ class _Judging:
         try:
             seen = replace(seen, digest=digest_of(directory, name))
         except OSError:
-            return False, seen  # what cannot be read cannot be shown to be the same
+            return False, seen  # an unreadable file cannot be shown to be unchanged
         return alike(before, seen), seen
 
     def _moved_below(self, path: str) -> Iterator[str]:
-        """Entries of a directory that would go that are not as they were, have come, or have gone."""
+        """Yield the entries below a directory to be removed that have changed, appeared or gone."""
         for inner in self._below(self._seen_below, path):
             if inner not in self._bases or not self._compare(self._bases[inner], self._expected[inner])[0]:
                 yield inner
@@ -233,18 +237,13 @@ class _Judging:
 
 
 def _ends(change: Change) -> bool:
-    """Whether a real directory would end with this change, and with it all that is in it."""
+    """Return whether this change would remove a real directory at its path, with everything in it."""
     return change.after is None or change.after.type is not EntryType.DIRECTORY
-
-
-OWN = ".agent-sandbox-"  # how the names of our own directories in a project begin: promotions are staged in them
-_MOST_TOLD = 20
-_LETTERS = {EntryType.DIRECTORY: "d", EntryType.FILE: "f", EntryType.SYMLINK: "l"}
 
 
 @dataclass
 class LookBudget:
-    """How much is looked at: entries, and bytes of files that only their content can tell about."""
+    """Limits of a scan: entries examined, and bytes of files that must be read to be compared."""
 
     entries: int = 2_000_000
     bytes: int = 2 << 30
@@ -262,23 +261,26 @@ def look_for_drift(
     budget: LookBudget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Drift:
-    """What changed, appeared or went in `project`, an absolute path, since `cloned_ns`. Raises OSError when there is no such directory."""
-    looking = _Looking(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, reads, budget or LookBudget(), now_ns)
-    looking.know(changes, masks)
+    """Return what changed, appeared or went in `project`, an absolute path, since `cloned_ns`.
+
+    Raises OSError when there is no such directory.
+    """
+    scan = _Scan(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, reads, budget or LookBudget(), now_ns)
+    scan.know(changes, masks)
     if isinstance(names, Unfinished):
-        looking.untold.append(f"what has gone cannot be told: {names.why}")
+        scan.untold.append(f"what has gone cannot be told: {names.why}")
     root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        looking.all(root)
+        scan.all(root)
     finally:
         os.close(root)
-    found = sorted(looking.found, key=lambda entry: entry.path.replace("/", "\0"))
-    return Drift(cloned_ns, now_ns(), tuple(found), tuple(looking.untold))
+    entries = sorted(scan.found, key=lambda entry: entry.path.replace("/", "\0"))
+    return Drift(cloned_ns, now_ns(), tuple(entries), tuple(scan.untold))
 
 
 @dataclass
 class _Fold:
-    """A directory whose files are counted instead of listed, but for those that the sandbox changed too."""
+    """A directory whose drifted files are counted, not listed, except for those that the sandbox changed too."""
 
     path: str
     kind: DriftKind
@@ -286,9 +288,9 @@ class _Fold:
 
 
 @dataclass
-class _Looking:
+class _Scan:
     project: str
-    before: int  # what changed before this has not changed since the clone
+    before: int  # an entry with an older change time has not changed since the clone
     names: Names | Unfinished
     bases: Bases
     reads: Reads | None
@@ -296,13 +298,13 @@ class _Looking:
     now_ns: Callable[[], int]
     found: list[Drifted] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
-    _hidden: dict[str, set[str]] = field(default_factory=dict)  # names by their directory
+    _hidden: dict[str, set[str]] = field(default_factory=dict)  # names by directory
     _changed: set[str] = field(default_factory=set)
     _ended: set[str] = field(default_factory=set)
     _above: set[str] = field(default_factory=set)
 
     def know(self, changes: ChangeSet, masks: Collection[str]) -> None:
-        """Remember what the sandbox never saw, what it changed, and which directories it removed with all that is in them."""
+        """Record the masked paths, the changed paths, and the directories that the sandbox removed with their contents."""
         for mask in masks:
             if mask.startswith(f"{self.project}/"):
                 parent, _, name = mask[len(self.project) + 1 :].rpartition("/")
@@ -344,7 +346,7 @@ class _Looking:
                 self.found.append(Drifted(fold.path, fold.kind, self._is_yours(fold.path), read, fold.files))
 
     def _directory(self, directory: int, path: str, fold: _Fold | None) -> list[tuple[str, _Fold | None]]:
-        """Look at what is in one directory; returns the directories in it, which come next."""
+        """Examine the entries of one directory. Returns its subdirectories, which come next."""
         deeper: list[tuple[str, _Fold | None]] = []
         prefix = f"{path}/" if path else ""
         absolute = f"{self.project}/{prefix}"
@@ -375,12 +377,15 @@ class _Looking:
         return deeper
 
     def _remembered(self, directory: int, path: str) -> tuple[bool, dict[str, str] | None]:
-        """Whether all in a directory is new, or the names that were in it; neither where no name has changed or nobody knows."""
+        """Return whether every entry of a directory is new, and otherwise the names that were in it.
+
+        The names are None if all is new, if no name has changed, or if the inventory cannot tell.
+        """
         if isinstance(self.names, Unfinished):
             return False, None
-        if path not in self.names.records:  # it is new itself, or it could not be listed when the clone was made
+        if path not in self.names.records:  # the directory is new, or could not be listed when the clone was made
             return not any(path == unlisted or path.startswith(unlisted + "/") for unlisted in self.names.unlisted), None
-        if os.fstat(directory).st_ctime_ns < self.before:  # a name that comes or goes changes the directory
+        if os.fstat(directory).st_ctime_ns < self.before:  # adding or removing a name changes the directory's change time
             return False, None
         return False, self.names.in_directory(path)
 
@@ -401,7 +406,7 @@ class _Looking:
         self._add(path, DriftKind.APPEARED if is_new and not retyped else DriftKind.CHANGED, fold)
 
     def _is_base(self, directory: int, name: str, status: os.stat_result, base: Base) -> bool:
-        """Whether a file that was changed after the clone is again, or still, what it was."""
+        """Return whether a file that was touched after the clone still equals, or again equals, its base."""
         if base.seen is None or EntryType.of(status.st_mode) is not base.seen.node.type:
             return False
         size = status.st_size if stat.S_ISREG(status.st_mode) else 0

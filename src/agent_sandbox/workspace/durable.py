@@ -1,4 +1,4 @@
-"""Write small files of our own so that a crash leaves the old or the new one, and say what is wrong when the disk refuses."""
+"""Write small files of our own atomically: a crash leaves the old or the new one. Explain errors of the disk."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def explained(what: str) -> Iterator[None]:
 
 
 def write_atomically(path: str, content: str) -> None:
-    """Afterwards the file holds all of `content`, or what it held before. Raises OSError."""
-    new = path + ".new"  # a fixed name: what a crash left there is written over next time
+    """Replace a file's content. Afterwards it holds all of `content`, or its old content. Raises OSError."""
+    new = path + ".new"  # fixed name: a leftover from a crash is overwritten next time
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(content.encode())
         file.flush()
@@ -40,7 +40,7 @@ def write_atomically(path: str, content: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory last: after a rename, and before what depends on it."""
+    """Sync the names in a directory to disk: after a rename, and before anything that depends on it."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

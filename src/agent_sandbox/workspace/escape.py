@@ -1,9 +1,11 @@
-"""Text of a guest's made safe to look at: whatever cannot plainly be seen is escaped.
+r"""Make guest text safe to show: escape every character that cannot plainly be seen.
 
-Controls and escape sequences, carriage returns and other ends of lines, direction marks, zero-width and blank characters, private and
-unassigned ones, bytes that are no UTF-8, and marks heaped on one letter until they cover the lines above. Text of any language is left as
-it is. An escape such as \x1b is not told apart from the same four characters in the text itself: both are harmless to show, and on a
-terminal ours have a colour of their own.
+Escaped are: control characters and escape sequences, carriage returns and other line ends, direction marks, zero-width and blank
+characters, private and unassigned ones, bytes that are not UTF-8, and combining marks stacked on one letter until they cover the lines
+above. Text of any language is left as it is. An escape such as \x1b looks the same as those four characters in the text itself: both are
+harmless to show, and on a terminal ours have a colour of their own.
+
+`lookalike` remarks on confusable names. `folded` and `components` map confusable names to one spelling.
 """
 
 from __future__ import annotations
@@ -11,44 +13,46 @@ from __future__ import annotations
 import unicodedata
 from unicodedata import category, east_asian_width, name
 
-# Printable to Unicode, and yet nothing or only a blank is seen.
+# Printable to Unicode, yet shown as nothing or as a blank.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0\U00016fe4\U0001d159") | frozenset(
     map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
 )
 _STACKED = 3  # marks on one letter; no language writes more
-_SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU")  # whose letters look like one another's
-_TWINS = ("FULLWIDTH ", "MATHEMATICAL ", "SMALL ", "MODIFIER LETTER ")  # Latin letters and signs once more, in another shape
-# Cyrillic and Greek letters that look like Latin ones: a word of nothing else may be meant to be read as one.
+_SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "LISU")  # scripts with letters that look alike
+_TWINS = ("FULLWIDTH ", "MATHEMATICAL ", "SMALL ", "MODIFIER LETTER ")  # Latin letters and signs in another shape
+# Cyrillic and Greek letters that look like Latin ones. A word made only of these may pass for a Latin word.
 _LIKE_LATIN = frozenset("асеорхуѕіјһԛԝАВЕКМНОРСТХУЅІЈοανρΑΒΕΖΗΙΚΜΝΟΡΤΥΧ0123456789")
 _SIGNS = frozenset("\u01c3\u2010\u2011\u2024\u2044\u2215\u29f8\ua789")  # that look like ! - . / :
 
+_SHORT = {"git": ".git", "gitmod": ".gitmodules", "gitatt": ".gitattributes", "gitign": ".gitignore"}  # short names on Windows: git~1
+
 
 def visible(text: str) -> str:
-    """The text with everything that cannot be seen escaped; the result is printable. A tab is an arrow and blanks up to four columns."""
+    """Escape every character that cannot be seen; the result is printable. A tab becomes an arrow and three blanks."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(each or character for character, each in zip(text, escapes(text), strict=True))
 
 
 def named(path: str) -> str:
-    """A name that words of ours can follow: one with blanks or quotation marks is quoted, so that it cannot bring such words along."""
+    """Return a name safe to put before words of ours. Blanks or quotation marks in it are quoted, so it cannot fake such words."""
     shown = visible(path)
     return '"' + shown.replace('"', '\\"') + '"' if " " in shown or '"' in shown else shown
 
 
 def escapes(text: str) -> list[str]:
-    """For each character what stands for it; empty where it stands for itself."""
-    found: list[str] = []
-    marks = _STACKED  # a mark with no letter before it would be put on a sign of ours
+    """Return the escape of each character, or "" where the character stands for itself."""
+    replacements: list[str] = []
+    marks = _STACKED  # at the start: a mark without a letter would be drawn on a character of ours
     for character in text:
         if character.isascii() and character.isprintable():
-            found.append("")
+            replacements.append("")
             marks = 0
             continue
         marks = marks + 1 if category(character).startswith("M") else 0 if character.isprintable() else _STACKED
         shown = character.isprintable() and character not in _BLANK and marks <= _STACKED
-        found.append("" if shown else _escape(character))
-    return found
+        replacements.append("" if shown else _escape(character))
+    return replacements
 
 
 def _escape(character: str) -> str:
@@ -61,14 +65,14 @@ def _escape(character: str) -> str:
 
 
 def width(character: str) -> int:
-    """How many columns of a terminal a printable character takes."""
+    """Return the number of terminal columns of a printable character."""
     if character.isascii():
         return 1
     return 0 if category(character) in ("Mn", "Me") else 2 if east_asian_width(character) in "WF" else 1
 
 
 def lookalike(path: str) -> str:
-    """A remark on a name that may be taken for another one; empty if it is not such a name. It may be wrong, and nothing hangs on it."""
+    """Return a remark on a name that may be mistaken for another, else "". It may be wrong; no decision depends on it."""
     if path.isascii():
         return ""
     word = ""
@@ -96,11 +100,8 @@ def _of_word(word: str) -> str:
     return ""
 
 
-_SHORT = {"git": ".git", "gitmod": ".gitmodules", "gitatt": ".gitattributes", "gitign": ".gitignore"}
-
-
 def folded(name: str) -> str:
-    """The spelling that stands for all names that may be confused with this one."""
+    """Return one spelling for all names that may be confused with this one."""
     if not name.isascii():
         name = unicodedata.normalize("NFKC", name)
         name = "".join(character for character in name if not _invisible(character))
@@ -114,10 +115,10 @@ def folded(name: str) -> str:
 
 
 def components(path: str) -> tuple[str, ...]:
-    """The names of a relative path, each in that spelling. A backslash separates too: it does on Windows."""
+    """Split a relative path into names, each folded. A backslash separates too, as on Windows."""
     return tuple(folded(name) for part in path.split("/") for name in part.split("\\"))
 
 
 def _invisible(character: str) -> bool:
-    """Format characters, and those that only change how the one before is drawn."""
+    """Return whether this is a format character or a variation selector, which only changes how the one before it is drawn."""
     return unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"

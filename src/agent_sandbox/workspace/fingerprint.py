@@ -1,7 +1,7 @@
-"""What was really at a path at one moment: enough to tell later whether it is still that, and to say what was there.
+"""Fingerprints of real entries: enough to tell later whether an entry has changed, and to describe it.
 
-Size and times can lie: a clock that ticks slowly hides a second write, a tool that restores times hides a first one. The time of the last
-change of the inode cannot be set, so it is believed when it is old enough; otherwise content decides.
+Size and times can mislead: a coarse clock hides a second write, and a tool that restores times hides a first one. The inode's change time
+cannot be set, so it is trusted when it is old enough; otherwise content decides.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
 
 _CHUNK = 1 << 20
-SETTLED_NS = 2_000_000_000  # a file that changed less than this before we looked may change again without its times telling
+SETTLED_NS = 2_000_000_000  # a file changed more recently than this before the look may change again within the same timestamp
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One entry as it was when we looked. `digest` is that of a regular file's content, in hexadecimal; empty when it was not read."""
+    """The fingerprint of one entry. `digest` is the hexadecimal digest of a regular file's content; empty if it was not read."""
 
     node: Node
     device: int
     inode: int
     mtime_ns: int
     ctime_ns: int
-    looked_ns: int  # by the clock of the machine
+    looked_ns: int  # machine clock
     digest: str = ""
 
-    # Written out, as that of `Node`, because there is one for each change.
+    # Written out, like `Node.__init__`, because there is one for each change.
     def __init__(self, node: Node, device: int, inode: int, mtime_ns: int, ctime_ns: int, looked_ns: int, digest: str = "") -> None:
         values = self.__dict__
         values["node"], values["device"], values["inode"], values["mtime_ns"] = node, device, inode, mtime_ns
         values["ctime_ns"], values["looked_ns"], values["digest"] = ctime_ns, looked_ns, digest
 
     def untouched(self, status: os.stat_result) -> bool:
-        """Whether times alone prove that this is still the same, unchanged inode. False proves nothing."""
+        """Return whether times alone prove that this is the same, unchanged inode. False proves nothing."""
         same = (self.device, self.inode, self.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns)
         return same and self.ctime_ns + SETTLED_NS < self.looked_ns
 
 
 @dataclass(frozen=True)
 class Base:
-    """What was real at a path when a layer first covered it. `seen` is None when nothing was there.
+    """The fingerprint of a path when a layer first covered it. `seen` is None when nothing was there.
 
-    With `known` False reality had moved before it could be kept: whoever merges has no base, and says so. `kept` says where the content is
-    in the store, and is empty when it is not. `listed` says of a directory that everything real below it has a base, too.
+    `known` is False when reality had changed before it could be captured: a merge then has no base, and says so. `kept` is the place of the
+    content in the store, empty if it was not stored. `listed` says of a directory that everything real below it has a base, too.
     """
 
     path: str
@@ -66,9 +66,9 @@ Bases = Mapping[str, Base]
 
 
 def look(directory: int, name: str, *, now_ns: int, content: bool = False) -> Seen | None:
-    """What is at `name` in a real directory; None when nothing is. With `content` a regular file is read for its digest.
+    """Take the fingerprint of `name` in a real directory; None when nothing is there. With `content`, add a regular file's digest.
 
-    Raises OSError for what cannot be looked at.
+    Raises OSError for an entry that cannot be examined.
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -81,7 +81,7 @@ def look(directory: int, name: str, *, now_ns: int, content: bool = False) -> Se
 
 
 def digest_of(directory: int, name: str) -> str:
-    """The digest of a regular file's content. Raises OSError."""
+    """Return the digest of a regular file's content. Raises OSError."""
     fd = beneath.open_file(directory, name, one_filesystem=False)
     try:
         return digest_of_open(fd)
@@ -90,17 +90,17 @@ def digest_of(directory: int, name: str) -> str:
 
 
 def digest_of_open(fd: int) -> str:
-    """The same of an open file, from where it stands."""
-    made = sha256()
+    """Return the digest of an open file's content, from its current position."""
+    digest = sha256()
     while piece := os.read(fd, _CHUNK):
-        made.update(piece)
-    return made.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def alike(one: Seen | None, other: Seen | None) -> bool:
-    """Whether both were the same thing with the same content, mode, owner and attributes, whichever inode it was.
+    """Return whether both have the same type, content, mode, owner and attributes, on any inode.
 
-    Files whose content was not read count as different unless it is the same, settled inode.
+    Files with unread content count as different unless they are the same, settled inode.
     """
     if one is None or other is None:
         return one is other

@@ -1,7 +1,7 @@
-"""A lock that says who holds it.
+"""A lock that names its holder.
 
-The kernel's lock on the open file is the truth; it ends with its holder, however that ends. The text in the file only tells the one who is
-refused whom to look for, so text that a dead holder left never blocks anybody.
+The kernel's lock on the open file is authoritative; it ends with its holder, however that ends. The text in the file only names the holder
+to a process that is refused, so text left by a dead holder never blocks anyone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_sandbox.workspace.durable import explained
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a sandbox: a process, what it was asked to do, and since when (seconds since the epoch)."""
+    """The holder of a sandbox: its process, its command, and since when (seconds since the epoch)."""
 
     pid: int
     command: str
@@ -33,9 +33,9 @@ class Holder:
 
 @contextmanager
 def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -> Iterator[None]:
-    """Hold the lock at `path` for the length of the block. Without `wait`, raises `Busy`, naming the holder, when somebody else has it.
+    """Hold the lock at `path` for the duration of the block. Without `wait`, raises `Busy`, naming the holder, when it is taken.
 
-    The descriptor is not passed on by exec. A child that is forked without exec has to close it, or it goes on holding the lock.
+    The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
     """
     with explained(f"open the lock {path!r}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -45,7 +45,7 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise Busy(f"{what} is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process") from None
-        with suppress(OSError):  # on a full disk it is held all the same
+        with suppress(OSError):  # on a full disk the lock is held all the same
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, as_json(vars(holder)).encode(), 0)
         try:
@@ -57,12 +57,12 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """What the file says, if that process is alive: for an instant after one took the lock, it still names the one before."""
-    from json import loads  # only whoever is refused reads it
+    """Read the holder from the file; None if that process is dead. Just after a change of hands it still names the previous one."""
+    from json import loads  # imported here: needed only when the lock is refused
 
     try:
-        found = loads(os.pread(descriptor, 1 << 16, 0))
-        holder = Holder(int(found["pid"]), str(found["command"]), float(found["since"]))
+        fields = loads(os.pread(descriptor, 1 << 16, 0))
+        holder = Holder(int(fields["pid"]), str(fields["command"]), float(fields["since"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return holder if os.path.exists(f"/proc/{holder.pid}") else None

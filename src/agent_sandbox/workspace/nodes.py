@@ -1,4 +1,4 @@
-"""What one thing in a tree is, on the machine or in a layer: its type, size, mode, owner, link target and attributes.
+"""Nodes: type, size, mode, owner, link target and attributes of an entry, on the machine or in a layer.
 
 Reads metadata and compares content. FIFOs, sockets and devices are described, never opened.
 """
@@ -14,12 +14,12 @@ from enum import Enum
 from agent_sandbox._fast.values import dataclass, field
 
 _CHUNK = 1 << 20
-# Labels that the kernel or a security module puts on by itself: they differ between filesystems without anybody having changed anything.
+# Labels that the kernel or a security module sets by itself: they differ between filesystems without any change.
 _LABELS = frozenset({"security.selinux", "security.ima", "security.evm"})
 
 
 class EntryType(Enum):
-    """What a name can stand for."""
+    """Types of directory entry."""
 
     FILE = "file"
     DIRECTORY = "dir"
@@ -30,7 +30,7 @@ class EntryType(Enum):
 
     @classmethod
     def of(cls, mode: int) -> EntryType:
-        """The type in a `st_mode`."""
+        """Return the type in an `st_mode`."""
         return _TYPES.get(stat.S_IFMT(mode), cls.DEVICE)
 
 
@@ -45,18 +45,18 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Node:
-    """One entry. `size` counts only for files; `xattrs` are without the labels of the kernel and the overlay's own."""
+    """One entry. `size` is set only for files; `xattrs` exclude kernel labels and the overlay's own attributes."""
 
     type: EntryType
     mode: int  # permission bits, with set-user-id, set-group-id and sticky
     uid: int
     gid: int
     size: int = 0
-    target: str = ""  # of a symlink
-    device: int = 0  # of a device
+    target: str = ""  # for a symlink
+    device: int = 0  # for a device
     xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
 
-    # Written out because a list of changes has two for each of them, and the shared one takes three times as long.
+    # Written out because each change has two nodes, and the shared dataclass `__init__` takes three times as long.
     def __init__(
         self,
         type: EntryType,
@@ -77,7 +77,10 @@ class Node:
 def describe(
     directory: int, name: str, status: os.stat_result, attributes: Mapping[str, bytes], *, own_prefix: str, owner_shift: int = 0
 ) -> Node:
-    """The node at `name`, of known status and attributes. Those under `own_prefix` are left out; ids are moved back by `owner_shift`."""
+    """Return the node at `name` from its status and attributes.
+
+    Attributes under `own_prefix` are left out; owner ids are reduced by `owner_shift`.
+    """
     mode, uid, gid = status.st_mode, status.st_uid, status.st_gid
     kind = _TYPES.get(stat.S_IFMT(mode), EntryType.DEVICE)
     if owner_shift:
@@ -92,11 +95,12 @@ def describe(
 
 
 def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | None, int]:
-    """Whether two open files hold the same first `size` bytes, and how many were read for the answer; None when it would be over `most`.
+    """Return whether two open files share their first `size` bytes, and the number of bytes read.
 
-    Where both have a hole nothing is read: a file of a terabyte that occupies a megabyte costs a megabyte.
+    The answer is None when it would take more than `most` bytes. Shared holes are not read: a file of a terabyte that occupies a megabyte
+    costs a megabyte.
     """
-    if size <= min(_CHUNK, most):  # by far the most
+    if size <= min(_CHUNK, most):  # the usual case
         piece = os.pread(one, size, 0)
         return (len(piece) == size and piece == os.pread(other, size, 0)), size
     position = read = 0
@@ -113,7 +117,7 @@ def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | 
 
 
 def _next_data(one: int, other: int, position: int, size: int) -> tuple[int, int]:
-    """The next piece at which at least one of two files has no hole, of at most a chunk; at the end an empty one."""
+    """Return the start and length of the next piece, at most a chunk, where at least one file has data; empty at the end."""
     extents = [next_extent(fd, position, size) for fd in (one, other)]
     start = min(extent[0] for extent in extents)
     end = max(end for begin, end in extents if begin == start)
@@ -121,20 +125,20 @@ def _next_data(one: int, other: int, position: int, size: int) -> tuple[int, int
 
 
 def next_extent(fd: int, position: int, size: int) -> tuple[int, int]:
-    """Where the next data of a file begins and ends, from `position` on; both are `size` when only a hole is left."""
+    """Return where the file's next data begins and ends, from `position` on; both are `size` when only a hole is left."""
     try:
         start = os.lseek(fd, position, os.SEEK_DATA)
         return min(start, size), min(os.lseek(fd, start, os.SEEK_HOLE), size)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return size, size
-        if error.errno == errno.EINVAL:  # a filesystem that cannot tell
+        if error.errno == errno.EINVAL:  # a filesystem without hole support
             return position, size
         raise
 
 
 def _read(fd: int, position: int, length: int) -> bytes:
-    """That many bytes, or what there is: a short read in the middle of one file must not look like a difference."""
+    """Read `length` bytes, or up to the end of the file. A short read in mid-file must not look like a difference."""
     piece = os.pread(fd, length, position)
     while len(piece) < length and (more := os.pread(fd, length - len(piece), position + len(piece))):
         piece += more

@@ -1,6 +1,6 @@
-"""Which changes are by-products: caches and scratch files that nobody wants to read one by one.
+"""Noise: by-products such as caches and scratch files that nobody wants to read one by one.
 
-It decides only how a diff is folded. Noise is counted and shown on demand, and nothing else may hang on it: a guest chooses these names.
+It only decides how a diff is folded. Noise is counted and shown on demand. Nothing else may depend on it: a guest chooses these names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SCRATCH = ("/tmp", "/var/tmp", "/run", "/var/run", "/var/cache", "/dev/shm")
 
 
 def is_noise(path: str) -> bool:
-    """Whether this absolute path lies in a cache or a scratch directory (or is one).
+    """Return whether an absolute path is, or lies in, a cache or a scratch directory.
 
     >>> is_noise("/home/a/app/__pycache__/x.pyc"), is_noise("/home/a/tmp/notes")
     (True, False)
@@ -27,7 +27,7 @@ def is_noise(path: str) -> bool:
 
 
 def place_of(path: str, project: str) -> str:
-    """Where a change belongs for people: `project`, `elsewhere` or `noise`. A project below /var/tmp is not noise for that.
+    """Return the group of a change: `project`, `elsewhere` or `noise`. A project below /var/tmp is not noise because of its place.
 
     >>> place_of("/var/tmp/app/x", "/var/tmp/app"), place_of("/var/tmp/y", "/var/tmp/app")
     ('project', 'noise')

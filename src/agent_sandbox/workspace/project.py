@@ -1,7 +1,7 @@
-"""Find the project that a directory belongs to: the unit that has a current sandbox of its own.
+"""Find the project of a directory. Each project has its own current sandbox.
 
 A marker in `/` or in the home directory, put there by accident or by an attacker, must not turn everything into one project; so the search
-ends below them. Whoever wants such a directory as a project has to name it.
+ends below them. To use such a directory as a project, the user has to name it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "ocfs2
 
 @dataclass(frozen=True)
 class Project:
-    """A directory, by its canonical path. `marker` is the file that made it one, or None.
+    """A project directory, by its canonical path. `marker` is the file that identified it, or None.
 
-    `remote` says that it lies on a network or FUSE filesystem, `fstype`, where overlays and locks may not work as on a local one.
+    `remote` says that it lies on a network or FUSE filesystem (`fstype`), where overlays and locks may not work as on a local one.
     """
 
     path: str
@@ -34,10 +34,11 @@ class Project:
 
 
 def find_project(cwd: str, *, home: str, explicit: bool = False, mounts: Iterable[mountinfo.Mount] = ()) -> Project:
-    """The nearest directory at or above `cwd` with a marker, else `cwd` itself.
+    """Return the nearest directory at or above `cwd` with a marker, else `cwd` itself.
 
-    With `explicit` the directory is taken as named, whatever it is. Otherwise raises `PolicyError` when it would be `/`, the home
-    directory, or a directory that contains it. Without `mounts` nothing is said about the filesystem.
+    With `explicit`, the named directory is used whatever it is. Otherwise raises `PolicyError` when the project would be `/`, the home
+    directory, or a directory that contains it; always raises it when `cwd` is no directory. Without `mounts`, `fstype` and `remote` are not
+    set.
     """
     here = _canonical(cwd)
     home = os.path.realpath(home) if home else "/"
@@ -86,5 +87,5 @@ def _fstype(path: str, mounts: tuple[mountinfo.Mount, ...]) -> str:
 def _remote(fstype: str) -> Literal["network", "fuse"] | None:
     if fstype in _NETWORK:
         return "network"
-    # A FUSE filesystem on a block device ("fuseblk": ntfs-3g, exfat) is one too: what it answers depends on a program.
+    # FUSE on a block device ("fuseblk": ntfs-3g, exfat) counts too: its answers depend on a program.
     return "fuse" if fstype == "fuse" or fstype.startswith(("fuse.", "fuseblk")) else None

@@ -1,8 +1,8 @@
-"""Which changes need their own yes, because what they change is run, obeyed or trusted without anybody looking at it again.
+"""Protected changes: they need their own approval, because the changed file is run, obeyed or trusted without another look.
 
-Pure: names, modes and link targets decide, and where a file is only sometimes dangerous, its text. What is listed here is what runs by
-itself when a person opens, builds, commits or enters a project. Ordinary source code is not: that is what the diff is for. A `Makefile` or
-a `setup.py` runs when somebody runs it.
+Pure: names, modes and link targets decide, and the text of a file that is only sometimes dangerous. Listed here is everything that runs by
+itself when a person opens, builds, commits or enters a project. Ordinary source code is not listed; the diff is for that. A `Makefile` or a
+`setup.py` runs only when somebody runs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _of(**kinds: tuple[str, ...]) -> dict[str, str]:
     return {name: kind.replace("_", "-") for kind, names in kinds.items() for name in names}
 
 
-# What is in `.git` and only records. All else in there counts as configuration: git learns to run new things with every version.
+# Entries of `.git` that only record. All others count as configuration: every git version learns to run new things.
 GIT_HISTORY = frozenset(
     {
         *("objects", "refs", "logs", "index", "head", "packed-refs", "orig_head", "fetch_head", "merge_head", "merge_msg", "merge_mode"),
@@ -64,7 +64,7 @@ NAMES = _of(
     policy=("agent-sandbox.toml",),
 )
 
-# A directory, or two names one below the other: all that is in it.
+# A directory, or two nested names: everything in it is protected.
 DIRECTORIES = _of(
     ci=(
         *(".github/workflows", ".github/actions", ".gitea/workflows", ".forgejo/workflows", ".circleci", ".buildkite", ".woodpecker"),
@@ -80,7 +80,7 @@ DIRECTORIES = _of(
         *(".cursor", ".claude", ".codex", ".gemini", ".qwen", ".windsurf", ".cline", ".clinerules", ".roo", ".continue", ".kiro"),
         *(".amazonq", ".junie", ".opencode", ".agents", ".github/instructions", ".github/prompts", ".github/agents", ".goose"),
     ),
-    # The user's own file and the system's. A project may be the directory that holds them, or the one that they are links into.
+    # The user's policy file and the system's. A project may be the directory that holds them, or one that they link into.
     policy=(".config/agent-sandbox", "etc/agent-sandbox", "agent-sandbox/policy.toml"),
 )
 
@@ -93,9 +93,9 @@ SUFFIXES |= {".sublime-project": "editor", ".env": "environment", ".desktop": "s
 POWERS = "setuid"
 LINKS, GIT, HISTORY, COLLISION, BULK = "links-out", "git-config", "git-history", "name-collision", "bulk-deletion"
 BULK_LIMIT = 100
-_MOST_LINKS = 40  # as the kernel has it
+_MOST_LINKS = 40  # the kernel's limit
 
-# Names for --approve, and why.
+# Class names for --approve, each with its reason.
 CLASSES: dict[str, str] = {
     POWERS: "it would run with the rights of its owner or with capabilities, whoever starts it",
     LINKS: "a link leads out of the tree, so whoever follows it reads or writes elsewhere",
@@ -113,34 +113,37 @@ CLASSES: dict[str, str] = {
     BULK: f"more than {BULK_LIMIT} files would be deleted at once",
 }
 
-Links = Callable[[str], str | None]  # the target of the link that would be at an absolute path; None if there would be none
+Links = Callable[[str], str | None]  # the target of the link that would be at an absolute path; None if there would be no link
 Names = Callable[[str], Iterable[str]]  # the names in a real directory
-Texts = Callable[[Change], tuple[bytes | None, bytes | None]]  # the content of a file before and after, as far as it can be had
+Texts = Callable[[Change], tuple[bytes | None, bytes | None]]  # a file's content before and after, as far as it is available
 
 
 def no_links(path: str) -> str | None:
-    """For trees without links."""
+    """Return None for every path: the `links` of a tree without links."""
     return None
 
 
 def classes_of(change: Change, project: str, *, links: Links = no_links, texts: Texts | None = None) -> frozenset[str]:
-    """The classes of one change by itself. `project` is the root of the tree. Without `texts` every change of a suspect file counts."""
-    found = set(classes_of_path(_below(change.path, project)))
+    """Return the protected classes of a single change. `project` is the root of the tree.
+
+    Without `texts`, every change to a `package.json` or a `pyproject.toml` counts.
+    """
+    classes = set(classes_of_path(_below(change.path, project)))
     if lends_power(change):
-        found.add(POWERS)
+        classes.add(POWERS)
     node = change.after
     if node is not None and node.type is EntryType.SYMLINK and leaves(change.path, node.target, project, links):
-        found.add(LINKS)
+        classes.add(LINKS)
     name = folded(posixpath.basename(change.path))
-    if name == ".git" and node is not None and node.type is EntryType.DIRECTORY:  # what is in it is judged by itself
-        found = (found - {GIT}) | {HISTORY}
+    if name == ".git" and node is not None and node.type is EntryType.DIRECTORY:  # its entries are classified one by one
+        classes = (classes - {GIT}) | {HISTORY}
     if name == "agent-sandbox" and (node is None or node.type is not EntryType.DIRECTORY):
-        found.add("policy")  # the directory of a policy goes away, or another one takes its place
+        classes.add("policy")  # the directory of a policy file is removed or replaced
     if name == "package.json" and _differ(change, texts, _scripts):
-        found.add("package-scripts")
+        classes.add("package-scripts")
     if name == "pyproject.toml" and _differ(change, texts, _our_policy):
-        found.add("policy")
-    return frozenset(found)
+        classes.add("policy")
+    return frozenset(classes)
 
 
 def classes_of_all(
@@ -153,11 +156,11 @@ def classes_of_all(
     texts: Texts | None = None,
     bulk_limit: int = BULK_LIMIT,
 ) -> dict[str, frozenset[str]]:
-    """The classes of each change that has any, by path; what the set as a whole is stands under the path of the project.
+    """Return the classes of each protected change, by path. Classes of the whole set are under the path of the project.
 
-    `gone` are the paths of real things, among them those in directories that would go: to remove a directory is to remove what is in it.
+    `gone` are the paths of real entries that would be removed. Removing a directory removes its contents, so they are among them.
     """
-    found: dict[str, frozenset[str]] = {}
+    classes: dict[str, frozenset[str]] = {}
     removed = {change.path for change in changes if _goes(change)}
     below: dict[str, set[str]] = {}
     lost = 0
@@ -175,33 +178,34 @@ def classes_of_all(
         if posixpath.dirname(change.path) in bare:
             mine.add(GIT)
         if mine:
-            found[change.path] = frozenset(mine)
+            classes[change.path] = frozenset(mine)
     if lost + sum(change.after is None for change in changes) > bulk_limit:
-        found[project] = found.get(project, frozenset()) | {BULK}
-    return found
+        classes[project] = classes.get(project, frozenset()) | {BULK}
+    return classes
 
 
 def classes_of_path(path: str) -> frozenset[str]:
-    """What a name alone tells. `path` is relative to the project; another that was absolute keeps its first slash."""
+    """Return the classes that the name alone implies. `path` is relative to the project; a path outside it is absolute."""
     parts = components(path.lstrip("/"))
     last = parts[-1]
     if ".git" in parts:
         inside = parts[parts.index(".git") + 1 :]
         return frozenset({HISTORY if inside and inside[0] in GIT_HISTORY and "config" not in inside else GIT})
-    found = {NAMES[last]} if last in NAMES else set()
-    found |= {kind for suffix, kind in SUFFIXES.items() if last.endswith(suffix)}
-    found |= {kind for start, kind in STARTS.items() if last.startswith(start)}
+    classes = {NAMES[last]} if last in NAMES else set()
+    classes |= {kind for suffix, kind in SUFFIXES.items() if last.endswith(suffix)}
+    classes |= {kind for start, kind in STARTS.items() if last.startswith(start)}
     for at in range(len(parts)):
         for length in (1, 2):
             if kind := DIRECTORIES.get("/".join(parts[at : at + length])):
-                found.add(kind)
-    return frozenset(found)
+                classes.add(kind)
+    return frozenset(classes)
 
 
 def lends_power(change: Change) -> bool:
-    """Whether what would be there runs with more than the rights of whoever starts it, or is a directory with rules of its own.
+    """Return whether the new entry runs with more rights than its caller's, or is a directory with special mode bits.
 
-    The set-group-id bit of a directory only says whose group new files get. It is taken from the directory above, not from the guest.
+    A directory's set-group-id bit is ignored: it only selects the group of new files, and is inherited from the directory above, not set by
+    the guest.
     """
     node = change.after
     if node is None or node.type not in (EntryType.FILE, EntryType.DIRECTORY):
@@ -213,7 +217,7 @@ def lends_power(change: Change) -> bool:
 
 
 def leaves(path: str, target: str, project: str, links: Links) -> bool:
-    """Whether a link at an absolute path leads out of the project, on the way or in the end. What cannot be told counts as leaving."""
+    """Return whether a link at an absolute path leads out of the project, on the way or in the end. Doubt counts as leaving."""
     inside = [part for part in posixpath.dirname(path)[len(project.rstrip("/")) :].split("/") if part]
     todo = _steps(target, project, inside)
     followed = 0
@@ -237,7 +241,7 @@ def leaves(path: str, target: str, project: str, links: Links) -> bool:
 
 
 def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
-    """The names of a link's target, the first one last; None if it leaves at once. An absolute one starts again at the root."""
+    """Return the names in a link's target, in reverse order; None if it leaves at once. An absolute target restarts at the root."""
     if target.startswith("/"):
         if not covers(project, target):
             return None
@@ -247,13 +251,13 @@ def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
 
 
 def _goes(change: Change) -> bool:
-    """Whether a real directory, with all that is in it, makes way for something else or for nothing."""
+    """Return whether a real directory, with everything in it, would be removed or replaced."""
     before, after = change.before, change.after
     return before is not None and before.type is EntryType.DIRECTORY and (after is None or after.type is not before.type)
 
 
 def _top(path: str, directories: set[str]) -> str:
-    """The one of the directories that a path lies in; "" if it lies in none."""
+    """Return the directory of `directories` that contains a path; "" if none does."""
     above = posixpath.dirname(path)
     while above not in directories and above not in ("/", ""):
         above = posixpath.dirname(above)
@@ -265,10 +269,10 @@ def _below(path: str, project: str) -> str:
 
 
 def _collisions(changes: ChangeSet, names: Names) -> set[str]:
-    """Added entries whose name may be confused with another one in the same directory, there already or added too."""
+    """Return the added entries whose name may be confused with another in the same directory, existing or added too."""
     gone = {change.path for change in changes if change.after is None}
     spelt: dict[str, dict[str, str]] = {}
-    found: set[str] = set()
+    collisions: set[str] = set()
     for change in changes:
         if change.after is None or change.before is not None:
             continue
@@ -276,12 +280,12 @@ def _collisions(changes: ChangeSet, names: Names) -> set[str]:
         if directory not in spelt:
             spelt[directory] = {folded(each): each for each in names(directory) if f"{directory}/{each}" not in gone}
         if spelt[directory].setdefault(folded(name), name) != name:
-            found.add(change.path)
-    return found
+            collisions.add(change.path)
+    return collisions
 
 
 def _bare_repositories(changes: ChangeSet) -> set[str]:
-    """Directories that git would take for a repository, and run what their configuration names, although they are not called .git."""
+    """Return directories not called .git that git would take for a repository, running the programs their configuration names."""
     there = {change.path for change in changes if change.after is not None}
     heads = (posixpath.dirname(path) for path in there if posixpath.basename(path) == "HEAD")
     return {top for top in heads if f"{top}/objects" in there and f"{top}/refs" in there}
@@ -292,15 +296,15 @@ def _differ(change: Change, texts: Texts | None, part: Callable[[bytes], Any]) -
         return True
     try:
         before, after = (part(text) if text is not None else None for text in texts(change))
-    except (ValueError, RecursionError, AttributeError):  # what we cannot read may be read otherwise by those who obey it
+    except (ValueError, RecursionError, AttributeError):  # text that we cannot parse may still mean something to the program that obeys it
         return True
     return bool(before != after)
 
 
 def _scripts(text: bytes) -> Mapping[str, object] | None:
-    read = json.loads(text)
+    manifest = json.loads(text)
     hooks = ("scripts", "husky", "lint-staged", "simple-git-hooks", "pre-commit", "gypfile", "packageManager")
-    return {name: value for name in hooks if (value := read.get(name)) is not None} or None
+    return {name: value for name in hooks if (value := manifest.get(name)) is not None} or None
 
 
 def _our_policy(text: bytes) -> object:

@@ -1,7 +1,7 @@
-"""Which files of a project a run opened: a decision of an agent may rest on what it read, and that may have moved on since.
+"""The files of a project that a run opened. An agent's decision may rest on a file that has drifted since.
 
-`kernel.fanotify` reports them, as root only. Opening a file is what is reported: not asking for its status, not listing a directory, and
-not looking for a name that is not there. A program that saw that a file exists, or how large it is, has left no trace here.
+`kernel.fanotify` reports them, as root only. Only opening a file is reported: not reading its status, not listing a directory, and not
+looking up a name that does not exist. A program that saw that a file exists, or its size, leaves no trace here.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from agent_sandbox.kernel import fanotify
 from agent_sandbox.workspace.changes import covers
 
 _WHOLE, _PART = b"agent-sandbox reads 1 whole", b"agent-sandbox reads 1 part"
+_MOST_PATHS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Absolute paths of files that were opened. When `complete` is False some were missed: then any file may have been read."""
+    """Absolute paths of opened files. When `complete` is False some were missed: then any file may have been read."""
 
     paths: frozenset[str]
     complete: bool = True
 
     def opened(self, path: str) -> bool:
-        """Whether a file was, or may have been, opened."""
+        """Return whether a file was, or may have been, opened."""
         return not self.complete or path in self.paths
 
     def opened_below(self, directory: str) -> bool:
-        """The same of anything in a directory."""
+        """Return whether any file below a directory was, or may have been, opened."""
         return not self.complete or any(path.startswith(directory + "/") for path in self.paths)
 
     def __or__(self, other: Reads) -> Reads:
@@ -39,7 +40,7 @@ class Reads:
 
 
 def write(directory: str, run: str, reads: Reads) -> None:
-    """Keep what a run read as `<directory>/<run>`, whole or not at all. Raises OSError."""
+    """Store the reads of a run as `<directory>/<run>`, completely or not at all. Raises OSError."""
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.join(directory, run)
     with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -48,8 +49,8 @@ def write(directory: str, run: str, reads: Reads) -> None:
 
 
 def recall(directory: str) -> Reads | None:
-    """What all runs that were watched have read; None when none was. A damaged list is one of which some were missed."""
-    found: Reads | None = None
+    """Return the reads of all watched runs; None when no run was watched. A damaged list counts as incomplete."""
+    total: Reads | None = None
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -60,21 +61,19 @@ def recall(directory: str) -> Reads | None:
                 first, *paths = file.read().split(b"\0")
             whole = first == _WHOLE and paths[-1:] == [b""]
             one = Reads(frozenset(os.fsdecode(path) for path in paths if path), whole)
-            found = one if found is None else found | one
-    return found
-
-
-_MOST_PATHS = 1_000_000
+            total = one if total is None else total | one
+    return total
 
 
 class ReadWatch:
-    """Begin it when the guest is confined and waits for its program, end it when the guest has ended. A context manager.
+    """A context manager that records the files a guest opens.
 
-    `init` is a process in the guest's mount namespace, by whose root the project is found as the guest sees it.
+    Begin it when the guest is confined and waits for its program; end it when the guest has ended. `init` is a process in the guest's mount
+    namespace; the project is found below its root, as the guest sees it.
     """
 
     def __init__(self, init: int, project: str) -> None:
-        """Raises `WorkspaceError` where it cannot be done."""
+        """Start watching. Raises `WorkspaceError` where that is not possible."""
         self._project = project
         try:
             self._group = fanotify.watch_opens(f"/proc/{init}/root{project}")
@@ -93,7 +92,7 @@ class ReadWatch:
         self.end()
 
     def end(self) -> Reads:
-        """What was opened. The reports of all that has ended by now are among it."""
+        """Stop watching and return the opened files, including those of every process that has ended by now."""
         if self._stopping >= 0:
             os.close(self._stopping)
             self._thread.join()

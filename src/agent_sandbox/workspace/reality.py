@@ -1,8 +1,7 @@
-"""The machine's own side of a comparison: what is really at the place that a layer covers.
+"""The real entries at the paths that a layer covers: the machine's side of a comparison.
 
-No link is followed on the way down, because in the overlay's lower layer a link is a link too: where the guest has made a directory out
-of a link, what the link leads to has nothing to do with it. Unlike in a layer, mounts are crossed: a path means here what it means on the
-machine.
+No link is followed on the way down, because the overlay's lower layer does not follow links either: if the guest replaced a link with a
+directory, the link's target has nothing to do with it. Unlike in a layer, mounts are crossed: a path means the same as on the machine.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from types import TracebackType
 
 from agent_sandbox.workspace import beneath
 
-_KEPT = 16  # opened directories
+_MOST_OPEN = 16  # directories
 
 
 class Reality:
-    """The real directory at `root`, which need not exist. Paths are relative to it, "" being itself. A context manager."""
+    """The real directory at `root`, which need not exist. Paths are relative to it, "" for itself. A context manager."""
 
     def __init__(self, root: str) -> None:
         self._root = -1
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._way: list[tuple[str, int]] = []  # opened directories, each below the one before: entries come directory by directory
+        self._way: list[tuple[str, int]] = []  # open directories, each below the previous one; entries are looked up directory by directory
 
     def __enter__(self) -> Reality:
         return self
@@ -35,7 +34,7 @@ class Reality:
         self._way, self._root = [], -1
 
     def directory(self, path: str) -> int | None:
-        """A descriptor of a real directory, good until the next call; None if there is none that can be entered."""
+        """Return a descriptor of a real directory, valid until the next call; None if none exists or it cannot be entered."""
         if not path:
             return self._root if self._root >= 0 else None
         way = self._way
@@ -49,17 +48,17 @@ class Reality:
             try:
                 if "/" in below or below in ("", ".", ".."):
                     opened = beneath.open_beneath(start, below, os.O_PATH | os.O_DIRECTORY, one_filesystem=False)
-                else:  # for one name the plain call says the same, faster
+                else:  # for a single name the plain call is equivalent and faster
                     opened = os.open(below, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
             except OSError:
                 return None
             way.append((path, opened))
-            if len(way) > _KEPT:
+            if len(way) > _MOST_OPEN:
                 os.close(way.pop(0)[1])
         return way[-1][1]
 
     def names(self, path: str) -> list[str]:
-        """What is in a real directory; nothing if it cannot be listed."""
+        """Return the sorted names in a real directory; an empty list if it cannot be listed."""
         directory = self.directory(path)
         if directory is None:
             return []
@@ -73,7 +72,7 @@ class Reality:
             os.close(listing)
 
     def status(self, path: str, name: str) -> os.stat_result | None:
-        """The status of `name` in the directory at `path`, of a link itself; None if it is not there."""
+        """Return the status of `name` in the directory at `path`, for a link its own; None if it does not exist."""
         directory = self.directory(path)
         if directory is None:
             return None

@@ -1,8 +1,8 @@
-"""Remove what a guest made, and nothing else.
+"""Remove a tree that a guest made, and nothing else.
 
-Each step is relative to a descriptor that `beneath` opened: nothing is unlinked by path, no link is followed and no mount entered, so a
-tree that is rearranged meanwhile can make the removal fail but cannot lead it outside. Directories of mode 000 (overlayfs makes one,
-`work/work`) are opened up by their owner.
+Each step is relative to a descriptor that `beneath` opened: nothing is unlinked by path, no link is followed and no mount entered. A tree
+that is rearranged meanwhile can make the removal fail, but cannot lead it outside. Directories of mode 000 (overlayfs makes one,
+`work/work`) are made accessible first, which their owner may do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace.beneath import SWAPPED, Moved, enter, identity, parent
 
-_BATCH = 4096  # names held at a time for each level
-_PATIENCE = 10_000  # how often something may change under us before we say so
+_BATCH = 4096  # names in memory per level
+_PATIENCE = 10_000  # concurrent changes tolerated before an error
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Removal:
 
     @property
     def late(self) -> bool:
-        """Whether there is no more time."""
+        """Whether the time is up."""
         return time.monotonic() > self.until
 
     def surprised(self) -> None:
@@ -46,10 +46,10 @@ class _Removal:
 
 
 def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
-    """Remove `name` in `directory` and everything below it. Afterwards it is gone, or `WorkspaceError` says what could not be removed.
+    """Remove `name` in `directory` and everything below it. Returns False if the time ran out.
 
-    What can be removed is removed even if something else cannot. A name that does not exist is no error. At the time `until` of the
-    monotonic clock it stops half-way, and returns False.
+    Afterwards it is gone, or `WorkspaceError` says what could not be removed; everything else is removed even then. A missing name is no
+    error. At `until`, on the monotonic clock, it stops half-way.
     """
     if name in ("", ".", "..") or "/" in name:
         raise WorkspaceError(f"not the name of an entry: {name!r}")
@@ -108,9 +108,9 @@ def _remove(directory: int, name: str, removal: _Removal) -> None:
 
 
 def _refill(directory: int, level: _Level) -> bool:
-    """Read the next names. In batches, because entries vanish from under a listing that goes on while they are removed."""
-    with os.scandir(directory) as found:
-        for item in found:
+    """Read the next batch of names; False if none is left. One listing for all would lose entries while they are being removed."""
+    with os.scandir(directory) as listing:
+        for item in listing:
             if item.name not in level.stuck:
                 level.names.append(item.name)
                 if len(level.names) >= _BATCH:
@@ -119,7 +119,7 @@ def _refill(directory: int, level: _Level) -> bool:
 
 
 def _unlink_or_enter(directory: int, name: str, removal: _Removal) -> int | None:
-    """Unlink whatever it is; a directory, which unlink refuses, is opened instead. Nobody asks for the type first: it could be swapped."""
+    """Unlink any entry; open a directory, which unlink refuses. The type is not checked first: it could be swapped."""
     try:
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def _unlink_or_enter(directory: int, name: str, removal: _Removal) -> int | None
 
 
 def _rmdir(directory: int, level: _Level, removal: _Removal) -> bool:
-    """Whether the name need not be looked at again as a failure: it is gone, or it was changed under us and will be listed again."""
+    """Remove an emptied directory. False means failed for good; True means gone, or changed meanwhile and listed again."""
     try:
         os.rmdir(level.name, dir_fd=directory)
     except FileNotFoundError:

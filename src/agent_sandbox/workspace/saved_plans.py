@@ -1,13 +1,13 @@
-"""Plans of simulations that may yet be carried out, each with the layers of its run: `<state>/plans/<name>/`.
+"""Saved plans: simulations that may still be carried out, each with the layers of its run, in `<state>/plans/<name>/`.
 
-    held            locked while somebody makes the plan, reads it or carries it out
-    size            what it takes on the disk
-    plan-<digest>   its text, written last and in one step: a directory without one is no plan, and whatever was begun there is swept
-    begun           somebody has begun to carry it out, so it is good for nothing any more
-    layers/, …      what a sandbox has: see `store`
+    held            locked while the plan is being made, read or carried out
+    size            its size on disk
+    plan-<digest>   its text, written last and atomically: a directory without it is no plan, and is swept
+    begun           the plan has begun to be carried out, and cannot be used again
+    layers/, …      as for a sandbox: see `store`
 
-They are few, small and short-lived: what is over a bound goes, the oldest first. The text is the caller's; its name says what it is. The
-layers are not synced: whoever carries a plan out compares them with its text.
+Plans are few, small and short-lived: beyond a limit the oldest are removed. The caller chooses the text; its digest is its file name. The
+layers are not synced: carrying out a plan compares them with its text.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from agent_sandbox.workspace.store import Prepared, SandboxState, Store
 
 KEPT_SECONDS = 3600.0
 MOST_PLANS = 16
-MOST_BYTES = 4 << 30  # of all plans together
+MOST_BYTES = 4 << 30  # all plans together
 _LARGEST_TEXT = 64 << 20
 _TEXT, _SIZE, _BEGUN, _HELD = "plan-", "size", "begun", "held"
 _SHORTEST_PREFIX = 4
 
 
 class PlanState(SandboxState):
-    """The layers of a plan: a sandbox like others, in a directory of its own, and always in a directory.
+    """The layers of a plan: a sandbox in its own directory, never in an image.
 
-    An image would be reserved on the disk at once, which is for those that stay.
+    An image would reserve disk space at once, which is only worth it for sandboxes that stay.
     """
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """The directory of the plan."""
         return os.path.join(self.store.path, "plans", self.id)
 
     @property
     def promotions(self) -> str:
-        """None is ever made from here: what a plan changes is promoted by the project's sandbox."""
+        """A directory that stays empty: the project's sandbox promotes the changes of a plan."""
         return os.path.join(self.path, "promotions")
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
-        """As for others; the lock goes with the plan."""
+        """Hold this plan for the duration of a block, as for a sandbox; the lock file is removed with the plan."""
         return hold(os.path.join(self.path, "lock"), Holder(os.getpid(), command, self.store.clock()), wait=wait, what="this plan")
 
     def prepare(self, limit_bytes: int | None = None) -> Prepared:
-        """As for others. That it is no image is as it should be."""
+        """Create what is missing, as for a sandbox, without the note about a missing image: a plan never has one."""
         return replace(super().prepare(limit_bytes), notes=())
 
     def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:
@@ -65,19 +65,19 @@ class PlanState(SandboxState):
 
 @dataclass(frozen=True)
 class Kept:
-    """A plan that is held: its text, whose digest was asked for, and its layers."""
+    """An open, locked plan: its layers, its text, and the digest of the text."""
 
     state: PlanState
     text: str
     digest: str
 
     def begin(self) -> None:
-        """From here on it cannot be carried out again, even if the power fails."""
+        """Mark the plan as begun. It cannot be carried out again, even after a power failure."""
         with explained("note that the plan is being carried out"):
             write_atomically(os.path.join(self.state.path, _BEGUN), "")
 
     def recall(self) -> None:
-        """Nothing came of it, so it may be tried again."""
+        """Remove the mark: nothing was carried out, so the plan may be tried again."""
         with explained("note that the plan was not carried out"):
             os.unlink(os.path.join(self.state.path, _BEGUN))
             sync_directory(self.state.path)
@@ -92,7 +92,7 @@ class Plans:
 
     @contextmanager
     def making(self, project: str) -> Iterator[PlanState]:
-        """A place for the layers of a simulation of a project. What is not kept by the end of the block is gone. Sweeps first."""
+        """Make a place for the layers of a simulation. Without a call of `keep` it is removed at the end of the block. Sweeps first."""
         state = PlanState(self._store, project, secrets.token_hex(8))
         with ExitStack() as ends:
             with self._alone():
@@ -108,7 +108,7 @@ class Plans:
                     self._remove([name] if (name := self._move_aside(state.id)) else [])
 
     def keep(self, state: PlanState, text: str) -> None:
-        """Keep a plan that is being made. Afterwards all of it is there, or nothing. Raises `WorkspaceError` when it is too large."""
+        """Save a plan that is being made, completely or not at all. Raises `WorkspaceError` when it is too large."""
         size = _size_of(state.layers)
         if len(text) > _LARGEST_TEXT or size > MOST_BYTES:
             raise WorkspaceError("it changes too much for its plan to be kept", hint="carry it out in portions: run it, then promote")
@@ -118,9 +118,9 @@ class Plans:
 
     @contextmanager
     def opened(self, prefix: str) -> Iterator[Kept]:
-        """The plan whose digest begins so, held for the length of the block. Raises `PolicyError` when there is no such plan.
+        """Open the plan whose digest starts with `prefix`, locked for the duration of the block.
 
-        Refused too: one that somebody began to carry out, and one whose text is not what its digest says.
+        Raises `PolicyError` when there is none, when it has begun to be carried out, and when its text does not match its digest.
         """
         with ExitStack() as ends:
             with self._alone():
@@ -132,21 +132,21 @@ class Plans:
             yield Kept(state, _read(state.path, digest), digest)
 
     def drop(self, kept: Kept) -> None:
-        """It has been carried out."""
+        """Remove a plan that has been carried out."""
         if name := self._move_aside(kept.state.id):
             self._remove([name])
 
     def all(self) -> tuple[tuple[str, str], ...]:
-        """Digest and text of each plan that is still good, the newest first. Sweeps first."""
+        """Return digest and text of each usable plan, newest first. Sweeps first."""
         self.sweep()
-        found: list[tuple[str, str]] = []
+        plans: list[tuple[str, str]] = []
         for _, name, digest in sorted(self._all(), reverse=True):
-            with suppress(PolicyError, WorkspaceError):  # changed, or gone meanwhile
-                found.append((digest, _read(os.path.join(self._path, name), digest)))
-        return tuple(found)
+            with suppress(PolicyError, WorkspaceError):  # changed or removed meanwhile
+                plans.append((digest, _read(os.path.join(self._path, name), digest)))
+        return tuple(plans)
 
     def sweep(self) -> None:
-        """Remove what is no plan, or none any more. Nothing is made where there are none."""
+        """Remove expired and incomplete plans. Creates nothing where there are no plans."""
         if os.path.isdir(self._path):
             with self._alone():
                 swept = self._put_aside()
@@ -156,15 +156,15 @@ class Plans:
         asked = prefix.lower()
         if len(asked) < _SHORTEST_PREFIX or asked.strip("0123456789abcdef"):
             raise PolicyError(f"{prefix!r} is not the beginning of a digest", hint=f"give {_SHORTEST_PREFIX} or more of its letters")
-        found = [(name, digest) for _, name, digest in self._all() if digest.startswith(asked)]
-        if len(found) > 1:
+        matches = [(name, digest) for _, name, digest in self._all() if digest.startswith(asked)]
+        if len(matches) > 1:
             raise PolicyError(f"more than one plan begins with {prefix!r}", hint="give more of its letters")
-        if not found:
+        if not matches:
             raise PolicyError(
                 f"there is no plan {prefix!r}: it was carried out, or is more than {KEPT_SECONDS / 3600:.0f} hour old, or never was",
                 hint="simulate the command again",
             )
-        return found[0]
+        return matches[0]
 
     def _all(self) -> Iterator[tuple[float, str, str]]:
         for name in self._names():
@@ -176,11 +176,11 @@ class Plans:
     def _names(self) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self._path) if not name.startswith("."))
-        except FileNotFoundError:  # nothing was ever simulated
+        except FileNotFoundError:  # no simulation yet
             return []
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Between others who make, sweep or open plans; nobody stays here long."""
+        """Hold the lock against other processes that make, sweep or open plans. It is only held briefly."""
         with explained(f"use {self._path!r}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
         return hold(os.path.join(self._path, ".lock"), Holder(os.getpid(), "plans", self._store.clock()), wait=True, what="the plans")
@@ -190,7 +190,7 @@ class Plans:
         return hold(os.path.join(state.path, _HELD), holder, wait=False, what="this plan")
 
     def _put_aside(self, room_for: int = 0) -> list[str]:
-        """Move away what is no plan, is too old, or is one too many. Whatever somebody holds stays. Returns what is in the trash."""
+        """Move incomplete, expired and excess plans to the trash, except for locked ones. Returns their names in the trash."""
         now = self._store.clock()
         plans = sorted(self._all(), reverse=True)
         known = {name: when for when, name, _ in plans}
@@ -206,14 +206,14 @@ class Plans:
         try:
             with self._hold(PlanState(self._store, "", name), "sweeping"):
                 return self._move_aside(name)
-        except (Busy, WorkspaceError):  # somebody has it, or it is going already
+        except (Busy, WorkspaceError):  # locked by another process, or being removed already
             return None
 
     def _move_aside(self, name: str) -> str | None:
         aside = f"plan-{name}"
         try:
             os.rename(os.path.join(self._path, name), os.path.join(self._store.path, "trash", aside))
-        except OSError:  # then the next who sweeps tries again
+        except OSError:  # the next sweep tries again
             return None
         return aside
 
@@ -221,14 +221,14 @@ class Plans:
         trash = os.open(os.path.join(self._store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for name in names:
-                with suppress(WorkspaceError, OSError):  # what is left there is swept when the store is opened next
+                with suppress(WorkspaceError, OSError):  # the next opening of the store sweeps the rest
                     remove_tree(trash, name)
         finally:
             os.close(trash)
 
 
 def _text_in(path: str) -> str | None:
-    """The digest of the plan in a directory; None when it holds none."""
+    """Return the digest of the plan in a directory; None when it holds no plan."""
     try:
         return next((name.removeprefix(_TEXT) for name in os.listdir(path) if name.startswith(_TEXT) and not name.endswith(".new")), None)
     except (FileNotFoundError, NotADirectoryError):
@@ -255,14 +255,14 @@ def _noted_size(path: str) -> int:
 
 
 def _size_of(path: str) -> int:
-    """What a tree takes on the disk, as far as it may be looked through."""
+    """Return the disk usage of a tree; more than the maximum when it cannot be walked completely."""
     try:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:
         return sum(entry.status.st_blocks * 512 for entry in beneath.walk(top))
-    except (WorkspaceError, OSError):  # more entries than are ever listed, or one that cannot be looked at
+    except (WorkspaceError, OSError):  # too many entries, or one that cannot be examined
         return MOST_BYTES + 1
     finally:
         os.close(top)

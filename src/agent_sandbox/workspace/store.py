@@ -1,17 +1,20 @@
-"""The state directory: where sandboxes that outlive a command are kept.
+"""The state directory: the place of sandboxes that outlive a command.
 
-    <state>/format                          which version wrote it
-    <state>/sandboxes/<id>/meta.json        what it belongs to
-    <state>/sandboxes/<id>/history.json     which layers make it up, and its snapshots: see `history`
-    <state>/sandboxes/<id>/image            what it changed, as root: see `image`
-    <state>/sandboxes/<id>/bases/           what was real when a layer first covered a path: see `bases`
-    <state>/sandboxes/<id>/layers/          the same in a directory, rootless, and where no image can be had: see `layers`
-    <state>/locks/<id>                      who is using it; apart, because a reset moves the sandbox away under the lock
-    <state>/plans/                          what simulations would do, for an hour: see `plans`
-    <state>/trash/                          what is being removed; what a crash leaves here is swept at the next start
+    <state>/format                          the version of the format
+    <state>/sandboxes/<id>/meta.json        the project of the sandbox
+    <state>/sandboxes/<id>/history.json     its layers and snapshots: see `layers.history`
+    <state>/sandboxes/<id>/image            the image of its layers, as root: see `layers.image`
+    <state>/sandboxes/<id>/layers/          its layers in a directory, rootless or where no image can be made: see `layers`
+    <state>/sandboxes/<id>/bases/           the real entries when a layer first covered their path: see `originals`
+    <state>/sandboxes/<id>/names            the names in the project when the clone was made: see `clone_inventory`
+    <state>/sandboxes/<id>/reads/           the files that watched runs opened: see `read_tracking`
+    <state>/promotions/<id>/                promotions to its project, which outlive a reset: see `promotion`
+    <state>/locks/<id>                      its lock and holder; apart, because a reset moves the sandbox away while it is locked
+    <state>/plans/                          plans of simulations, for an hour: see `saved_plans`
+    <state>/trash/                          trees being removed; leftovers of a crash are swept at the next start
 
-Only `reset` removes layers. Anything else that is found damaged is repaired from what is known, or refused. The state directory may lie
-inside a project: whoever builds the view hides it there.
+Only `reset` removes layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a project: the view
+must hide it there.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ from agent_sandbox.workspace.lock import Holder, hold
 FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
-# What may be there before the store is: its own half-written file, the ledger, which a run without a stored sandbox has begun, with what
-# belongs to it, questions and grants, and the digests of what the wasm runtime has compiled.
+# Entries that may exist before the store does: its own half-written file; the ledger of a run without a stored sandbox, with its files,
+# questions and grants; and the digests of modules that the wasm runtime compiled.
 _NOT_OURS_TO_JUDGE = frozenset(
     {
         *("format.new", "wasm", "approvals", "capabilities"),
@@ -47,7 +50,7 @@ _WITHOUT_IMAGE = "this sandbox is kept in a directory, not in an image: its disk
 
 @dataclass(frozen=True)
 class Store:
-    """An opened state directory. `leftovers` says what an earlier removal could not remove, in words for a person."""
+    """An open state directory. `leftovers` lists, in words for a person, trees that an earlier removal could not remove."""
 
     path: str
     clock: Callable[[], float] = time.time
@@ -55,10 +58,10 @@ class Store:
 
     @classmethod
     def open(cls, state_dir: str, *, clock: Callable[[], float] = time.time) -> Store:
-        """Open the store, making it if it is not there, and sweep what a crash left.
+        """Open the store, create it if missing, and sweep what a crash left.
 
-        Raises `ForeignStore` for one that another version or another user wrote, `WorkspaceError` when it cannot be made or others can
-        write to it.
+        Raises `ForeignStore` for a store of another version or another user, and `WorkspaceError` when it cannot be created or other users
+        can write to it.
         """
         path = os.path.abspath(state_dir)
         with explained(f"use the state directory {path!r}"):
@@ -70,7 +73,7 @@ class Store:
         return cls(path, clock, cls(path, clock).sweep())
 
     def sandbox_for(self, project: str) -> SandboxState:
-        """The current sandbox of a project directory, by its canonical path. Makes nothing yet."""
+        """Return the current sandbox of a project directory, given by its canonical path. Creates nothing yet."""
         if not project.startswith("/"):
             raise PolicyError(f"not an absolute path: {project!r}")
         inside = os.path.realpath(self.path)
@@ -79,7 +82,7 @@ class Store:
         return SandboxState(self, project, sandbox_id(project))
 
     def sweep(self) -> tuple[str, ...]:
-        """Remove what is in the trash. Returns what could not be removed and why; that is never a reason not to start."""
+        """Empty the trash. Returns what could not be removed, and why; that never prevents a start."""
         leftovers: list[str] = []
         with explained(f"sweep {self.path!r}"):
             trash = os.open(os.path.join(self.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -96,7 +99,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run needs to know of its sandbox, and what was repaired or is weaker than elsewhere, in words for a person."""
+    """The present state of a sandbox, for a run. `notes` name repairs and weaker guarantees, in words for a person."""
 
     present: Present
     notes: tuple[str, ...] = ()
@@ -104,7 +107,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SandboxState:
-    """What is stored of one sandbox."""
+    """The stored state of one sandbox."""
 
     store: Store
     project: str
@@ -112,17 +115,17 @@ class SandboxState:
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """The directory of the sandbox."""
         return os.path.join(self.store.path, "sandboxes", self.id)
 
     @property
     def layers(self) -> str:
-        """The directory of its layers, where they are in one."""
+        """The directory of its layers, if they are in a directory."""
         return os.path.join(self.path, "layers")
 
     @property
     def image(self) -> str:
-        """The image of its layers, where they are in one."""
+        """The image of its layers, if they are in an image."""
         return os.path.join(self.path, "image")
 
     @property
@@ -132,22 +135,22 @@ class SandboxState:
 
     @property
     def bases(self) -> str:
-        """The directory of what was real when its layers first covered a path; outside them, so that a full sandbox cannot prevent it."""
+        """The directory of the originals that its layers covered. It is outside the layers: a full sandbox cannot prevent the capture."""
         return os.path.join(self.path, "bases")
 
     @property
     def names(self) -> str:
-        """The file with the names of the project's entries when the clone was made."""
+        """The clone inventory file: the names of the project's entries when the clone was made."""
         return os.path.join(self.path, "names")
 
     @property
     def reads(self) -> str:
-        """The directory of what runs that were watched have read."""
+        """The directory with the reads of watched runs."""
         return os.path.join(self.path, "reads")
 
     @property
     def promotions(self) -> str:
-        """The directory of the promotions to its project. Not in its own: they outlive a reset, so that they can be taken back."""
+        """The directory of promotions to its project. It is outside the sandbox's: promotions outlive a reset, so they can be undone."""
         return os.path.join(self.store.path, "promotions", self.id)
 
     @property
@@ -156,15 +159,15 @@ class SandboxState:
         return self.stacking or os.path.isdir(self.layers)
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
-        """Hold this sandbox for the length of a block. `command` is what the one who is refused will read; see `locking.hold`."""
+        """Hold this sandbox for the duration of a block. A refused process is shown `command`; see `lock.hold`."""
         holder = Holder(os.getpid(), command, self.store.clock())
         return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
 
     def prepare(self, limit_bytes: int | None = None) -> Prepared:
-        """Make what is missing; to be called with the lock held. `limit_bytes` is what a new image may grow to.
+        """Create what is missing; call it with the lock held. `limit_bytes` is the maximum size of a new image.
 
-        Raises `ForeignStore` when the directory is another project's or another version's, `WorkspaceError` when its history is damaged or
-        the disk is full. Never touches layers.
+        Raises `ForeignStore` when the directory belongs to another project or another version, `WorkspaceError` when its history is damaged
+        or the disk is full. Never touches existing layers.
         """
         with explained(f"prepare the sandbox of {self.project!r}"):
             existed = self.exists
@@ -181,7 +184,7 @@ class SandboxState:
         return Prepared(present, notes)
 
     def _begun(self) -> Present:
-        """The history of a new sandbox, written before there are layers: layers without a history mean that it was lost."""
+        """Write the history of a new sandbox before its layers exist: layers without a history mean that it was lost."""
         history = self.history()
         history_file.save(self.path, history)
         return Present.of(history)
@@ -192,7 +195,7 @@ class SandboxState:
                 f"the layers of the sandbox of {self.project!r} are gone", hint="put them back, or drop it: agent-sandbox reset"
             )
         if os.geteuid() == 0:
-            from agent_sandbox.workspace.layers import image  # once for each sandbox, and whoever attaches one
+            from agent_sandbox.workspace.layers import image  # imported here: needed once per sandbox, and to attach an image
 
             try:
                 image.make(self.image, limit_bytes)
@@ -204,21 +207,21 @@ class SandboxState:
         return ()
 
     def history(self) -> History:
-        """Its history; that of a new one, when nothing has run in it."""
+        """Return its history; a new one when nothing has run in it. Raises `WorkspaceError` when it is damaged or lost."""
         history = history_file.load(self.path)
         if history is None and self.exists:
             raise history_file.damaged(self.path, "is gone, and its layers are there")
         return history or History()
 
     def _description(self) -> str:
-        """The beginning of `meta.json`, up to the one thing in it that is not known beforehand: when it was made."""
-        # The path is kept as bytes in hexadecimal too: JSON has no place for names that are not UTF-8.
+        """Return the beginning of `meta.json`, up to the creation time, the only part not known beforehand."""
+        # The path is also stored in hexadecimal: JSON cannot hold names that are not UTF-8.
         raw = os.fsencode(self.project)
         known = {"format": FORMAT, "project": raw.decode(errors="replace"), "project_hex": raw.hex()}
         return as_json(known).removesuffix("}") + ',"created":'
 
     def _is_described(self) -> bool:
-        """Whether it is described as this version does it. Every run asks, so nothing has to be parsed for the answer."""
+        """Return whether `meta.json` is as this version writes it. Every run calls this, so nothing is parsed."""
         try:
             with open(os.path.join(self.path, "meta.json"), "rb") as file:
                 return file.read().startswith(self._description().encode())
@@ -226,16 +229,16 @@ class SandboxState:
             return False
 
     def created(self) -> float | None:
-        """When it was made, in seconds since the epoch; None if it is not there or its description is damaged."""
+        """Return the creation time in seconds since the epoch; None if there is no valid `meta.json`."""
         meta = self._meta()
         created = meta.get("created") if meta else None
         return float(created) if isinstance(created, int | float) else None
 
     def reset(self) -> None:
-        """Forget everything of this sandbox. Takes the lock itself, so it raises `Busy` while a run has it.
+        """Delete everything of this sandbox. Takes the lock itself, so it raises `Busy` during a run.
 
-        The directory is first moved to the trash in one step: whatever happens then, the sandbox is new, and the next start sweeps up.
-        Raises `WorkspaceError` when something in the trash could not be removed.
+        The directory is first moved to the trash in one step: whatever happens then, the sandbox is new, and the next start sweeps the
+        rest. Raises `WorkspaceError` when something in the trash could not be removed.
         """
         with self.lock(command="reset"), explained(f"reset the sandbox of {self.project!r}"):
             name = self._move_to_trash()
@@ -258,7 +261,7 @@ class SandboxState:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                number += 1  # an earlier one is still there, perhaps because it cannot be removed
+                number += 1  # an earlier one is still in the trash, perhaps because it cannot be removed
                 continue
             sync_directory(os.path.dirname(self.path))
             return name
@@ -282,13 +285,13 @@ class SandboxState:
 
 
 def _remove(trash: int, name: str) -> None:
-    from agent_sandbox.workspace.removal import remove_tree  # mostly there is nothing to remove
+    from agent_sandbox.workspace.removal import remove_tree  # imported here: usually there is nothing to remove
 
     remove_tree(trash, name)
 
 
 def sandbox_id(project: str) -> str:
-    """A file name that a person recognises and that no other path shares."""
+    """Return a file name for a project that a person recognises and that no other path shares."""
     slug = "-".join("".join(each if each in _PLAIN else " " for each in os.path.basename(project)).split()).strip("-.")[:40]
     return f"{slug or 'root'}-{sha256(os.fsencode(project)).hexdigest()[:16]}"
 
@@ -308,7 +311,7 @@ def _check_format(path: str) -> None:
     file = os.path.join(path, "format")
     try:
         with open(file, "rb") as opened:
-            found = opened.read(256)
+            content = opened.read(256)
     except FileNotFoundError:
         if set(os.listdir(path)) - _NOT_OURS_TO_JUDGE:
             raise ForeignStore(
@@ -316,14 +319,14 @@ def _check_format(path: str) -> None:
             ) from None
         write_atomically(file, _FORMAT_TEXT)
         return
-    if found != _FORMAT_TEXT.encode():
-        said = found.decode(errors="replace").strip()
-        if said == "agent-sandbox store 1":
+    if content != _FORMAT_TEXT.encode():
+        version = content.decode(errors="replace").strip()
+        if version == "agent-sandbox store 1":
             raise ForeignStore(
                 f"the store in {path!r} is of an earlier version, whose layers this one does not read",
                 hint="carry over what you need with that version, then move the directory away: a new store is made at the next run",
             )
         raise ForeignStore(
-            f"the store in {path!r} has the format {said!r}; this version writes {_FORMAT_TEXT.strip()!r}",
+            f"the store in {path!r} has the format {version!r}; this version writes {_FORMAT_TEXT.strip()!r}",
             hint="use the version that wrote it, or move the directory away to start anew",
         )

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands import approve as approve_module
 from agent_sandbox.cli.main import main
 from agent_sandbox.engine.approvals.question import Question
@@ -26,9 +26,9 @@ class Asker:
         now = time.time()
         self.question = Question(action, "p" * 64, "box", "run", "it pushes", now, now + 60)
         self.got: list[Granted | Refused] = []
-        self._thread = Thread(target=lambda: self.got.append(places.inbox().ask(self.question)))
+        self._thread = Thread(target=lambda: self.got.append(here().inbox().ask(self.question)))
         self._thread.start()
-        while not (waiting := places.inbox().waiting()):
+        while not (waiting := here().inbox().waiting()):
             continue
         self.digest = waiting[0].digest
 
@@ -73,7 +73,7 @@ def test_who_is_asked_at_a_terminal_answers(asker: Asker, monkeypatch: pytest.Mo
 
 def test_enter_leaves_it(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     at_a_terminal(monkeypatch, "\n")
-    assert main(["approve"]) == 3 and len(places.inbox().waiting()) == 1
+    assert main(["approve"]) == 3 and len(here().inbox().waiting()) == 1
 
 
 def test_unseen_only_the_whole_digest_will_do(asker: Asker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands import log as log_module
 from agent_sandbox.cli.main import main
 from agent_sandbox.ledger.event import Intent, Outcome, Refusal
@@ -23,7 +23,7 @@ HOSTILE = "rm\x1b[2K\r ls \u202e\u200bevil"
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
-    ledger = places.ledger()
+    ledger = here().ledger()
     ledger.record(Intent({"kind": "RunCommand", "argv": ["make", "test"]}, "d", "p", "command", sandbox="box"))
     ledger.record(Outcome(1, "done", {"exit_code": 0}, sandbox="box"))
     ledger.record(Refusal({"kind": "RunCommand", "argv": [HOSTILE]}, "d", "p", "processes", f"no {HOSTILE}"))

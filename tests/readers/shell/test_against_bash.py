@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_sandbox import Sandbox, shared
+from agent_sandbox import Sandbox
+from agent_sandbox.assembly import here
 from agent_sandbox.readers.shell.analyze import understand
 from agent_sandbox.readers.shell.tools.tables import TOOLS
 from agent_sandbox.readers.shell.wrappers import BUILTINS, WRAPPERS
@@ -119,7 +120,7 @@ json.dump(seen, sys.stdout)
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 def started(commands: list[str]) -> dict[str, list[str]]:

@@ -6,7 +6,8 @@ import pytest
 
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.router.model import Permits, Work
-from agent_sandbox.runtime.router.route import process_host, route, wasm_host
+from agent_sandbox.runtime.router.route import route
+from tests.runtime.router.candidates import process_host, wasm_host
 from tests.runtime.router.snippets import PROCESS, UNTOLD, WASM, labelled
 
 ALL = frozenset(Guarantee)

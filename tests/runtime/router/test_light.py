@@ -6,8 +6,8 @@ from tests.architecture.test_start_up import SLOW, loaded_by
 
 ROUTE = (
     "from agent_sandbox.runtime.router.route import route; from agent_sandbox.runtime.router.model import Permits, Work; "
-    "from agent_sandbox.runtime.router.route import process_host; "
-    "route(Work({!r}, {!r}), frozenset(), Permits(), [process_host(frozenset())])"
+    "from agent_sandbox.runtime.router.model import Candidate; from agent_sandbox.runtime.process.runtime import TRAITS; "
+    "route(Work({!r}, {!r}), frozenset(), Permits(), [Candidate(TRAITS)])"
 )
 
 
@@ -20,4 +20,4 @@ def test_reading_python_loads_nothing_slow() -> None:
 def test_a_command_loads_no_reader() -> None:
     loaded = loaded_by(ROUTE.format("command", ""))
     assert "agent_sandbox.runtime.router.route" in loaded
-    assert sorted(name for name in loaded if name.endswith((".routing.python", ".routing.javascript"))) == []
+    assert sorted(name for name in loaded if name.endswith((".router.python", ".router.javascript"))) == []

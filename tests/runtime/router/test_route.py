@@ -17,14 +17,16 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.readers.bounds import LARGEST, MOST_MARKS
-from agent_sandbox.runtime.router.model import COMMAND, EVERY_FEATURE, Feature, Host, Permits, Route, Work
-from agent_sandbox.runtime.router.route import explain, process_host, read, route, wasm_host
+from agent_sandbox.runtime.base import COMMAND, Traits
+from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Route, Work
+from agent_sandbox.runtime.router.route import explain, read, route
+from tests.runtime.router.candidates import process_host, wasm_host
 from tests.runtime.router.snippets import labelled
 
 ALL = frozenset(Guarantee)
 WASM = wasm_host(ALL - {Guarantee.SEPARATE_KERNEL})
 PROCESS = process_host(ALL - {Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC})
-KERNEL = Host("microvm", 50, PROCESS.languages, ALL - {Guarantee.DETERMINISTIC})
+KERNEL = Candidate(Traits("microvm", 50, PROCESS.traits.languages, ALL - {Guarantee.DETERMINISTIC}))
 HOSTS = (WASM, PROCESS, KERNEL)
 SOURCES = [(language, source) for _, language, source, _ in labelled() if len(source) < 10_000]
 
@@ -77,28 +79,32 @@ WORK = st.one_of(
     st.builds(lambda chosen, repeatable: Work(chosen[0], chosen[1], repeatable), st.sampled_from(SOURCES), st.booleans()),
     st.builds(Work, LANGUAGES, TEXT, st.booleans(), st.frozensets(st.sampled_from(["os", "x", "json"]))),
 )
-HOST = st.builds(
-    Host,
+TRAITS = st.builds(
+    Traits,
     st.sampled_from(["wasm", "process", "gvisor", "microvm"]),
     st.integers(0, 5),
     st.frozensets(LANGUAGES),
     GUARANTEES,
-    st.one_of(st.just(EVERY_FEATURE), st.frozensets(st.sampled_from(list(Feature)))),
-    st.one_of(st.none(), st.just(frozenset({"os", "json", "sys"}))),
-    st.frozensets(st.sampled_from(["os.fork", "json.tool"])),
-    st.sampled_from(["", "", "not installed"]),
+    features=st.one_of(st.none(), st.frozensets(st.sampled_from(list(Feature)))),
+    modules=st.one_of(st.none(), st.just(frozenset({"os", "json", "sys"}))),
+    absent=st.frozensets(st.sampled_from(["os.fork", "json.tool"])),
 )
+HOST = st.builds(Candidate, TRAITS, st.sampled_from(["", "", "not installed"]))
 
 
 @settings(max_examples=400, deadline=None)
 @given(WORK, GUARANTEES, st.builds(Permits, st.booleans(), st.booleans()), st.lists(HOST, max_size=4, unique_by=lambda host: host.name))
 def test_a_route_is_total_deterministic_and_never_weaker_than_required(
-    work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: list[Host]
+    work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: list[Candidate]
 ) -> None:
     chosen = route(work, requires, permits, hosts)
     assert all(route(work, requires, permits, order) == chosen for order in itertools.islice(itertools.permutations(hosts), 3))
     by_name = {host.name: host for host in hosts}
-    eligible = {each.name for each in hosts if not each.unavailable and requires <= each.guarantees and work.language in each.languages}
+    eligible = {
+        each.name
+        for each in hosts
+        if not each.unavailable and requires <= each.traits.guarantees and work.language in each.traits.languages
+    }
     assert {*filter(None, (chosen.runtime, chosen.fall_forward))} <= eligible
     assert (chosen.runtime is None) == (not eligible)
     assert {name for name, _ in chosen.passed_over} == by_name.keys() - {chosen.runtime}
@@ -133,8 +139,8 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
 @given(WORK, GUARANTEES, st.sampled_from(list(Guarantee)))
 def test_requiring_more_never_leads_to_a_cheaper_runtime(work: Work, requires: frozenset[Guarantee], more: Guarantee) -> None:
     # Without DETERMINISTIC, which only the cheapest gives: there the way is down, and that is meant.
-    hosts = [PROCESS, KERNEL, wasm_host(PROCESS.guarantees)]
-    cost = {host.name: host.cost for host in hosts}
+    hosts = [PROCESS, KERNEL, wasm_host(PROCESS.traits.guarantees)]
+    cost = {host.name: host.traits.cost for host in hosts}
     before = route(work, requires, Permits(), hosts).runtime
     after = route(work, requires | {more}, Permits(), hosts).runtime
     assert after is None or (before is not None and cost[after] >= cost[before])

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pytest
 
-from agent_sandbox import shared
+from agent_sandbox.assembly import Assembly
 from agent_sandbox.cli.commands import setup
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
@@ -32,6 +32,7 @@ from agent_sandbox.runtime.wasm import background_compiler, compiler
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from scripts.compile_wasm import CACHE, RECORDS
+from tests.registries import registry_of
 from tests.runtime.wasm.test_runtime import run
 
 NOW = 1_000_000_000.0
@@ -151,7 +152,7 @@ def question() -> Question:
 
 def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:
     now, process, wasm = [0.0], ProcessRuntime(), own()
-    runtimes = Runtimes("auto", lambda: process, lambda: wasm, background=True, clock=lambda: now[0])
+    runtimes = Runtimes("auto", registry_of(process=lambda: process, wasm=lambda: wasm), background=True, clock=lambda: now[0])
     chosen = runtimes.choose(locked(), question).route
     assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", f"not available: {background_compiler.GOING_ON}"),))
     assert wasm.compiler is not None
@@ -172,7 +173,7 @@ def test_what_was_spoilt_is_made_anew_while_the_other_does_the_work(own: Callabl
     subprocess.run(wasm.building(), check=True)
     (image,) = Path(wasm._cache.directory).glob("*-plain-*")
     image.write_bytes(image.read_bytes()[:-1])
-    runtimes = Runtimes("auto", lambda: process, lambda: wasm, background=True, clock=lambda: now[0])
+    runtimes = Runtimes("auto", registry_of(process=lambda: process, wasm=lambda: wasm), background=True, clock=lambda: now[0])
     session = Session(Gate(locked(), Ledger(tmp_path / "ledger", clock=lambda: 0.0), clock=lambda: 0.0), runtimes)
     work = Submitted(Code("python", "print(1)"), {})
     first = session.run(work)
@@ -222,7 +223,7 @@ def test_setup_waits_for_what_goes_on_in_the_background(
     own: Callable[[], WasmRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wasm = own()
-    monkeypatch.setattr(shared, "wasm", lambda: wasm)
+    monkeypatch.setattr(Assembly, "wasm", lambda self: wasm)
     lock = compiler.try_lock(wasm._cache)
     assert lock is not None
     waited: list[int] = []

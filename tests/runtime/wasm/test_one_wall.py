@@ -32,7 +32,9 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def launch(source: str, limits: Limits = LIMITS, **more: object) -> Launch:
     plan = MountPlan(ThrowAway(MIB), ())
-    made = Launch(PythonCode(source, ("one",)), plan, "/tmp", {"A": "b"}, limits, RUNTIME.guarantees, processes=False, writable=False)
+    made = Launch(
+        PythonCode(source, ("one",)), plan, "/tmp", {"A": "b"}, limits, RUNTIME.traits.guarantees, processes=False, writable=False
+    )
     return replace(made, **more)  # type: ignore[arg-type]  # whichever fields they are
 
 
@@ -119,7 +121,7 @@ def test_what_one_wall_cannot_give_is_refused() -> None:
 
 @pytest.mark.needs_root
 def test_started_by_root_it_does_not_promise_to_be_another() -> None:
-    assert Guarantee.NOT_HOST_ROOT not in RUNTIME.guarantees
+    assert Guarantee.NOT_HOST_ROOT not in RUNTIME.traits.guarantees
 
 
 def test_what_was_not_compiled_here_is_not_loaded(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import wasmtime
 
-from agent_sandbox import Sandbox, SandboxStatus, shared
+from agent_sandbox import Sandbox, SandboxStatus
+from agent_sandbox.assembly import here
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
@@ -287,7 +288,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
     yield
-    shared.wasm().close()
+    here().wasm().close()
 
 
 @pytest.mark.usefixtures("offered")

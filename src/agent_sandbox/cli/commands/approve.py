@@ -9,8 +9,8 @@ import termios
 import time
 from contextlib import suppress
 
-from agent_sandbox import places
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.cli.render import quantities
 from agent_sandbox.cli.render.messages import at_a_terminal, remark
@@ -28,7 +28,7 @@ def approve(request: Request) -> int:
     """The verb `approve`."""
     if request.has("--enroll"):
         return _enroll()
-    inbox = places.inbox(of=request.value("--of"))
+    inbox = here().inbox(of=request.value("--of"))
     _check(request)
     if request.has("--watch"):
         return _watch(request, inbox)
@@ -49,7 +49,7 @@ def deny(request: Request) -> int:
 
 def _enroll() -> int:
     """Make the second factor, and print it once."""
-    print(places.second_factor().enroll(somebody()))
+    print(here().second_factor().enroll(somebody()))
     remark("put this into an authenticator now: it is not shown again")
     return 0
 

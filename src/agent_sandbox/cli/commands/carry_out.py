@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields, whole_diff
 from agent_sandbox.cli.commands.sim import governing, print_plan
 from agent_sandbox.cli.context import gate_for, project_of
@@ -30,7 +30,7 @@ from agent_sandbox.workspace.store import Store
 def carry_out(request: Request) -> int:
     """The verb `carry-out`. It exits with 3 when nobody said yes, having changed nothing."""
     check(request)
-    store = Store.open(places.state_dir())
+    store = Store.open(here().host.state)
     if not request.words:
         return _list(request, kept_plans(Plans(store)))
     with ExitStack() as ends:
@@ -61,7 +61,7 @@ def _carry_out(request: Request, store: Store, ends: ExitStack) -> int:
     def stored_of(project: str) -> Stored:
         if request.has("--project") and project_of(request).path != project:
             raise PolicyError(f"this is a plan of {project!r}", hint="leave out --project")
-        found = find_project(project, home=places.home(), explicit=True)
+        found = find_project(project, home=here().host.home, explicit=True)
         stored = Stored(store.sandbox_for(found.path))
         gates.append(gate_for(request, governing(found), found, stored.state.id, prompt=True))
         ends.callback(gates[0].end)

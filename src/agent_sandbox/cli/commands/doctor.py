@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox import places, shared
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.remedies import Situation, idmapping_remedy, remedy
 from agent_sandbox.cli.render.quantities import human_size
@@ -64,7 +64,7 @@ def _in_an_image(place: str) -> Trial:
 def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
     """Try something in a directory that is there for it alone: in the trash, so that a crash leaves it to be swept."""
     try:
-        store = Store.open(places.state_dir())
+        store = Store.open(here().host.state)
         name = f"probe.{os.getpid()}"
         trash = os.open(os.path.join(store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (SandboxError, OSError) as error:
@@ -81,8 +81,8 @@ def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
 
 
 def _launch(layers: Layers) -> Trial:
-    state, keys = os.path.realpath(places.state_dir()), os.path.realpath(places.keys_dir())
-    policy = cloned(masks=default_masks(homes=places.own_homes(), state_dir=state, keys_dir=keys))
+    state, keys = os.path.realpath(here().host.state), os.path.realpath(here().host.keys)
+    policy = cloned(masks=default_masks(homes=here().host.homes, state_dir=state, keys_dir=keys))
     runtime = ProcessRuntime(single_threaded=True)
 
     def attempt() -> ProcessGuest:
@@ -105,7 +105,7 @@ def _launch(layers: Layers) -> Trial:
 def state_directory() -> Trial:
     """Make or open the store, write to it, and see how much room there is."""
     try:
-        path = Store.open(places.state_dir()).path
+        path = Store.open(here().host.state).path
         space = os.statvfs(path)
     except (SandboxError, OSError) as error:
         return Trial(False, str(error))
@@ -127,7 +127,7 @@ def interpreter(language: str) -> tuple[Trial, str]:
 
 def wasm() -> tuple[Trial, str]:
     """Run a line of Python inside WebAssembly; and what to do where that fails."""
-    runtime = shared.wasm()
+    runtime = here().wasm()
     try:
         with runtime.launch(trial("print('works')")) as guest:
             completed = guest.wait()

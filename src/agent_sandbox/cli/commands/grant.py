@@ -6,8 +6,8 @@ import os
 import shlex
 import time
 
-from agent_sandbox import places
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.approve import somebody
 from agent_sandbox.cli.context import policy_of, project_of
 from agent_sandbox.cli.parser import Request, UsageError
@@ -36,7 +36,7 @@ def grant(request: Request) -> int:
     patterns = tuple(_pattern(text) for text in request.words)
     seconds, times = _seconds(request), _times(request)
     sandbox = request.value("--sandbox") or sandbox_id(project_of(request).path)
-    token = places.capabilities().grant(sandbox, patterns, seconds=seconds, times=times, by=somebody(), factor=_factor(request))
+    token = here().capabilities().grant(sandbox, patterns, seconds=seconds, times=times, by=somebody(), factor=_factor(request))
     if request.has("--json"):
         from agent_sandbox.cli.render.json import print_document
 
@@ -73,16 +73,16 @@ def _elevate(request: Request) -> int:
 
 def revoke(request: Request) -> int:
     """The verb `revoke`: by name, or all."""
-    kept = places.capabilities()
+    kept = here().capabilities()
     if bool(request.words) == request.has("--all"):
         raise UsageError("revoke takes the names of capabilities, or --all", hint="see: agent-sandbox capabilities")
-    raised = {each.name for each in places.elevations().standing()}
+    raised = {each.name for each in here().elevations().standing()}
     granted = [each.name for each in kept.standing() if not each.revoked]
     names = [*granted, *raised] if request.has("--all") else list(request.words)
     going_on: dict[int, str] = {}
     for name in names:
         if name in raised:
-            places.elevations().end(name, by=somebody())
+            here().elevations().end(name, by=somebody())
             remark("a run that began under the elevation goes on until its time; the next one has none of it")
             continue
         kept.revoke(name, by=somebody())
@@ -101,7 +101,7 @@ def revoke(request: Request) -> int:
 
 def capabilities(request: Request) -> int:
     """The verb `capabilities`: what stands."""
-    standing, raised = places.capabilities().standing(), places.elevations().standing()
+    standing, raised = here().capabilities().standing(), here().elevations().standing()
     if request.has("--json"):
         from agent_sandbox.cli.render.json import print_document
 
@@ -156,7 +156,7 @@ def _factor(request: Request) -> bool:
     """Whether who grants has shown a second factor. Raises `PolicyError` for one that is wrong."""
     if (code := request.value("--code")) is None:
         return False
-    factor = places.second_factor()
+    factor = here().second_factor()
     if not factor.enrolled or not factor.accepts(code):
         raise PolicyError("that is no second factor of yours", hint="give a fresh code; to make one: agent-sandbox approve --enroll")
     return True

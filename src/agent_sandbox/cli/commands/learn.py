@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent_sandbox import places
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli import streams
 from agent_sandbox.cli.commands.diff import aside
 from agent_sandbox.cli.context import Current, ceiling_of
@@ -88,7 +88,7 @@ def learn(request: Request, words: tuple[str, ...]) -> int:
 
 def _learnt(request: Request, commands: tuple[Command, ...]) -> _Learnt:
     found = current_and_whole(request)
-    project, home = found.project.path, places.home()
+    project, home = found.project.path, here().host.home
     ceiling = effective(ceiling_of(request, found.project), chosen(request.values("--policy")), home=home).policy
     env = guest_environment(os.environ, request.values("--env"), home=home)
     works = [Work(each, env, cwd=directory_of(request, found.project), stdin=DEVNULL, collect=False, observe=True) for each in commands]
@@ -146,7 +146,7 @@ def _tried(
     proposal: Proposal, runs: list[_First], ceiling: Policy, runtimes: Runtimes, project: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Run everything again under the proposal, silently. What is not the same, and what else is to be said."""
-    policy = effective(ceiling, (proposal.document(),), home=places.home()).policy
+    policy = effective(ceiling, (proposal.document(),), home=here().host.home).policy
     differs, other_words = [], False
     for first in runs:
         printed = _Printed(pass_on=False)
@@ -184,7 +184,7 @@ class _Printed:
 
 
 def _session(policy: Policy, runtimes: Runtimes, project: str) -> Session:
-    return Session(Gate(policy, places.ledger(), clock=time.time), runtimes, project=project)
+    return Session(Gate(policy, here().ledger(), clock=time.time), runtimes, project=project)
 
 
 @contextmanager

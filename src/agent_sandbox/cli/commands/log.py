@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.help import version
 from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.cli.render import quantities
@@ -38,12 +38,8 @@ def log(request: Request) -> int:
         case ():
             return _show(request)
         case ("verify", *file):
-            pass
-
             return verify(request, *file)
         case ("checkpoint",):
-            pass
-
             return checkpoint(request)
         case _:
             raise UsageError(f"log has no {request.words[0]!r}", hint="agent-sandbox log, log verify [FILE] or log checkpoint")
@@ -51,7 +47,7 @@ def log(request: Request) -> int:
 
 def _show(request: Request) -> int:
     wanted, form = _filter(request), _form(request)
-    path = places.ledger().path
+    path = here().ledger().path
     try:
         if request.has("--follow"):
             return _follow(request, path, wanted, form)
@@ -161,7 +157,7 @@ _LONGEST_NOTE = 4096
 
 def verify(request: Request, file: str | None = None) -> int:
     """Examine the ledger of this user or, on whatever machine, a copy in a file, with the evidence that is given."""
-    ledger = places.ledger()
+    ledger = here().ledger()
     path = os.path.abspath(file) if file is not None else ledger.path
     directory = request.value("--keys") or ("" if file is not None else ledger.keys)
     notes, public_key = tuple(_note(name) for name in request.values("--checkpoint")), request.value("--public-key")
@@ -187,7 +183,7 @@ def verify(request: Request, file: str | None = None) -> int:
 
 def checkpoint(request: Request) -> int:
     """Sign the last entry, record that, and print the note to keep elsewhere."""
-    signed = places.ledger().checkpoint()
+    signed = here().ledger().checkpoint()
     sys.stdout.write(checkpoints.note(signed))
     if not request.has("--quiet"):
         remark("keep this where the ledger cannot be changed from; agent-sandbox log verify --checkpoint FILE compares with it")

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-from agent_sandbox import places
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.diff import show
 from agent_sandbox.cli.context import Current, current, gate_for, policy_of
 from agent_sandbox.cli.parser import Request, UsageError
@@ -133,7 +133,7 @@ def _wanted(request: Request, project: str) -> Wanted:
     if answer is not None and (resolve is None or drift != "merge"):
         raise UsageError("--resolve takes ours, theirs or markers, and goes with --merge", hint="ours is the sandbox, theirs is reality")
     inside, outside = request.values("--only"), request.values("--skip")
-    covered, skipped = (covering(texts, project=project, home=places.home()) for texts in (inside, outside))
+    covered, skipped = (covering(texts, project=project, home=here().host.home) for texts in (inside, outside))
 
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_sandbox import places, replays, shared
+from agent_sandbox import replays
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import project_of
 from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request
@@ -31,16 +32,16 @@ def replay(request: Request) -> int:
     record = read(request.words[0])
     what, stdin = replays.what_to_run(record, None, None)
     policy, env = _surroundings(request, record)
-    runtimes = shared.runtimes("wasm")
+    runtimes = here().runtimes("wasm")
     cwd = request.value("--cwd") or record.cwd
     replays.check(record, policy, env, cwd, runtimes.identity)
     recorder = Recorder(Work(what, env, cwd=cwd, stdin=stdin, seed=record.seed, collect=False), salt=record.salt)
     try:
         # As when it was recorded: without it, a project below /tmp would not be seen.
         project = project_of(request, cwd).path if policy.files.read else None
-        outcome = Session(Gate(policy, places.ledger(), clock=time.time), runtimes, project=project).run(recorder.work)
+        outcome = Session(Gate(policy, here().ledger(), clock=time.time), runtimes, project=project).run(recorder.work)
     finally:
-        shared.wasm().close(leaving=True)
+        here().wasm().close(leaving=True)
     found = departures(record, recorder.record(outcome, policy, runtimes.identity))
     if request.has("--json"):
         from agent_sandbox.cli.render.json import print_document
@@ -67,8 +68,8 @@ def _surroundings(request: Request, record: Record) -> tuple[Policy, Mapping[str
 
 
 def _kinds(request: Request, limits: Limits) -> Iterator[tuple[Policy, Mapping[str, str]]]:
-    home, asked = places.home(), request.values("--env")
-    masks = places.masks_for(os.getcwd())
+    home, asked = here().host.home, request.values("--env")
+    masks = here().masks_for(os.getcwd())
     yield repeatable(cloned(masks=masks, limits=limits)), guest_environment(os.environ, asked, home=home, bare=True)
     given = guest_environment(os.environ, asked, home=home, bare=True)
     names = {text.partition("=")[0] for text in asked}

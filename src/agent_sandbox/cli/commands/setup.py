@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from agent_sandbox import places, shared
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.doctor import examine
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.remedies import Situation
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.25
 def compile_wasm() -> tuple[str, str]:
     """Compile it unless that has been done; returns "ready", "not-installed" or "failed", and what to say of it."""
     try:
-        runtime = shared.wasm()
+        runtime = here().wasm()
         if runtime.compiler is not None:
             print("The WebAssembly interpreter is being compiled in the background. Waiting for that.", file=sys.stderr)
         elif not runtime.ready_to_count:
@@ -92,9 +92,9 @@ Completion for your shell:
 
 def setup(request: Request) -> int:
     """The verb `setup`. Exits with 1 when nothing can run on this machine."""
-    store = Store.open(places.state_dir())
-    here = Situation.look()
-    rows = [row for row in examine(here) if row.required or row.status != "ok"]
+    store = Store.open(here().host.state)
+    situation = Situation.look()
+    rows = [row for row in examine(situation) if row.required or row.status != "ok"]
     broken = any(row.fatal for row in rows)
     wasm, said = ("skipped", "") if broken else compile_wasm()
     if request.has("--json"):
@@ -103,7 +103,7 @@ def setup(request: Request) -> int:
         problems = [{"name": row.name, "found": row.found, "remedy": row.remedy} for row in rows if row.fatal]
         print_document("setup", {**path_fields("state_dir", store.path), "usable": not broken, "problems": problems, "wasm": wasm})
         return 1 if broken else 0
-    report(rows, here.name)
+    report(rows, situation.name)
     print(f"State is kept in {store.path}.")
     if not broken:
         print(said)

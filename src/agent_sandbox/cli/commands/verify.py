@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import policy_of, project_of, working_directory
 from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request, UsageError
@@ -63,8 +63,8 @@ def verify(request: Request) -> int:
 
 def _attack(request: Request, *, progress: bool) -> list[Result]:
     policy = policy_of(request, _project(request))
-    environment = guest_environment(os.environ, request.values("--env"), home=places.home())
-    store = Store.open(places.state_dir())
+    environment = guest_environment(os.environ, request.values("--env"), home=here().host.home)
+    store = Store.open(here().host.state)
     with (
         set_up(_places(policy), _surroundings(policy), forget=lambda bench: _forget(store, bench)) as bench,
         Cloned(bench, policy, environment, store.sandbox_for(bench.project)) as cloned,
@@ -123,7 +123,7 @@ def _project(request: Request) -> Project:
 def _surroundings(policy: Policy) -> Surroundings:
     hidden = [path for mask in policy.files.masks for path in _hidden_by(mask)]
     hidden += [pattern.path for pattern in policy.files.denied if isinstance(pattern, Tree)]
-    return Surroundings(tuple(hidden), tuple(dict.fromkeys((places.home(), working_directory()))), policy.system)
+    return Surroundings(tuple(hidden), tuple(dict.fromkeys((here().host.home, working_directory()))), policy.system)
 
 
 def _hidden_by(mask: Mask) -> list[str]:
@@ -139,7 +139,7 @@ def _hidden_by(mask: Mask) -> list[str]:
 def _places(policy: Policy) -> list[str]:
     """Where the sandbox shows what is planted: not in its private directories, and not where the policy hides it."""
     chosen = (os.environ["TMPDIR"],) if os.environ.get("TMPDIR") else ()
-    candidates = [os.path.realpath(path) for path in (*chosen, "/var/tmp", places.home(), working_directory())]
+    candidates = [os.path.realpath(path) for path in (*chosen, "/var/tmp", here().host.home, working_directory())]
     return [path for path in candidates if policy.files.reaches(path) and not any((path + "/").startswith(f"{own}/") for own in PRIVATE)]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from agent_sandbox import places
 from agent_sandbox._fast.values import dataclass
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.cli.pending import Sorted, sort
 from agent_sandbox.cli.render.messages import remark
@@ -68,7 +68,7 @@ def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeS
     """Those at paths that one of the patterns covers; all of them when there is no pattern."""
     if not patterns:
         return changes
-    covered = covering(patterns, project=project, home=places.home())
+    covered = covering(patterns, project=project, home=here().host.home)
     return ChangeSet(tuple(change for change in changes if covered(change.path)))
 
 

@@ -1,4 +1,4 @@
-"""Look for patterns in JavaScript: by words, with texts put together and members in brackets read as members."""
+"""Match patterns in JavaScript, by tokens. Concatenated strings are joined, and `a["b"]` is read as `a.b`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,5})\}|x([0-9a-
 
 
 def look(source: str, wanted: Matcher, found: Findings) -> None:
-    """Note what the text reaches for. Never raises, whatever the text."""
+    """Add a finding for each pattern in the source. Never raises, whatever the text."""
     try:
         tokens = [] if too_much(source) else list(tokens_of(_unescaped(source)))
     except ValueError:
@@ -29,7 +29,7 @@ def look(source: str, wanted: Matcher, found: Findings) -> None:
 
 
 def _unescaped(source: str) -> str:
-    """Letters written as `\\u0065`, which JavaScript takes in names as well as in texts, as letters."""
+    """Decode escapes such as `\\u0065`, which JavaScript accepts in names as well as in strings."""
 
     def letter(match: re.Match[str]) -> str:
         character = chr(int(match[1] or match[2] or match[3], 16))
@@ -47,7 +47,7 @@ class _Look:
         self._own = {after[1] for before, after in words if before[0] == "word" and before[1] in _DECLARES} - {"eval", "Function"}
 
     def through(self) -> None:
-        """Look at every word."""
+        """Check every token."""
         for at, (kind, text, line) in enumerate(self._tokens):
             if kind == "word":
                 self._word(at, text, line)
@@ -73,7 +73,7 @@ class _Look:
             self._add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
 
     def _defines(self, at: int) -> bool:
-        """Whether a name is followed by parameters and a body: a method of an object or class."""
+        """Return whether a name is followed by parameters and a body: a method of an object or class."""
         level = 0
         for position in range(at, min(at + _LONGEST_PARAMETERS, len(self._tokens) - 1)):
             text = self._tokens[position][1]
@@ -83,7 +83,7 @@ class _Look:
         return False
 
     def _member(self, at: int, line: int) -> None:
-        """`base["na" + "me"]`."""
+        """Check `base["na" + "me"]`."""
         text, end = self._text(at + 1)
         if text is None or self._tokens[end][1] != "]":
             return
@@ -94,7 +94,7 @@ class _Look:
             self._add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
 
     def _constructor(self, at: int, line: int) -> None:
-        """A constructor of a constructor, or one that is given a text, makes code."""
+        """Check a constructor: one of a constructor, or one that is given a string, makes code."""
         text = self._tokens[at][1]
         following = self._tokens[at + 1]
         again = (text == "." and following[1] == "constructor") or (text == "[" and self._text(at + 1)[0] == "constructor")
@@ -102,7 +102,7 @@ class _Look:
             self._add(self._match.name("constructor"), line)
 
     def _load(self, at: int, line: int) -> None:
-        """`require("x")`, `import("x")`, `import "x"`, `… from "x"`: the module, or that its name is computed."""
+        """Check `require("x")`, `import("x")`, `import "x"`, `… from "x"`: the module, or that its name is computed."""
         called = self._tokens[at + 1][1] == "("
         text, end = self._text(at + 1 + called)
         if text is not None and (not called or self._tokens[end][1] in (")", ",")):
@@ -112,15 +112,15 @@ class _Look:
             self._add(self._match.function(self._tokens[at][1]), line)
 
     def _text(self, at: int) -> tuple[str | None, int]:
-        """The text that stands here, put together from its parts, and where it ends; None when not all of it is text."""
-        made = ""
+        """Join the string parts at a position: return the string and where it ends; None if a part is not a string."""
+        joined = ""
         while self._tokens[at][0] == "text":
             part = self._tokens[at][1]
             if part.endswith("${"):
                 return None, at
-            made += part[:-1] if part[-1] == "`" else part[1:-1]
+            joined += part[:-1] if part[-1] == "`" else part[1:-1]
             if self._tokens[at + 1][1] != "+":
-                return made, at + 1
+                return joined, at + 1
             at += 2
         return None, at
 

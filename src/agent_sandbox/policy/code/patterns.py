@@ -10,7 +10,7 @@ from agent_sandbox.policy.model import Policy
 
 
 class Grant(Enum):
-    """A permission that makes a pattern no issue: what a sandbox gives anyway need not be warned of."""
+    """A permission that lifts a pattern: code need not be warned about what the sandbox permits anyway."""
 
     FILES = "files"
     NETWORK = "network"
@@ -20,12 +20,12 @@ class Grant(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern, what it catches, and why that is an issue.
+    """A pattern, the names it matches, and why a match is an issue.
 
-    `names` are spelt as patterns are: `eval(` is the language's own function of that name, `os.system` a name in a module and
-    `types.FunctionType(` one that counts only where it is called, `subprocess` a module with all that is in it; a leading
-    `!` is an exception. Of Bash, a name is a tool, or one of the default patterns. Without names the pattern is its own. `granted_by` are
-    the permissions of which all are needed to lift it; without any, it is lifted only by leaving the rule out.
+    `names` are written like patterns. `eval(` is the language's own function of that name. `os.system` is a name in a module.
+    `types.FunctionType(` is a name that counts only where it is called. `subprocess` is a module with everything in it. A leading `!` is an
+    exception. In Bash, a name is a tool, or one of the default patterns. Without names, the pattern is its own name. `granted_by` are the
+    permissions that lift the rule, all of them needed; if empty, only leaving out the rule lifts it.
     """
 
     pattern: str
@@ -40,13 +40,13 @@ class Rule:
 
     @property
     def spelt(self) -> tuple[str, ...]:
-        """The names it catches."""
+        """The names it matches."""
         return self.names or (self.pattern,)
 
 
 @dataclass(frozen=True)
 class Issue:
-    """A pattern that was found, where first, and the permissions that together would make it none."""
+    """A pattern that was found, the line of its first match, and the permissions that together would lift it."""
 
     pattern: str
     reason: str
@@ -56,18 +56,18 @@ class Issue:
 
 @dataclass(frozen=True)
 class Validation:
-    """What was found, in the order of the text, each pattern once. Without issues the code may still do anything: see the package."""
+    """The issues in the order of the text, each pattern once. Code without issues may still do anything: see the package."""
 
     issues: tuple[Issue, ...] = ()
 
     @property
     def valid(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no issue was found."""
         return not self.issues
 
 
 class Matcher:
-    """Rules by the names they catch. Those `apart` are met by other signs than their names."""
+    """Rules by the names they match. Rules in `apart` are matched by other signs than their names."""
 
     def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
         self.rules = rules
@@ -81,11 +81,11 @@ class Matcher:
         self.words = frozenset(part for name in self._of for part in name.removesuffix("(").split("."))
 
     def function(self, name: str) -> Rule | None:
-        """The rule for a function of the language itself."""
+        """Return the rule for a function of the language itself."""
         return self._of.get(f"{name}(")
 
     def name(self, dotted: str) -> Rule | None:
-        """The rule for a dotted name: its own, or else that of what it is in."""
+        """Return the rule for a dotted name: its own, or else that of its nearest parent."""
         while dotted:
             if dotted in self._of:
                 return self._of[dotted]
@@ -93,24 +93,24 @@ class Matcher:
         return None
 
     def within(self, module: str) -> bool:
-        """Whether some rule is about something in this module."""
+        """Return whether some rule is about a name in this module."""
         return any(name.startswith(f"{module}.") for name in self._of)
 
 
 class Findings:
-    """Issues as they come up; the first sight of each pattern is kept."""
+    """The issues found so far; the first match of each pattern is kept."""
 
     def __init__(self) -> None:
         self._found: dict[str, Issue] = {}
 
     def add(self, rule: Rule, line: int) -> None:
-        """Note a rule that was met."""
+        """Add a match of a rule."""
         before = self._found.get(rule.pattern)
         if before is None or line < before.line:
             self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
-        """All of them."""
+        """Return all issues."""
         return Validation(tuple(sorted(self._found.values(), key=lambda issue: (issue.line, issue.pattern))))
 
 
@@ -262,8 +262,8 @@ DEFAULT: dict[str, tuple[Rule, ...]] = {
 
 
 def granted(policy: Policy) -> frozenset[Grant]:
-    """What code need not be warned of, because it is permitted. Never the network, which there is none of."""
-    found = {Grant.FILES} if policy.files.read or policy.files.write else set()
+    """Return the permissions of a policy, which code need not be warned about. Never the network: there is none."""
+    grants = {Grant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
-        found |= {Grant.PROCESSES, Grant.SHELL} if policy.programs.shell else {Grant.PROCESSES}
-    return frozenset(found)
+        grants |= {Grant.PROCESSES, Grant.SHELL} if policy.programs.shell else {Grant.PROCESSES}
+    return frozenset(grants)

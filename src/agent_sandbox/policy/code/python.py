@@ -1,12 +1,13 @@
-"""Look for patterns in Python: on the tree, with aliases followed and expressions of constants worked out.
+"""Match patterns in Python, on the syntax tree, following aliases and evaluating constant expressions.
 
-Errs on the side of more, with three exceptions that ordinary programs need: a method of an unknown object is not the function of the same
-name (`re.compile`, `image.open`), a name that the program defines at its top is its own, and what a parameter is called says nothing.
+Errs on the side of more matches, with three exceptions that ordinary programs need: a method of an unknown object is not the function of
+the same name (`re.compile`, `image.open`), a name that the program defines at top level is its own, and the name of a parameter means
+nothing.
 """
 
 from __future__ import annotations
 
-import _ast as ast  # the classes alone; `ast` itself is slow to load
+import _ast as ast  # only the node classes; `ast` itself is slow to load
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.policy.code.patterns import COMPUTED, INTRICATE, REFLECTION, Findings, Matcher, Rule
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# With these, a program reaches what it never names. `__class__`, `__bases__`, `__dict__` and `__mro__` alone are met in ordinary programs.
+# With these, a program reaches objects that it never names. `__class__`, `__bases__`, `__dict__` and `__mro__` alone occur in ordinary
+# programs.
 _INNARDS = frozenset(
     {
         *("__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "__reduce_ex__"),
@@ -31,12 +33,12 @@ _NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"}
 
 
 def look(source: str, wanted: Matcher, found: Findings) -> None:
-    """Note what the text reaches for. Never raises, whatever the text."""
+    """Add a finding for each pattern in the source. Never raises, whatever the text."""
     if too_much(source):
         found.add(INTRICATE, 1)
         return
     tree = parse(source)
-    if isinstance(tree, str):  # no Python, or not for this interpreter: then its words are all there is
+    if isinstance(tree, str):  # not Python, or not for this interpreter: match its words instead
         python_words(source, wanted.rules, found)
         return
     names, nodes = Names(), by_kind(tree)
@@ -49,10 +51,10 @@ def look(source: str, wanted: Matcher, found: Findings) -> None:
 
 
 def _defined(tree: Any, nodes: dict[type, list[Any]]) -> dict[str, int]:
-    """The functions and classes that the program defines at its top and never takes away, with their lines."""
+    """Return the functions and classes that the program defines at top level and never deletes, with their lines."""
     deleted = {target.id for node in nodes.get(ast.Delete, ()) for target in node.targets if isinstance(target, ast.Name)}
-    made = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
-    return {node.name: node.lineno for node in made if node.name not in deleted}
+    definitions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
+    return {node.name: node.lineno for node in definitions if node.name not in deleted}
 
 
 class _Walk:
@@ -65,11 +67,11 @@ class _Walk:
         self._of_name: dict[str, tuple[Rule, ...]] = {}
         self._looked_into: set[int] = set()  # names right before a dot
         self._called: set[int] = set()
-        self._loose: dict[str, int] = {}  # modules handed on as values, which are not followed further
+        self._loose: dict[str, int] = {}  # modules passed on as values, which are not traced further
         self._attributes: dict[str, int] = {}
 
     def through(self, nodes: dict[type, list[Any]]) -> None:
-        """Look at every node, in any order."""
+        """Check every node, in any order."""
         self._looked_into = {id(node.value) for node in nodes.get(ast.Attribute, ())}
         self._called = {id(node.func) for node in nodes.get(ast.Call, ())}
         for kind, look in _LOOKS.items():
@@ -89,17 +91,17 @@ class _Walk:
             self._found.add(rule, line)
 
     def import_(self, node: ast.Import) -> None:
-        """`import a.b`: a rule for `a` as a whole has been met, and one for things in it may yet be."""
+        """Check `import a.b`: a rule for all of `a` matches now; a rule for names in it may match later."""
         for each in node.names:
             self._check(each.name, node.lineno)
 
     def import_from(self, node: ast.ImportFrom) -> None:
-        """`from a import b`: it is `a.b` that counts."""
+        """Check `from a import b`, as `a.b`."""
         for each in node.names if node.module and not node.level else ():
             self._check(node.module or "" if each.name == "*" else f"{node.module}.{each.name}", node.lineno)
 
     def attribute(self, node: ast.Attribute) -> None:
-        """`a.b`, where `a` may be anything that names a module."""
+        """Check `a.b`, where `a` may be any expression for a module."""
         attribute = node.attr
         if attribute in _INNARDS:
             self._note(REFLECTION, node.lineno)
@@ -109,7 +111,7 @@ class _Walk:
                 self._check(name, node.lineno)
 
     def name(self, node: ast.Name) -> None:
-        """A bare name: called, handed on, or the beginning of something that is looked at with its whole."""
+        """Check a bare name: called, passed on, or the start of a longer expression that is checked as a whole."""
         known = self._of_name.get(node.id)
         if known is None:
             known = self._of_name[node.id] = self._rules_of(node)
@@ -119,7 +121,7 @@ class _Walk:
             self._found.add(rule, node.lineno)
         if not before_a_dot and not own:
             function = self._match.function(node.id) if id(node) in self._called else None
-            if function is not None:  # also where it is bound elsewhere: what binds it may never run
+            if function is not None:  # even if it is bound elsewhere: that binding may never run
                 self._found.add(function, node.lineno)
             for module in self._names.origins(node) if node.id in self._modules else ():
                 self._loose.setdefault(module, node.lineno)
@@ -127,13 +129,13 @@ class _Walk:
     def _rules_of(self, node: ast.Name) -> tuple[Rule, ...]:
         known = node.id in BUILTINS or node.id == "__builtins__" or self._names.is_bound(node.id)
         origins = self._names.origins(node) if known or self._names.takes_all else ()
-        met = {rule.pattern: rule for name in origins if (rule := self._match.name(own_name(name))) is not None}
+        matched = {rule.pattern: rule for name in origins if (rule := self._match.name(own_name(name))) is not None}
         if not origins and not self._names.is_bound(node.id) and (rule := self._match.function(node.id)) is not None:
-            met[rule.pattern] = rule  # a function of the language that the tables of names do not know
-        return tuple(met.values())
+            matched[rule.pattern] = rule  # a built-in that the tables of names do not know
+        return tuple(matched.values())
 
     def call(self, node: ast.Call) -> None:
-        """What a call gives: `getattr(os, "system")`, `__import__("os")`, `vars(os).get("system")`."""
+        """Check the result of a call: `getattr(os, "system")`, `__import__("os")`, `vars(os).get("system")`."""
         functions = self._names.origins(node.func)
         if functions or isinstance(node.func, ast.Attribute | ast.Call):
             for name in self._names.origins(node):
@@ -158,20 +160,20 @@ class _Walk:
                     self._attributes.setdefault(part, node.lineno)
 
     def subscript(self, node: ast.Subscript) -> None:
-        """`vars(os)["system"]`, `sys.modules["os"]`, `__builtins__["eval"]`."""
+        """Check `vars(os)["system"]`, `sys.modules["os"]`, `__builtins__["eval"]`."""
         for name in self._names.origins(node):
             self._check(name, node.lineno)
         bases = self._names.origins(node.value)
         namespace = isinstance(node.value, ast.Call) and self._names.origins(node.value.func) & _NAMESPACES
         if (bases or namespace) and isinstance(node.ctx, ast.Load):
             modules = {own_name(base.removesuffix(".__dict__")) for base in bases if base == "builtins" or base.endswith(".__dict__")}
-            used = id(node) in self._called or id(node) in self._looked_into  # `globals()[name]` alone is met in ordinary programs
+            used = id(node) in self._called or id(node) in self._looked_into  # `globals()[name]` alone occurs in ordinary programs
             open_ended = any(map(self._match.within, modules)) or (used and (namespace or "sys.modules" in bases))
             if open_ended and self._names.texts(node.slice) is None:
                 self._note(COMPUTED, node.lineno)
 
     def constant(self, node: ast.Constant) -> None:
-        """Text that is a key into a namespace somewhere: `"__globals__"` is not met in ordinary programs."""
+        """Check a string that may be a key into a namespace: `"__globals__"` does not occur in ordinary programs."""
         if type(node.value) is str and node.value in _INNARDS and node.value.startswith("__"):
             self._note(REFLECTION, node.lineno)
 

@@ -1,4 +1,4 @@
-"""Look for patterns in Ruby: by words, with symbols and texts that name a method read as that method."""
+"""Match patterns in Ruby, by tokens. A symbol or string that names a method is read as that method."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from agent_sandbox.policy.code.patterns import INTRICATE, Findings, Matcher, Rul
 from agent_sandbox.readers.bounds import too_much
 from agent_sandbox.readers.ruby import Token, tokens_of
 
-_OPEN_RECEIVERS = frozenset({"Kernel", "Process", "Object", "self", "binding"})  # through them a bare function is called all the same
+_OPEN_RECEIVERS = frozenset({"Kernel", "Process", "Object", "self", "binding"})  # through them a bare function can still be called
 _BY_NAME = frozenset({"send", "__send__", "public_send", "method", "const_get", "instance_method", "define_method"})
-_TAKES_CODE = frozenset({"instance_eval", "class_eval", "module_eval"})  # with a block they are ordinary, with a text they are not
+_TAKES_CODE = frozenset({"instance_eval", "class_eval", "module_eval"})  # ordinary with a block, not with a string
 _DOTS = frozenset({".", "&.", "::"})
 
 
 def look(source: str, wanted: Matcher, found: Findings) -> None:
-    """Note what the text reaches for. Never raises, whatever the text."""
+    """Add a finding for each pattern in the source. Never raises, whatever the text."""
     if too_much(source):
         found.add(INTRICATE, 1)
         return
@@ -30,7 +30,7 @@ class _Look:
         self._own = {after[1] for before, after in pairwise(tokens) if before[1] == "def"}
 
     def through(self) -> None:
-        """Look at every word."""
+        """Check every token."""
         for at, (kind, text, line) in enumerate(self._tokens):
             if kind == "shell":
                 self._add(self._match.name("`"), line)
@@ -55,7 +55,7 @@ class _Look:
             self._add(self._match.name(f"binding.{self._tokens[at + 2][1]}"), line)
 
     def _dotted(self, at: int) -> str:
-        """`Net::HTTP.get` as `Net.HTTP.get`."""
+        """Return `Net::HTTP.get` as `Net.HTTP.get`."""
         parts = [self._tokens[at][1]]
         while self._tokens[at + 1][1] in _DOTS and self._tokens[at + 2][0] == "word":
             at += 2
@@ -63,7 +63,7 @@ class _Look:
         return ".".join(parts)
 
     def _by_name(self, at: int, word: str, line: int) -> None:
-        """`send(:system, …)`: a method by its name. One that is computed could be any."""
+        """Check `send(:system, …)`: a method by its name. A computed name could be any method."""
         at += self._tokens[at][1] == "("
         kind, text, _ = self._tokens[at]
         name = text.strip(":'\"")

@@ -1,4 +1,8 @@
-"""Validate code: the one function that the rest of the program calls."""
+"""Validate code before it runs. `validate` is the entry point for the rest of the program.
+
+The Bash matcher is here too (`look`), and the search by words for text that the Python parser rejects (`python_words`). The other languages
+have modules of their own.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,15 @@ from agent_sandbox.readers.shell.syntax import Function, Pipeline, Program, Simp
 from agent_sandbox.readers.shell.wrappers import SHELLS
 
 BY_HAND = "is on the list of patterns that this sandbox was given"
+_WHOLE_MACHINE = frozenset(
+    {"/", "/*", "/.", "~", "~/*", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/root", "/sbin", "/usr", "/var"}
+)
+# Words in the reasons of `readers.shell` why a command is not understood, and the default pattern that each belongs to.
+_UNKNOWN = (
+    *(("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh"), ("runs what it is fed", "| sh")),
+    *(("with the commands in it", "eval"), ("has a command in it", "eval")),
+    ("gives a variable another name", ""),  # matters to an approver of a command; scripts do it all the time
+)
 
 
 def validate(
@@ -27,10 +40,11 @@ def validate(
     rules: Iterable[Rule | str] | None = None,
     more: Iterable[str] = (),
 ) -> Validation:
-    """What the code reaches for that the grants do not cover. Pure, bounded in time by the length of the text, and never raises for a text.
+    """Return the issues in the code that the grants do not lift. Pure, and never raises for any text.
 
-    `rules` replace the defaults; a bare string is a pattern by its own name, or a default one with all that it catches. `more`
-    are patterns beside them that no grant lifts. Raises `PolicyError` for a language or a pattern that there is none of.
+    Time is bounded by the length of the text. `rules` replace the defaults; a bare string is a pattern by its own name, or a default
+    pattern with all its names. `more` are additional patterns that no grant lifts. Raises `PolicyError` for an unknown language or an
+    invalid pattern.
     """
     name = canonical_language(language)
     if name not in LANGUAGES:
@@ -41,16 +55,16 @@ def validate(
     return found.result()
 
 
-@lru_cache(maxsize=64)  # most of what a look at a short text would cost, and few sandboxes differ in it
+@lru_cache(maxsize=64)  # otherwise most of the cost for a short text, and few sandboxes differ in it
 def _wanted(language: str, held: frozenset[Grant], rules: tuple[Rule | str, ...] | None, more: tuple[str, ...]) -> Matcher:
     wanted = tuple(rule for rule in rules_of(language, rules) if not rule.granted_by or not rule.granted_by <= held)
-    # `more` comes last: of two rules for one name, the later one counts.
+    # `more` comes last: of two rules for one name, the later wins.
     wanted += tuple(replace(rule, granted_by=frozenset()) for rule in rules_of(language, more))
     return Matcher(wanted, PYTHON_REFLECTION if language == "python" else ())
 
 
 def _reader(language: str) -> Callable[[str, Matcher, Findings], None]:
-    """Each is loaded when it is needed."""
+    """Return the matcher of a language, loaded when needed."""
     if language == "python":
         from agent_sandbox.policy.code import python
 
@@ -63,38 +77,27 @@ def _reader(language: str) -> Callable[[str, Matcher, Findings], None]:
         from agent_sandbox.policy.code import ruby
 
         return ruby.look
-    pass
 
     return look
 
 
 def rules_of(language: str, rules: Iterable[Rule | str] | None) -> tuple[Rule, ...]:
-    """The rules that are meant: the defaults of the language, or those that are given."""
+    """Return the default rules of the language, or the given ones."""
     if rules is None:
         return DEFAULT[language]
     defaults = {rule.pattern: rule for rule in DEFAULT[language]}
     return tuple(rule if isinstance(rule, Rule) else defaults.get(rule) or Rule(rule, BY_HAND) for rule in rules)
 
 
-_WHOLE_MACHINE = frozenset(
-    {"/", "/*", "/.", "~", "~/*", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/root", "/sbin", "/usr", "/var"}
-)
-_UNKNOWN = (
-    *(("whose name it computes", "$command"), ("runs a command line", "| sh"), ("runs a text", "| sh"), ("runs what it is fed", "| sh")),
-    *(("with the commands in it", "eval"), ("has a command in it", "eval")),
-    ("gives a variable another name", ""),  # who is asked about a command should know; scripts do it all the time
-)
-
-
 def look(source: str, wanted: Matcher, found: Findings) -> None:
-    """Note what the text asks for. Never raises, whatever the text."""
+    """Add a finding for each pattern in the Bash source. Never raises, whatever the text."""
     known = understand(source)
     if known.unreadable:
         found.add(INTRICATE, 1)
         return
     patterns = {_pattern(use, each): use.tool for use in known.uses for each in use.effects}
     for use in known.uses:
-        patterns.setdefault(use.tool, use.tool)  # a tool may be forbidden by its name
+        patterns.setdefault(use.tool, use.tool)  # a rule may name the tool itself
     for unknown in known.unknown:
         patterns.setdefault(next((pattern for words, pattern in _UNKNOWN if words in unknown), INTRICATE.pattern), "$")
     if _calls_itself_twice(parse(source)):
@@ -107,7 +110,7 @@ def look(source: str, wanted: Matcher, found: Findings) -> None:
 
 
 def _pattern(use: Use, effect: Effect) -> str:
-    """The default pattern that an effect belongs to; nothing for one that is no issue."""
+    """Return the default pattern of an effect; empty if the effect is no issue."""
     kind, what = effect.kind, effect.what
     if use.tool == "eval":
         return "eval"
@@ -130,13 +133,13 @@ def _calls_itself_twice(program: Program) -> bool:
 
 
 def _pipelines(program: Program) -> list[Pipeline]:
-    found, waiting = list[Pipeline](), list(program)
+    pipelines, waiting = list[Pipeline](), list(program)
     while waiting:
         pipeline = waiting.pop()
-        found.append(pipeline)
+        pipelines.append(pipeline)
         for command in pipeline.commands:
             waiting += [inner for body in getattr(command, "bodies", ()) for inner in body]
-    return found
+    return pipelines
 
 
 def _named(command: object, name: str) -> bool:
@@ -144,7 +147,7 @@ def _named(command: object, name: str) -> bool:
 
 
 def python_words(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
-    """For text that no parser takes: every spelling of a pattern counts, wherever it stands."""
+    """Match text that the Python parser rejects: every occurrence of a pattern counts, wherever it is."""
     for rule in rules:
         for name in rule.spelt:
             if not name.startswith("!") and (first := re.search(_spelling(name), source)) is not None:
@@ -152,6 +155,6 @@ def python_words(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
 
 
 def _spelling(name: str) -> str:
-    """The words of a name with blanks allowed between them: `os . system`, `eval (`."""
+    """Return a regular expression for a name, with spaces allowed between its parts: `os . system`, `eval (`."""
     parts = (re.escape(part) for part in name.removesuffix("(").split("."))
     return r"(?<![\w.])" + r"\s*\.\s*".join(parts) + (r"\s*\(" if name.endswith("(") else r"(?!\w)")

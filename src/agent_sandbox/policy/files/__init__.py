@@ -1,1 +1,1 @@
-"""Policy files: TOML into a checked value, its settings and schema, presets, and how layers of policy combine."""
+"""Policy files: parsing TOML into a checked value, settings and schema, presets, and combining layers."""

@@ -1,4 +1,4 @@
-"""A policy as it is written down: TOML into a checked value. What is not understood is an error with the key, the value and the remedy."""
+"""The policy document: TOML parsed into a checked value. Anything not understood is an error with key, value and remedy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from agent_sandbox.policy.files.settings import BY_KEY, SECTIONS, Setting, Shape
 if TYPE_CHECKING:
     from typing import Any
 
-_MOST_DOTS = 256  # of one line, where a key has to end; a list of versions on one line has some dozens
+LARGEST_FILE = 1 << 20  # characters
+MOST_ITEMS = 1000  # items of one list; each is compared with every item of the layers above, and each hidden path costs every run
+_MOST_DOTS = 256  # dots on one line, a bound on dotted keys; a list of versions on one line has a few dozen
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The tables of a text. Raises `ValueError` with a message that quotes no more than one character of it."""
-    import tomllib  # slow to load, and most runs read none
+    """Parse a TOML text. Raises `ValueError` with a message that quotes at most one character of it."""
+    import tomllib  # slow to load, and most runs read no policy file
 
     for number, line in enumerate(text.split("\n"), start=1):
         if line.count(".") > _MOST_DOTS:
@@ -27,31 +29,27 @@ def loads(text: str) -> dict[str, Any]:
         raise ValueError("too many brackets within one another") from None
 
 
-LARGEST_FILE = 1 << 20  # characters
-MOST_ITEMS = 1000  # of one list; each is held against every one of the layers above, and each hidden path is work for every run
-
-
 @dataclass(frozen=True)
 class Document:
-    """The settings that a file makes, by their dotted keys, and where they come from. A setting that is not there says nothing."""
+    """The settings of a file, by dotted key, and their origin. A setting that is absent means nothing."""
 
     settings: tuple[tuple[str, Any], ...] = ()
     origin: str = "a policy"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a setting."""
+        """Return the value of a setting."""
         return next((value for name, value in self.settings if name == key), default)
 
     @property
     def name(self) -> str:
-        """What it calls itself, or else the file that it comes from."""
+        """The name that it sets, or else the name of its file."""
         name = self.get("name", self.origin.rpartition("/")[2])
         assert isinstance(name, str)
         return name
 
 
 def parse_toml(text: str, *, origin: str) -> Document:
-    """From the text of `agent-sandbox.toml`, or of a `pyproject.toml` with a table `tool.agent-sandbox`. Raises `PolicyError`."""
+    """Parse `agent-sandbox.toml`, or a `pyproject.toml` with a table `tool.agent-sandbox`. Raises `PolicyError`."""
     if len(text) > LARGEST_FILE:
         raise PolicyError(f"{origin} has {len(text)} characters; at most {LARGEST_FILE} are read", hint="a policy is short")
     try:
@@ -65,19 +63,19 @@ def parse_toml(text: str, *, origin: str) -> Document:
 
 
 def from_mapping(values: Mapping[str, Any], *, origin: str) -> Document:
-    """From nested tables. Raises `PolicyError` for the first thing that is wrong, in the order of the text."""
+    """Make a document from nested tables. Raises `PolicyError` for the first error, in the order of the text."""
     if not isinstance(values, Mapping):
         raise PolicyError(f"{origin}: a policy is a table, not {_shown(values)}", hint="write settings under [files], [processes], …")
-    found: list[tuple[str, Any]] = []
+    settings: list[tuple[str, Any]] = []
     for name, value in values.items():
         if name in SECTIONS:
             if not isinstance(value, Mapping):
                 raise PolicyError(f"{origin}: {name} is a table, not {_shown(value)}", hint=f"write [{name}] on a line of its own")
             for key, inner in value.items():
-                found.append(_checked(f"{name}.{key}", inner, origin))
+                settings.append(_checked(f"{name}.{key}", inner, origin))
         else:
-            found.append(_checked(name, value, origin))
-    return Document(tuple(found), origin)
+            settings.append(_checked(name, value, origin))
+    return Document(tuple(settings), origin)
 
 
 def _checked(key: str, value: Any, origin: str) -> tuple[str, Any]:
@@ -124,7 +122,7 @@ def _wanted(setting: Setting) -> str:
 
 
 def _written(setting: Setting) -> str:
-    """The setting as a line of a file."""
+    """Return the setting as a line of a file."""
     section, dot, key = setting.key.rpartition(".")
     return f"{key} = {setting.example}" + (f" under [{section}]" if dot else "")
 
@@ -132,13 +130,13 @@ def _written(setting: Setting) -> str:
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # a whole number with more digits than Python spells out
+    except ValueError:  # an integer with more digits than Python converts to text
         return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _nearest(key: str) -> str:
-    from difflib import get_close_matches  # slow to load, and only for a mistake
+    from difflib import get_close_matches  # slow to load, and only needed for a mistake
 
     ends = {known.rpartition(".")[2]: known for known in BY_KEY}
     close = get_close_matches(key, [*BY_KEY, *SECTIONS], n=1) or [ends[end] for end in get_close_matches(key.rpartition(".")[2], ends, n=1)]

@@ -1,6 +1,6 @@
-"""Combine policies: a layer narrows the one above it, a proposal widens one that a person wrote.
+"""Combine policies: a layer narrows the policy above it, a proposal widens one that a person wrote.
 
-Narrowing is intersection, so that the order of layers does not matter and no file can widen what another left.
+Narrowing is intersection, so the order of layers does not matter, and no file can widen the result of another.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ from agent_sandbox.policy.proposal import Asked, Line, Proposal
 if TYPE_CHECKING:
     from typing import Any
 
+AS_IT_WAS = "as it was"
+# Settings where silence of a proposal permits everything. On the network, a proposal is silent if none was wanted.
+_LEARNT = frozenset(
+    {
+        *("files.read", "files.write", "files.allowed", "processes.commands", "processes.max"),
+        *("limits.timeout_seconds", "limits.cpu_seconds", "limits.memory_mb", "limits.disk_mb"),
+    }
+)
 _LIMITS = {
     "limits.timeout_seconds": ("wall_seconds", 1),
     "limits.cpu_seconds": ("cpu_seconds", 1),
@@ -38,10 +46,10 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Effective:
-    """What is in force: the policy that is enforced, and what is only looked at before.
+    """The policy in force, and the checks made before a run.
 
-    `network` is what is wished for; there is none. `validate` is the early look at code for the default patterns, `blocked` are patterns
-    that are looked for in any case. `warnings` are for people.
+    `network` is what the layers wish for; there is no network. `validate` turns on the early check of code for the default patterns,
+    `blocked` are patterns that are always checked. `warnings` are for people.
     """
 
     policy: Policy
@@ -52,21 +60,21 @@ class Effective:
 
 
 def effective(above: Policy | Effective, layers: Iterable[Document], *, home: str) -> Effective:
-    """What all layers together leave of what is above them. Raises `PolicyError` naming the layer and the setting."""
-    found = Effective(above) if isinstance(above, Policy) else above
+    """Narrow the policy above by all layers. Raises `PolicyError` naming the layer and the setting."""
+    result = Effective(above) if isinstance(above, Policy) else above
     for layer in layers:
         base = layer.get("extends")
         parts = (layer,) if base is None else (preset(base), layer)
         for part in parts:
-            found = narrowed(found, part, home=home)
-        if any(part.get("network.listed", False) for part in parts) and not found.network.hosts:
-            # No list yet, and one that came later would open what this layer has closed.
-            found = replace(found, network=replace(found.network, outbound=False))
-    return found
+            result = narrowed(result, part, home=home)
+        if any(part.get("network.listed", False) for part in parts) and not result.network.hosts:
+            # No list yet: a later layer's list would open what this layer has closed.
+            result = replace(result, network=replace(result.network, outbound=False))
+    return result
 
 
 def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
-    """What one more layer leaves."""
+    """Narrow the policy by one more layer."""
     policy = above.policy
     limits = _limits(policy.limits, layer)
     processes = policy.processes and layer.get("processes.allow", True)
@@ -137,11 +145,11 @@ def _limits(limits: Limits, layer: Document) -> Limits:
         value, before = layer.get(key), getattr(limits, name)
         if value is not None and (before is None or value * unit < before):
             changes[name] = value * unit
-    return replace(limits, **changes)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it checks
+    return replace(limits, **changes)  # type: ignore[arg-type]  # `Limits` checks that whole numbers are whole
 
 
 def _network(layer: Document) -> NetworkRules:
-    """What a layer leaves of the network. A layer that says nothing of it leaves what there is."""
+    """Return the network rules of a layer. A layer without network settings leaves the network as it is."""
     return network_rules(
         outbound=layer.get("network.outbound", True),
         inbound=layer.get("network.inbound", True),
@@ -153,10 +161,10 @@ def _network(layer: Document) -> NetworkRules:
 
 
 def intersection(ours: Iterable[PathPattern], theirs: Iterable[PathPattern], origin: str) -> tuple[PathPattern, ...]:
-    """Patterns that cover what both sides cover. Raises `PolicyError` for two that no pattern can be the intersection of."""
+    """Return patterns that cover what both sides cover. Raises `PolicyError` if no pattern can express the intersection of two."""
     theirs = tuple(theirs)
-    found = (_both(one, other, origin) for one in ours for other in theirs)
-    return tuple(dict.fromkeys(each for each in found if each is not None))
+    pairs = (_both(one, other, origin) for one in ours for other in theirs)
+    return tuple(dict.fromkeys(each for each in pairs if each is not None))
 
 
 def _both(one: PathPattern, other: PathPattern, origin: str) -> PathPattern | None:
@@ -171,7 +179,7 @@ def _both(one: PathPattern, other: PathPattern, origin: str) -> PathPattern | No
 
 
 def _holds(outer: PathPattern, inner: PathPattern) -> bool:
-    """Whether all that the inner pattern covers is covered by the outer one; False also where that cannot be told."""
+    """Return whether the outer pattern covers everything that the inner one covers; False also if undecidable."""
     top = anchor(inner)
     match outer:
         case Tree():
@@ -179,17 +187,17 @@ def _holds(outer: PathPattern, inner: PathPattern) -> bool:
         case Beneath(path=path):
             return matches(outer, top) or (path == top and not isinstance(inner, Tree))
         case _:
-            return matches(outer, top)  # what matches a directory covers all beneath it
+            return matches(outer, top)  # a match on a directory covers everything beneath it
 
 
 def _meet(one: PathPattern, other: PathPattern) -> bool:
-    """Whether two patterns of which neither holds the other may cover something together: when one starts within the other's top."""
+    """Return whether two patterns, neither holding the other, may overlap: when one starts within the other's top."""
     first, second = anchor(one), anchor(other)
     return matches(Tree(first), second) or matches(Tree(second), first)
 
 
 def written(pattern: PathPattern) -> str:
-    """A pattern as a user would write it."""
+    """Return a pattern as a user would write it."""
     match pattern:
         case Tree(path=path):
             return path
@@ -199,18 +207,8 @@ def written(pattern: PathPattern) -> str:
             return f"{pattern.directory.rstrip('/')}/{pattern.pattern}"
 
 
-AS_IT_WAS = "as it was"
-# Where a proposal that is silent permits everything. Of the network it is silent when none was wanted.
-_LEARNT = frozenset(
-    {
-        *("files.read", "files.write", "files.allowed", "processes.commands", "processes.max"),
-        *("limits.timeout_seconds", "limits.cpu_seconds", "limits.memory_mb", "limits.disk_mb"),
-    }
-)
-
-
 def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
-    """The policy that permits what either permits, as far as a proposal speaks of it."""
+    """Return the policy that permits what either permits, for the settings that a proposal covers."""
     learnt = {line.key: line for line in proposal.lines}
     needs_files = "files.read" not in learnt
     lines = []
@@ -224,7 +222,7 @@ def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
             lines.append(_joined(line, value, home))
         elif key not in _LEARNT or key in proposal.unknown:
             lines.append(_kept(key, value))
-    # Of the network a policy that says nothing of it asks for nothing. Of all else, it permits everything.
+    # A policy without network settings asks for no network. Without other settings, it permits everything.
     lines += [line for line in learnt.values() if line.key.startswith("network.")]
     if own.get("files.read") is False and needs_files and "files.allowed" in learnt:
         lines.append(learnt["files.allowed"])
@@ -248,7 +246,7 @@ def _joined(line: Line, value: Any, home: str) -> Line:
 
 
 def _has(key: str, value: Iterable[str], text: str, home: str) -> bool:
-    """Whether a list covers one more item already."""
+    """Return whether a list covers one more item already."""
     if key == "files.allowed":
         wanted = parse(text, home=home)
         return isinstance(wanted, Tree) and any(matches(parse(each, home=home), wanted.path) for each in value)

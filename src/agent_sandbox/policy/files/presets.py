@@ -1,7 +1,7 @@
-"""Policies to begin with: the three tiers of trust, and what common agents need. Each is a document as a user would write it.
+"""Preset policies: the three tiers of trust, and the needs of common agents. Each is a document as a user would write it.
 
-A preset only takes away from the ceiling it is laid on, like every layer: `high` takes nothing. Their lists of tools are names that the
-view keeps; what those tools could do beyond reading is bounded by the files, the network and the processes that the same preset leaves.
+Like every layer, a preset only takes away from the ceiling above it: `high` takes nothing. The lists of tools are names that the view
+keeps. The files, network and processes that the same preset leaves limit what those tools can do beyond reading.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from agent_sandbox.policy.files.document import Document, from_mapping
 if TYPE_CHECKING:
     from typing import Any
 
-# Programs that are for looking. Some of them can write or start others (`sed`, `find`): what for, is bounded as said above.
+# Programs for reading. Some can write or start others (`sed`, `find`); the limits above apply to them.
 READING = (
     *("base64", "basename", "cat", "cksum", "cmp", "column", "comm", "cut", "date", "diff", "dirname", "du", "echo", "expr", "false"),
     *("file", "find", "fold", "grep", "head", "hexdump", "id", "join", "jq", "ls", "md5sum", "nl", "od", "paste", "printf", "pwd"),
     *("readlink", "realpath", "rev", "rg", "sed", "seq", "sha1sum", "sha256sum", "sort", "stat", "strings", "tac", "tail", "test"),
     *("tr", "tree", "true", "uname", "uniq", "wc", "xxd"),
 )
-# And those that are for working, for somebody who may change files: what builds, tests and manages a program.
+# Programs for work that changes files: building, testing and managing a program.
 WORKING = (
     *("[[]", "ar", "as", "awk", "bash", "bunzip2", "bzip2", "c++", "cargo", "cc", "chmod", "clang*", "cmake", "cp", "cpp", "ctest", "env"),
     *("flake8", "g++*", "gawk", "gcc*", "git", "go", "gofmt", "gunzip", "gzip", "install", "java", "javac", "ld*", "ln", "make", "mawk"),
@@ -29,8 +29,8 @@ WORKING = (
     *("tar", "tee", "timeout", "touch", "unxz", "unzip", "uv", "which*", "xargs", "xz", "yarn", "yes", "zip"),
 )
 _TABLES: dict[str, dict[str, Any]] = {
-    # The tiers. High is all that the machine's own ceiling permits. Medium is a user's: the home directory, hosts that somebody has listed,
-    # and programs that are on the list. Low is for what nobody trusts: scratch space, no network, and programs for looking.
+    # The tiers. High is everything that the machine's own ceiling permits. Medium is for a user: the home directory, listed hosts, and
+    # listed programs. Low is for untrusted code: scratch space, no network, and programs for reading.
     "high": {"name": "high"},
     "medium": {
         "name": "medium",
@@ -47,7 +47,7 @@ _TABLES: dict[str, dict[str, Any]] = {
         "limits": {"timeout_seconds": 30, "cpu_seconds": 30, "memory_mb": 256, "disk_mb": 64, "output_bytes": 100_000, "open_files": 256},
         "code": {"validate": True},
     },
-    # Agents. Whoever writes programs executes them, so no list of programs is kept for those who do.
+    # Agents. An agent that writes programs also executes them, so it gets no list of programs.
     "coding-agent": {
         "name": "coding-agent",
         "network": {"inbound": False},
@@ -82,7 +82,7 @@ PRESETS = tuple(_TABLES)
 
 
 def preset(name: str) -> Document:
-    """A preset by its name. Raises `PolicyError` for one that there is none of."""
+    """Return a preset by name. Raises `PolicyError` for an unknown one."""
     if name not in _TABLES:
         raise PolicyError(f"there is no preset {name!r}", hint=f"use one of {', '.join(PRESETS)}")
     return from_mapping(_TABLES[name], origin=f"preset {name}")

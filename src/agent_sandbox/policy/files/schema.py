@@ -1,4 +1,4 @@
-"""The JSON Schema of a policy file, made from the table of settings, for editors and for people who write policies."""
+"""The JSON Schema of a policy file, made from the table of settings, for editors and policy authors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema as JSON types."""
+    """Return the schema as JSON types."""
     tables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     top: dict[str, Any] = {}
     for setting in SETTINGS:

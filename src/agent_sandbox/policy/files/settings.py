@@ -1,4 +1,4 @@
-"""Every setting of a policy file, in one table: the loader, the published schema and the explanations are made from it."""
+"""Every setting of a policy file, in one table. The loader, the published schema and the explanations use it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agent_sandbox.policy.programs import check_name
 if TYPE_CHECKING:
     from typing import Any
 
-_LARGEST = 1 << 40  # of a whole number in a file; a terabyte of anything is a slip of the pen
-_ANY_HOME = "/home"  # patterns are checked when a file is read; whose home `~` is shows later
+_LARGEST = 1 << 40  # largest integer in a file; a terabyte of anything is a typing error
+_ANY_HOME = "/home"  # patterns are checked when a file is read; the real home for `~` is known later
 
 
 class Shape(Enum):
-    """What a value looks like."""
+    """The types of a setting's value."""
 
     BOOL = "true or false"
     COUNT = "a positive whole number"
@@ -34,14 +34,14 @@ class Shape(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One key: its shape, what it means, an example for messages, and what each of its items must be beyond its shape."""
+    """One key: its type, its meaning, an example for messages, and a check on each item beyond its type."""
 
     key: str
     shape: Shape
     meaning: str
     example: str
     check: Callable[[Any], object] | None = None
-    pattern: str = ""  # the same as a regular expression, as far as one can say it; for the schema
+    pattern: str = ""  # the same check as a regular expression, as far as possible; for the schema
     most: int = _LARGEST
     one_of: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ def _any_of(known: tuple[str, ...], name: str) -> Callable[[str], object]:
 
 _PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
 _COMMANDS = r"^[^/\u0000\\]+$"
-_HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # an end that is none before a line end, either
+_HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # a strict end: unlike `$`, not before a final newline
 GUARANTEES = tuple(sorted(guarantee.value for guarantee in Guarantee))
 
 SETTINGS: tuple[Setting, ...] = (

@@ -1,6 +1,7 @@
-"""Understand a command line: go through what it says in order, set what it sets, and note what it starts and does.
+"""Analyse a command line: walk it in order, track its variables, and record the programs it starts and their effects.
 
-`understand` is the way in. It never raises and takes time by the length of the text: steps are counted, and what lies beyond is unknown.
+`understand` is the entry point. It never raises, and its time is bounded by the length of the text: steps are counted, and anything
+beyond their limit is reported as unknown.
 """
 
 from __future__ import annotations
@@ -41,38 +42,30 @@ from agent_sandbox.readers.shell.wrappers import (
     unwrap_env,
 )
 
-_STEPS = 2000
+_STEPS = 2000  # commands and program starts
 _DEEPEST = 24  # scripts in scripts, functions in functions, wrappers in wrappers
-_ROUNDS = 8  # of a loop over known words
+_ROUNDS = 8  # iterations of a loop over known words
 _MOST_UNKNOWN = 16
 _LONGEST_VALUE = 4096  # of a variable: `x=$x$x` doubles it each time
 _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
-_COMPUTES = _DECLARES | {
-    "let",
-    "test",
-    "[",
-    "unset",
-    "read",
-    "mapfile",
-    "readarray",
-    "wait",
-}  # with what they are given as a number or name
+# Builtins that evaluate their arguments as numbers or variable names.
+_COMPUTES = _DECLARES | {"let", "test", "[", "unset", "read", "mapfile", "readarray", "wait"}
 
 
 def understand(text: str, *, effects: bool = True) -> Understanding:
-    """The tools and effects of a command line, as bash would read it. Without `effects` those of known tools are not looked up."""
+    """Return the tools and effects of a command line, as bash would read it. `effects=False` skips the effects of known tools."""
     reading = _Reading(effects)
     try:
         reading.script(text)
     except Unreadable as error:
         return Understanding(unreadable=str(error))
-    except RecursionError:  # the parser's own bounds keep it far from here; an application may leave it little stack
+    except RecursionError:  # the parser's own bounds prevent this, unless the caller leaves it little stack
         return Understanding(unreadable="it is nested too deep")
     return reading.result()
 
 
 def understand_argv(argv: Sequence[str], *, effects: bool = True) -> Understanding:
-    """The same for a program with its arguments, without a shell."""
+    """Return the tools and effects of a program with its arguments, started without a shell."""
     reading = _Reading(effects)
     reading.start([Field(word) for word in argv], piped=None, redirections=())
     return reading.result()
@@ -85,21 +78,21 @@ class _Reading:
         self._unknown: dict[str, None] = {}
         self._variables: dict[str, str | None] = {}
         self._functions: dict[str, Program] = {}
-        self._calling: set[int] = set()  # bodies of functions that are being gone through
+        self._calling: set[int] = set()  # ids of the function bodies being walked
         self._aliases: dict[str, str] = {}
         self._steps = 0
         self._depth = 0
 
     def result(self) -> Understanding:
-        """All of it, as a value."""
+        """Return everything recorded, as a value."""
         return Understanding(tuple(self._uses), tuple(self._unknown)[:_MOST_UNKNOWN])
 
     def script(self, text: str) -> None:
-        """Go through the text of a command line. Raises `Unreadable`."""
+        """Walk the text of a command line. Raises `Unreadable`."""
         self.program(parse(text))
 
     def _inner_script(self, field: Field, of: str) -> None:
-        """A command line that stands in an argument."""
+        """Walk a command line given in an argument; record it as unknown if it is computed or unreadable."""
         if field.text is None:
             self._miss(f"{of} runs a command line that it computes")
             return
@@ -115,7 +108,7 @@ class _Reading:
         self._uses.setdefault(Use(tool, tuple(each.shown for each in arguments), tuple(effects), builtin))
 
     def program(self, program: Program) -> None:
-        """Pipelines, one after the other."""
+        """Walk pipelines in order."""
         for pipeline in program:
             self._pipeline(pipeline)
 
@@ -140,13 +133,13 @@ class _Reading:
                 self._substituted(words)
                 self._computed(field for word in words for field in self._expanded(word))
                 self._redirected(redirections)
-                self._apart(bodies)
+                self._optional_bodies(bodies)
             case _:
                 self._redirected(command.redirections)
                 self._loop(command)
 
-    def _apart(self, bodies: Sequence[Program]) -> None:
-        """Bodies of which it is not known whether they run: what they set is not known afterwards."""
+    def _optional_bodies(self, bodies: Sequence[Program]) -> None:
+        """Walk bodies that may or may not run. Variables that they change are unknown afterwards."""
         for body in bodies:
             before = dict(self._variables)
             self.program(body)
@@ -160,7 +153,7 @@ class _Reading:
         few = 0 < len(fields) <= _ROUNDS
         for value in [field.text if not field.pattern else None for field in fields] if few else [None]:
             self._variables[loop.name] = value
-            self._apart((loop.body,))
+            self._optional_bodies((loop.body,))
         self._variables[loop.name] = None
 
     def _expanded(self, word: Word) -> list[Field]:
@@ -170,7 +163,7 @@ class _Reading:
         return joined(word, self._variables, lambda program: printed(program, self._variables))
 
     def _substituted(self, words: Sequence[Word]) -> None:
-        """Go through the programs that stand in words."""
+        """Walk the programs substituted into words."""
         waiting: deque[Part] = deque(part for word in words for part in word)
         while waiting:
             part = waiting.popleft()
@@ -195,7 +188,7 @@ class _Reading:
                 self._assign(name, self._value(word))
 
     def _set(self, name: str, value: Field) -> None:
-        """A variable that what is started later gets: some decide what is run."""
+        """Check a variable that programs started later inherit: some hold or load code."""
         if is_command(name, value.shown):
             self._inner_script(value, f"{name}=")
         elif loads(name, value):
@@ -224,7 +217,7 @@ class _Reading:
                     self._note(each.operator, [field], effects, builtin=True)
 
     def start(self, fields: Sequence[Field], *, piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> None:
-        """A program with its arguments: by its name, through whatever wraps it."""
+        """Record a program with its arguments, looked up by name and through any wrappers."""
         if not fields:
             return
         self._steps += 1
@@ -241,9 +234,9 @@ class _Reading:
 
     def _named(self, name: str, rest: list[Field], piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> None:
         if name in self._aliases:
-            text = self._aliases.pop(name)  # once: an alias may begin with its own name
+            text = self._aliases.pop(name)  # removed meanwhile: an alias may begin with its own name
             self._inner_script(Field(" ".join([text, *(_quoted(each) for each in rest)]), all(each.known for each in rest)), name)
-            self._named(name, rest, piped, redirections)  # a script does not heed aliases, unless it is told to
+            self._named(name, rest, piped, redirections)  # scripts ignore aliases unless told otherwise
             self._aliases[name] = text
         elif name in self._functions:
             self._call(name, rest)
@@ -315,21 +308,21 @@ class _Reading:
         self._inner_script(Field(text or "", text is not None), tool)
 
     def _input(self, piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> str | None:
-        """What a program reads, where the text tells."""
+        """Return the standard input of a program, or None where the text does not tell."""
         for each in redirections:
             if each.operator.startswith("<<"):
                 return self._value(each.word)
         return printed_by(piped, self._variables) if piped and not any(each.operator == "<" for each in redirections) else None
 
     def _fed(self, tool: str, files: Sequence[Field]) -> None:
-        """A script that is no file of its own: what it is told stands in the line, or comes from elsewhere."""
+        """Record a script as unknown if its name is computed or lies below /dev or /proc: its text comes from elsewhere."""
         if any(not each.known or each.shown.startswith(("/dev/", "/proc/")) for each in files):
             self._miss(f"{tool} runs what it is fed")
 
     def _call(self, name: str, rest: Sequence[Field]) -> None:
-        """A function: its body, with the arguments under their numbers. One that calls itself has been gone through already."""
+        """Walk a function body with its arguments as `$1` and so on. Recursive calls are skipped: the body is being walked already."""
         body = self._functions[name]
-        if id(body) in self._calling:  # not by its name: a function may define another of the same
+        if id(body) in self._calling:  # not its name: a function may define another of the same name
             return
         self._calling.add(id(body))
         before = {number: self._variables.get(number) for number in (*map(str, range(1, 10)), "@", "*")}
@@ -339,14 +332,14 @@ class _Reading:
         self._calling.discard(id(body))
 
     def _set_arguments(self, fields: Sequence[Field]) -> None:
-        """`$1` and so on, and `$@`."""
+        """Set `$1` to `$9`, `$@` and `$*`."""
         for number in range(1, 10):
             self._variables[str(number)] = fields[number - 1].text if number <= len(fields) else ""
         everything = " ".join(each.shown for each in fields) if all(each.known for each in fields) else None
         self._variables["@"] = self._variables["*"] = everything
 
     def _builtin(self, name: str, rest: list[Field]) -> None:
-        """A command of the shell itself."""
+        """Walk a shell builtin."""
         if name in _COMPUTES:
             self._computed(rest)
         callback = next((at for at, each in enumerate(rest[:-1]) if each.shown == "-C"), None)

@@ -1,4 +1,4 @@
-"""What a command would do, as values."""
+"""The effects of a command as values, and the splitting of arguments into options and operands."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from agent_sandbox.readers.shell.expansion import Field
 
 
 class Kind(Enum):
-    """A sort of effect. The value is its name in messages, in JSON and in tests."""
+    """Kinds of effect. The value is the name in messages, JSON and tests."""
 
     READS = "reads"
     WRITES = "writes"
-    DESTROYS = "destroys"  # what it takes away or overwrites cannot be had back by the same tool
+    DESTROYS = "destroys"  # removes or overwrites data that the same tool cannot bring back
     NETWORK = "network"
-    RUNS_CODE = "runs-code"  # of its arguments, of a file, of a package: it can do whatever the sandbox permits
-    PRIVILEGE = "privilege"  # becomes somebody else
-    PROCESSES = "processes"  # signals or traces others
+    RUNS_CODE = "runs-code"  # from arguments, a file or a package: it can do anything that the sandbox permits
+    PRIVILEGE = "privilege"  # becomes another user
+    PROCESSES = "processes"  # signals or traces other processes
     SYSTEM = "system"  # services, mounts, accounts, kernel
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One effect, and on what: a path, an address, a subcommand; empty when the arguments do not say."""
+    """One effect and its object: a path, an address or a subcommand; empty if the arguments do not name it."""
 
     kind: Kind
     what: str = ""
@@ -33,7 +33,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Use:
-    """One program that is started, or a builtin of the shell that has an effect."""
+    """One program that is started, or a shell builtin that has an effect."""
 
     tool: str
     arguments: tuple[str, ...]
@@ -43,7 +43,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Understanding:
-    """What was understood of a command line. `unknown` says in words what its text does not tell; `unreadable` why nothing was read."""
+    """The analysis of a command line. `unknown` lists in words what its text does not tell; `unreadable` is why nothing was read."""
 
     uses: tuple[Use, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -51,29 +51,29 @@ class Understanding:
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """The programs that it starts, each once, in the order of the text. Builtins of the shell are none."""
+        """The programs that it starts, each once, in the order of the text. Shell builtins are left out."""
         return tuple(dict.fromkeys(use.tool for use in self.uses if not use.builtin))
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """All effects, each once."""
-        found = dict.fromkeys(effect for use in self.uses for effect in use.effects)
-        return (*found, *((Effect(Kind.UNKNOWN),) if (self.unknown or self.unreadable) and Effect(Kind.UNKNOWN) not in found else ()))
+        """All effects, each once; with UNKNOWN if anything is unknown or unreadable."""
+        known = dict.fromkeys(effect for use in self.uses for effect in use.effects)
+        return (*known, *((Effect(Kind.UNKNOWN),) if (self.unknown or self.unreadable) and Effect(Kind.UNKNOWN) not in known else ()))
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """The sorts of effects."""
+        """The kinds of effect."""
         return frozenset(effect.kind for effect in self.effects)
 
     @property
     def read_only(self) -> bool:
-        """Whether it is understood whole, and does nothing but read."""
+        """Whether everything is understood, and nothing but reading happens."""
         return self.kinds <= {Kind.READS}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Options in their order, each with its value or None, and operands."""
+    """Options in order, each with its value or None, and operands."""
 
     options: tuple[tuple[str, Field | None], ...]
     operands: tuple[Field, ...]
@@ -83,14 +83,14 @@ class Arguments:
         return any(name in names for name, _ in self.options)
 
     def values(self, names: Collection[str]) -> list[Field]:
-        """The values of these options."""
+        """Return the values of these options."""
         return [value for name, value in self.options if name in names and value is not None]
 
 
 def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_operand: bool = False) -> tuple[Arguments, int]:
-    """Options and operands, and how many fields were looked at: all, or those before the first operand.
+    """Split fields into options and operands. Returns them and the number of fields read: all, or those before the first operand.
 
-    `valued` are the options that take a value, in the next field or behind `=`; short ones may be written in one word (`-xzf file`).
+    `valued` are the options that take a value, in the next field or after `=`; short ones may be written in one word (`-xzf file`).
     """
     options: list[tuple[str, Field | None]] = []
     operands: list[Field] = []
@@ -117,10 +117,10 @@ def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_oper
 
 
 def _options(field: Field, valued: Collection[str], options: list[tuple[str, Field | None]], following: Field | None) -> bool:
-    """Add what one field holds; whether the following field is its value."""
+    """Add the options in one field. Returns whether the following field is the value of one."""
     text = field.shown
     name, equals, value = text.partition("=")
-    if text.startswith("--") or text in valued or name in valued:  # also those of tools that write long options with one dash
+    if text.startswith("--") or text in valued or name in valued:  # some tools write long options with one dash
         if equals:
             options.append((name, Field(value, field.known, field.pattern)))
             return False

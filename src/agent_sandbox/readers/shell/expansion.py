@@ -1,6 +1,7 @@
-"""What the words of a command line come to, as far as its text tells: quotes, braces, variables that it sets, `$(echo …)`.
+"""Expand the words of a command line, as far as its text tells: quotes, braces, variables that it sets, `$(echo …)`.
 
-A field is one argument as the program would get it. Where the text does not tell, the field says so: its `text` is None.
+A field is one argument as the program would get it. Its `text` is None where the command line does not tell. `printed` computes the
+output of simple pipelines, such as `echo … | base64 -d`. `is_command` and `loads` recognise environment variables that run or load code.
 """
 
 from __future__ import annotations
@@ -11,18 +12,70 @@ from itertools import pairwise
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.readers.shell.syntax import Command, Part, Program, Simple, Substitution, Text, Variable, Word
 
-MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not written out
+MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not expanded
 _LONGEST_BRACES, _MOST_BRACES = 1024, 32
-_UNKNOWN = "\0"  # stands for any text; a NUL can be in no argument
-_SPLIT = "\1"  # where an unquoted value falls apart into words
-_EMPTY = "\2"  # quotes with nothing between them: an argument all the same
-_MARKS = dict.fromkeys(map(ord, (_UNKNOWN, _SPLIT, _EMPTY)))  # removed from what is written: none of them can be in an argument
-_QUOTED_AT = 0xF0000  # the plane in which quoted characters are kept apart while braces are looked for
+_UNKNOWN = "\0"  # unknown text; no argument can contain a NUL
+_SPLIT = "\1"  # where an unquoted value is split into words
+_EMPTY = "\2"  # empty quotes, which still make an argument
+_MARKS = dict.fromkeys(map(ord, (_UNKNOWN, _SPLIT, _EMPTY)))  # removed from literal text, which must not contain them
+_QUOTED_AT = 0xF0000  # quoted characters are shifted to this plane while braces are expanded
+_LONGEST = 1 << 16  # characters of computed output
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "e": "\x1b"}
+
+# Variables whose value is a command line.
+_COMMANDS = frozenset(
+    [
+        "GIT_SSH_COMMAND",
+        "GIT_SSH",
+        "GIT_EXTERNAL_DIFF",
+        "GIT_PAGER",
+        "GIT_EDITOR",
+        "GIT_SEQUENCE_EDITOR",
+        "GIT_ASKPASS",
+        "GIT_PROXY_COMMAND",
+        "SSH_ASKPASS",
+        "PAGER",
+        "MANPAGER",
+        "EDITOR",
+        "VISUAL",
+        "FCEDIT",
+        "BROWSER",
+        "PROMPT_COMMAND",
+        "LESSOPEN",
+        "LESSCLOSE",
+        "RSYNC_RSH",
+    ]
+)
+# Variables whose value names something that is loaded or read as code.
+_LOADED = frozenset(
+    [
+        "BASH_ENV",
+        "ENV",
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "LD_LIBRARY_PATH",
+        "GCONV_PATH",
+        "PYTHONSTARTUP",
+        "PYTHONHOME",
+        "PERL5OPT",
+        "PERL5DB",
+        "RUBYOPT",
+        "JAVA_TOOL_OPTIONS",
+        "GIT_EXEC_PATH",
+        "GIT_CONFIG_GLOBAL",
+        "GIT_CONFIG_SYSTEM",
+        "GIT_CONFIG_COUNT",
+        "GIT_TEMPLATE_DIR",
+    ]
+)
+_PROMPTS = frozenset(["PS0", "PS1", "PS2", "PS4"])
+_LOADING_OPTIONS = ("-r", "--require", "--import", "--loader", "--experimental-loader")
+_WORLD_WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One argument. `shown` is its text with `…` for what is unknown; `pattern` is whether a shell would look for files."""
+    """One argument. `shown` is its text with `…` for unknown parts; `pattern` is whether a shell would match it against files."""
 
     shown: str
     known: bool = True
@@ -30,7 +83,7 @@ class Field:
 
     @property
     def text(self) -> str | None:
-        """The argument, or None where not all of it is known."""
+        """The argument, or None if not all of it is known."""
         return self.shown if self.known else None
 
 
@@ -39,18 +92,18 @@ Variables = Mapping[str, str | None]
 
 
 def expand(word: Word, variables: Variables, output: Outputs) -> list[Field]:
-    """The fields that a word becomes. `output` tells what a substituted program prints, if that is plain."""
+    """Return the fields that a word becomes. `output` returns what a substituted program prints, or None if that is unknown."""
     marked = "".join(_marked(part, variables, output) for part in word)
-    found: list[Field] = []
+    fields: list[Field] = []
     for text in _braces(marked):
         for piece in text.split(_SPLIT):
             if piece:
-                found.append(_field(piece.replace(_EMPTY, "")))
-    return found[:MOST_FIELDS]
+                fields.append(_field(piece.replace(_EMPTY, "")))
+    return fields[:MOST_FIELDS]
 
 
 def joined(word: Word, variables: Variables, output: Outputs) -> str | None:
-    """A word where no splitting and no braces happen: an assigned value, the body of a document. None when not all is known."""
+    """Return a word expanded without splitting or braces: an assigned value, a here-document. None if not all of it is known."""
     text = "".join(_marked(part, variables, output) for part in word).replace(_SPLIT, " ").replace(_EMPTY, "")
     return None if _UNKNOWN in text else "".join(map(_plain, text))
 
@@ -83,7 +136,7 @@ def _marked(part: Part, variables: Variables, output: Outputs) -> str:
         case Substitution(program=program, quoted=quoted, pipe=pipe):
             printed = None if pipe else output(program)
             return _UNKNOWN if printed is None else _value(printed.rstrip("\n"), quoted)
-        case _:  # arithmetic, which is not worked out
+        case _:  # arithmetic, which is not evaluated
             return _UNKNOWN
 
 
@@ -96,12 +149,12 @@ def _variable(part: Variable, variables: Variables) -> str:
     if part.rest:
         value = _cut(value, part.rest)
     if "IFS" in variables and not part.quoted and value:
-        return _UNKNOWN  # it falls apart where the text says, which is not worked out
+        return _UNKNOWN  # splitting by a changed IFS is not evaluated
     return _UNKNOWN if value is None else _value(value, part.quoted and part.name != "@")
 
 
 def _cut(value: str, rest: str) -> str | None:
-    """`${name:2:3}` and `${name:-…}` of what is known; None for other ways."""
+    """Evaluate `${name:2:3}` and `${name:-…}` on a known value; None for other operators."""
     if rest.startswith((":-", ":=", ":+", ":?", "-", "=", "?")):
         return None if rest.startswith(":+") else value or None
     parts = rest.removeprefix(":").split(":")
@@ -118,23 +171,23 @@ def _value(text: str, quoted: bool) -> str:
 
 
 def _braces(marked: str) -> list[str]:
-    """`a{b,c}` as `ab` and `ac`; `{1..3}` likewise. Not quoted, and only so many."""
+    """Expand unquoted braces: `a{b,c}` to `ab` and `ac`, `{1..3}` likewise. Too many give an unknown text."""
     if "{" not in marked:
         return [marked]
     if len(marked) > _LONGEST_BRACES or marked.count("{") > _MOST_BRACES:
         return [_UNKNOWN]
-    waiting, found = [marked], list[str]()
+    waiting, expanded = [marked], list[str]()
     while waiting:
         text = waiting.pop()
         group = _first_group(text)
         if group is None:
-            found.append(text)
+            expanded.append(text)
             continue
         start, end, choices = group
         waiting += [text[:start] + choice + text[end:] for choice in reversed(choices)]
-        if len(waiting) + len(found) > MOST_FIELDS:
+        if len(waiting) + len(expanded) > MOST_FIELDS:
             return [_UNKNOWN]
-    return found
+    return expanded
 
 
 def _first_group(text: str) -> tuple[int, int, list[str]] | None:
@@ -174,17 +227,13 @@ def _sequence(text: str) -> list[str] | None:
     return None
 
 
-_LONGEST = 1 << 16
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "e": "\x1b"}
-
-
 def printed(program: Program, variables: Variables) -> str | None:
-    """The output of a program that is one pipeline of such commands; None for any other."""
+    """Return the output of a program that is one pipeline of known commands; None for any other."""
     return printed_by(program[0].commands, variables) if len(program) == 1 else None
 
 
 def printed_by(commands: tuple[Command, ...], variables: Variables) -> str | None:
-    """The same for the commands of a pipeline."""
+    """Return the output of the commands of one pipeline; None if it is unknown."""
     text: str | None = ""
     for index, command in enumerate(commands):
         if not isinstance(command, Simple) or command.assignments:
@@ -193,14 +242,14 @@ def printed_by(commands: tuple[Command, ...], variables: Variables) -> str | Non
         words = [field.text for field in fields]
         if not words or None in words:
             return None
-        given = _given(command, variables) if command.redirections else text
-        text = _step([word or "" for word in words], given, first=index == 0 and not command.redirections)
+        stdin = _document(command, variables) if command.redirections else text
+        text = _step([word or "" for word in words], stdin, first=index == 0 and not command.redirections)
         if text is None or len(text) > _LONGEST:
             return None
     return text
 
 
-def _given(command: Simple, variables: Variables) -> str | None:
+def _document(command: Simple, variables: Variables) -> str | None:
     last = command.redirections[-1]
     return joined(last.word, variables, lambda inner: printed(inner, variables)) if last.operator.startswith("<<") else None
 
@@ -228,7 +277,7 @@ def _echoed(arguments: list[str]) -> str | None:
 
 
 def _formatted(arguments: list[str]) -> str | None:
-    """printf with nothing but %s: widths would make as much text as they say."""
+    """Return the output of printf with no directive but %s. Widths would produce as much text as they name."""
     if not arguments:
         return None
     form, values = _unescaped(arguments[0]), arguments[1:]
@@ -240,25 +289,25 @@ def _formatted(arguments: list[str]) -> str | None:
 
 
 def _unescaped(text: str) -> str | None:
-    """With what the escapes stand for; None where one is not known here."""
+    """Replace escapes by their characters; None if one is not known here."""
     first, *parts = text.split("\\")
-    made, escaped = first, False
+    result, escaped = first, False
     for part in parts:
-        if escaped:  # the second of two
-            made, escaped = f"{made}{part}", False
+        if escaped:  # the second of two backslashes
+            result, escaped = f"{result}{part}", False
         elif not part:
-            made, escaped = f"{made}\\", True
+            result, escaped = f"{result}\\", True
         elif part[0] in _ESCAPES:
-            made += _ESCAPES[part[0]] + part[1:]
-        elif (found := _numbered(part)) is not None:
-            made += found
+            result += _ESCAPES[part[0]] + part[1:]
+        elif (replaced := _numbered(part)) is not None:
+            result += replaced
         else:
             return None
-    return made
+    return result
 
 
 def _numbered(part: str) -> str | None:
-    r"""What begins with the number of a character, as in \x6c, \154 and \0154."""
+    r"""Replace the character number at the beginning, as in \x6c, \154 and \0154; None if there is none."""
     base, digits, at = (16, "0123456789abcdefABCDEF", 1) if part[0] == "x" else (8, "01234567", 0)
     end = at
     while end < len(part) and end < at + (2 if base == 16 else 4 if part[0] == "0" else 3) and part[end] in digits:
@@ -273,7 +322,7 @@ def _filtered(name: str, arguments: list[str], text: str) -> str | None:
         if name == "rev" and not arguments:
             return "\n".join(line[::-1] for line in text.split("\n"))
         if name == "base64" and arguments and arguments[0] in ("-d", "-D", "--decode", "-di"):
-            from base64 import b64decode  # few command lines hold any
+            from base64 import b64decode  # few command lines need it
 
             return b64decode("".join(text.split())).decode("utf-8", "replace")
         if name == "base32" and arguments[:1] in (["-d"], ["--decode"]):
@@ -284,7 +333,7 @@ def _filtered(name: str, arguments: list[str], text: str) -> str | None:
             return bytes.fromhex(text).decode("utf-8", "replace")
         if name == "tr" and len(arguments) == 2:
             return _translated(arguments, text)
-    except ValueError:  # what is no base64 is one, too
+    except ValueError:  # invalid base64 raises one, too
         return None
     return None
 
@@ -298,77 +347,28 @@ def _translated(arguments: list[str], text: str) -> str | None:
 
 
 def _letters(written: str) -> str:
-    """`a-z` written out."""
-    made, at = "", 0
+    """Expand ranges such as `a-z`."""
+    letters, at = "", 0
     while at < len(written):
         if at + 2 < len(written) and written[at + 1] == "-" and ord(written[at]) <= ord(written[at + 2]) < 0x100:
-            made += "".join(map(chr, range(ord(written[at]), ord(written[at + 2]) + 1)))
+            letters += "".join(map(chr, range(ord(written[at]), ord(written[at + 2]) + 1)))
             at += 3
         else:
-            made += written[at]
+            letters += written[at]
             at += 1
-    return made
-
-
-# Their value is a command line.
-_COMMANDS = frozenset(
-    [
-        "GIT_SSH_COMMAND",
-        "GIT_SSH",
-        "GIT_EXTERNAL_DIFF",
-        "GIT_PAGER",
-        "GIT_EDITOR",
-        "GIT_SEQUENCE_EDITOR",
-        "GIT_ASKPASS",
-        "GIT_PROXY_COMMAND",
-        "SSH_ASKPASS",
-        "PAGER",
-        "MANPAGER",
-        "EDITOR",
-        "VISUAL",
-        "FCEDIT",
-        "BROWSER",
-        "PROMPT_COMMAND",
-        "LESSOPEN",
-        "LESSCLOSE",
-        "RSYNC_RSH",
-    ]
-)
-# Their value names what is loaded or read as code.
-_LOADED = frozenset(
-    [
-        "BASH_ENV",
-        "ENV",
-        "LD_PRELOAD",
-        "LD_AUDIT",
-        "LD_LIBRARY_PATH",
-        "GCONV_PATH",
-        "PYTHONSTARTUP",
-        "PYTHONHOME",
-        "PERL5OPT",
-        "PERL5DB",
-        "RUBYOPT",
-        "JAVA_TOOL_OPTIONS",
-        "GIT_EXEC_PATH",
-        "GIT_CONFIG_GLOBAL",
-        "GIT_CONFIG_SYSTEM",
-        "GIT_CONFIG_COUNT",
-        "GIT_TEMPLATE_DIR",
-    ]
-)
-_PROMPTS = frozenset(["PS0", "PS1", "PS2", "PS4"])
-_LOADING_OPTIONS = ("-r", "--require", "--import", "--loader", "--experimental-loader")
-_ANYBODYS = ("/tmp", "/var/tmp", "/dev/shm")
+    return letters
 
 
 def is_command(name: str, value: str) -> bool:
-    """Whether setting a variable to this gives a command line to who asks it for one. One word is what people set there: an editor, a
-    pager, a browser, which is started when there is somebody to use it."""
+    """Whether a variable with this value hands a command line to the programs that read it.
+
+    A single word does not count: it is the editor, pager or browser that people set there, started only when there is somebody to use it.
+    """
     return name in _COMMANDS and not value.replace("-", "").replace(":", "").isalnum() and bool(value)
 
 
 def loads(name: str, value: Field) -> bool:
-    """Whether setting a variable to this has something loaded or run by what is started later."""
+    """Whether a variable with this value makes programs started later load or run something."""
     text = value.shown
     if name in _LOADED or name.startswith("BASH_FUNC_"):
         return text != ""
@@ -376,19 +376,19 @@ def loads(name: str, value: Field) -> bool:
         return not value.known or holds_command(text)
     if name == "NODE_OPTIONS":
         return not value.known or any(word.partition("=")[0] in _LOADING_OPTIONS for word in text.split())
-    return name == "PATH" and not all(map(_is_ours, text.split(":")))
+    return name == "PATH" and not all(map(_is_safe, text.split(":")))
 
 
-def _is_ours(place: str) -> bool:
-    """Whether a directory of PATH is one in which not just anybody puts programs; one that is not known is taken for such."""
-    return place.startswith(("/", "~", "…", "$")) and not any(place == top or place.startswith(f"{top}/") for top in _ANYBODYS)
+def _is_safe(place: str) -> bool:
+    """Whether a directory of PATH is absolute and not writable by everybody. An unknown one passes."""
+    return place.startswith(("/", "~", "…", "$")) and not any(place == top or place.startswith(f"{top}/") for top in _WORLD_WRITABLE)
 
 
 def holds_command(text: str) -> bool:
-    """Whether a text would start something where a shell expands it."""
+    """Whether a text starts a command when a shell expands it."""
     return "$(" in text or "`" in text
 
 
 def hides_command(text: str) -> bool:
-    """Whether a text would start something where a shell computes with it: the index of an array is expanded then."""
+    """Whether a text starts a command when a shell uses it in arithmetic, which expands array indices."""
     return "[$(" in text or "[`" in text

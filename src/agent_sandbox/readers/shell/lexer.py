@@ -1,4 +1,4 @@
-"""The characters of a command line: words with all their quoting, and operators. Used by `parsing`, which knows where what may stand."""
+"""The lexer of command lines: words with all their quoting, and operators. `parser` decides where each may stand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from agent_sandbox.readers.shell.syntax import Arithmetic, Part, Program, Substitution, Text, Unreadable, Variable, Word
 
-LONGEST = 1 << 17  # characters; longer than any argument the kernel takes
+LONGEST = 1 << 17  # characters; longer than any argument the kernel accepts
 MOST_COMMANDS = 2000
-DEEPEST = 40  # substitutions and groups within one another
+DEEPEST = 40  # nested substitutions and groups
 OPERATORS = (
     "<<<",
     "<<-",
@@ -40,7 +40,7 @@ _SPECIAL = frozenset("@*#?-$!0123456789")
 
 
 class Reader:
-    """A position in a text. `substitution` reads a program up to a closing parenthesis; the parser hands it in."""
+    """A position in a text. `program` reads a program up to a closing parenthesis; the parser passes it in."""
 
     def __init__(self, text: str, depth: int, program: Callable[[Reader], Program], counted: list[int] | None = None) -> None:
         if len(text) > LONGEST:
@@ -50,26 +50,26 @@ class Reader:
         self.text = text
         self.at = 0
         self.depth = depth
-        self.behind_documents = 0  # where the text goes on when a line ends that announced documents
+        self.behind_documents = 0  # where the text continues after the here-documents announced on this line
         self._program = program
-        self._counted = [0] if counted is None else counted  # commands so far, in this text and in those within it
+        self._counted = [0] if counted is None else counted  # commands so far, in this text and in nested ones
 
     def within(self, text: str) -> Reader:
-        """A reader for a text that stands in this one."""
+        """Return a reader for a text nested in this one."""
         return Reader(text, self.depth + 1, self._program, self._counted)
 
     def count(self) -> None:
-        """One more command. Raises `Unreadable` when it is one too many."""
+        """Count one command. Raises `Unreadable` beyond MOST_COMMANDS."""
         self._counted[0] += 1
         if self._counted[0] > MOST_COMMANDS:
             raise Unreadable(f"it has more than {MOST_COMMANDS} commands")
 
     def peek(self, count: int = 1) -> str:
-        """The next characters, which may be fewer at the end."""
+        """Return the next characters; fewer at the end of the text."""
         return self.text[self.at : self.at + count]
 
     def skip_blanks(self) -> None:
-        """Past blanks, comments and lines that are continued."""
+        """Skip blanks, comments and line continuations."""
         while self.at < len(self.text):
             if self.text[self.at] in " \t\r":
                 self.at += 1
@@ -82,12 +82,12 @@ class Reader:
                 return
 
     def operator(self) -> str:
-        """The operator that stands here, or nothing. Not consumed."""
+        """Return the operator at this position, or an empty string. Does not consume it."""
         following = self.peek(3)
         return next((each for each in OPERATORS if following.startswith(each)), "")
 
     def word(self) -> Word | None:
-        """The word that begins here, or None."""
+        """Read the word that begins here; None if there is none."""
         parts: list[Part] = []
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -100,7 +100,7 @@ class Reader:
         return tuple(parts) or None
 
     def document(self) -> Word:
-        """All of the text as the body of a document in which variables and substitutions count."""
+        """Read all of the text as the body of a here-document with variables and substitutions."""
         parts: list[Part] = []
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -112,7 +112,7 @@ class Reader:
         return tuple(parts)
 
     def _part(self, character: str, *, quoted: bool) -> list[Part]:
-        """What begins with this character, outside of single quotes."""
+        """Read what begins with this character, outside single quotes."""
         if character == "\\":
             return self._escaped(quoted)
         if character == "$":
@@ -169,7 +169,7 @@ class Reader:
         if following.startswith("'") and not quoted:
             self.at += 2
             return Text(self._c_text(), True)
-        if following.startswith('"') and not quoted:  # a text to be translated
+        if following.startswith('"') and not quoted:  # $"…" is a text to be translated
             self.at += 1
             return Text("")
         start = self.at + 1
@@ -183,7 +183,7 @@ class Reader:
         return Variable(name, quoted) if name else Text("$", True)
 
     def _nested(self) -> Program:
-        """A program up to its closing parenthesis, which is consumed."""
+        """Read a program and its closing parenthesis."""
         inner = self._inner()
         program = self._program(inner)
         inner.skip_blanks()
@@ -250,7 +250,7 @@ class Reader:
         return parts
 
     def arithmetic(self, skip: int, *, three: bool = False) -> Arithmetic | None:
-        """`((…))` behind so many characters, or None when it is a group within a group. `three` expressions are those of a `for`."""
+        """Read `((…))` after `skip` characters; None if it is a group in a group. `three` allows the three expressions of a `for`."""
         start, level, plain = self.at, 0, list[str]()
         self.at += skip
         nested: list[Part] = []
@@ -273,14 +273,14 @@ class Reader:
         return None
 
     def _c_text(self) -> str:
-        """The text of `$'…'`, from behind its opening quote."""
-        made: list[str] = []
+        """Read the text of `$'…'`, after its opening quote."""
+        characters: list[str] = []
         while self.at < len(self.text):
             character = self.text[self.at]
             self.at += 1
             if character == "'":
-                return "".join(made)
-            made.append(character if character != "\\" else self._c_escape())
+                return "".join(characters)
+            characters.append(character if character != "\\" else self._c_escape())
         raise Unreadable("a $' is not closed")
 
     def _c_escape(self) -> str:
@@ -304,7 +304,7 @@ class Reader:
 
 
 def _holds_commands(text: str) -> bool:
-    """Whether it has two words in a row, or what stands between commands: then it is no arithmetic."""
-    import re  # slow to load, and arithmetic is rare
+    """Whether a text has two words in a row, or a separator of commands: then it is no arithmetic."""
+    import re  # slow to import, and arithmetic is rare
 
     return re.search(r"[;\n'\"]|[A-Za-z_]\w*[ \t]+[-A-Za-z_/.]", text) is not None

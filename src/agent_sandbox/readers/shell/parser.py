@@ -1,4 +1,4 @@
-"""From the text of a command line to `syntax`. Raises `Unreadable`, and nothing else, for what is none."""
+"""Parse the text of a command line into `syntax`. Raises `Unreadable`, and nothing else, for text that is none."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LONGEST_GAP = 20  # blanks between the name of a function and its parentheses
 
 
 def parse(text: str) -> Program:
-    """The program that the text is."""
+    """Return the program in the text. Raises `Unreadable`."""
     reader = Reader(text.replace("\r\n", "\n"), 0, _program)
-    found = _program(reader)
+    program = _program(reader)
     reader.skip_blanks()
     if reader.at < len(reader.text):
         raise Unreadable(f"{reader.peek(10)!r} stands where no command can")
-    return found
+    return program
 
 
 class _Parser:
@@ -38,8 +38,8 @@ class _Parser:
         self.reader = reader
 
     def program(self, until: frozenset[str] = frozenset()) -> Program:
-        """Pipelines up to a closing word of these, a closing parenthesis, or the end. What closes is not consumed."""
-        found: list[Pipeline] = []
+        """Parse pipelines up to one of these words, a closing parenthesis, `;;` or the end. The terminator is not consumed."""
+        pipelines: list[Pipeline] = []
         while True:
             self.lines()
             if (
@@ -48,14 +48,14 @@ class _Parser:
                 or self.closing() in until
                 or self.reader.peek(2) == ";;"
             ):
-                return tuple(found)
+                return tuple(pipelines)
             before = self.reader.at
-            found.append(self.pipeline())
+            pipelines.append(self.pipeline())
             if self.reader.at == before:
                 raise Unreadable(f"{self.reader.peek(10)!r} stands where no command can")
 
     def lines(self) -> None:
-        """Past blanks, line ends and what separates commands."""
+        """Skip blanks, line ends and separators of commands."""
         while True:
             self.reader.skip_blanks()
             if self.reader.peek() == "\n":
@@ -68,11 +68,11 @@ class _Parser:
                 return
 
     def line_end(self) -> None:
-        """Past the end of a line, and past the documents that it announced."""
+        """Skip the end of a line and the here-documents that it announced."""
         self.reader.at = max(self.reader.at + 1, self.reader.behind_documents)
 
     def document(self, delimiter: str) -> str:
-        """The lines up to the delimiter, from behind this line and the documents that were announced before."""
+        """Return the lines up to the delimiter, starting after this line and the here-documents announced before."""
         text = self.reader.text
         line_end = text.find("\n", self.reader.at)
         start = at = max(self.reader.behind_documents, line_end + 1) if line_end >= 0 else len(text)
@@ -87,7 +87,7 @@ class _Parser:
         return text[start:]
 
     def closing(self) -> str:
-        """The reserved word that stands here, or nothing. Not consumed."""
+        """Return the unquoted word at this position, where a reserved one may stand, or an empty string. Does not consume it."""
         self.reader.skip_blanks()
         start = self.reader.at
         end = start
@@ -127,8 +127,8 @@ class _Parser:
             while word in _BEFORE_COMMAND and self.following(len(word), 1) in (" ", "\t"):
                 self.reader.at += len(word)
                 word = self.closing()
-            made = self.compound(word)
-            return self.simple() if made is None else made
+            compound = self.compound(word)
+            return self.simple() if compound is None else compound
         finally:
             self.reader.depth -= 1
 
@@ -138,7 +138,7 @@ class _Parser:
             raise Unreadable("it is nested too deep")
 
     def following(self, skip: int, count: int) -> str:
-        """Characters a little further on."""
+        """Return characters further ahead."""
         return self.reader.text[self.reader.at + skip : self.reader.at + skip + count]
 
     def compound(self, word: str) -> Command | None:
@@ -231,12 +231,12 @@ class _Parser:
         return Loop(name, words, body, self.redirections())
 
     def words(self) -> tuple[Word, ...]:
-        found = []
+        words = []
         self.reader.skip_blanks()
         while (word := self.reader.word()) is not None:
-            found.append(word)
+            words.append(word)
             self.reader.skip_blanks()
-        return tuple(found)
+        return tuple(words)
 
     def case(self) -> Compound:
         reader = self.reader
@@ -262,7 +262,7 @@ class _Parser:
                 reader.at += len(operator)
 
     def test(self) -> Compound:
-        """`[[ … ]]`: words that are only compared."""
+        """Parse `[[ … ]]`: words that are only compared."""
         reader, words = self.reader, list[Word]()
         while True:
             reader.skip_blanks()
@@ -277,7 +277,7 @@ class _Parser:
                 raise Unreadable("a [[ is not closed")
 
     def arithmetic(self) -> Compound | None:
-        """`((…))` as a command, or None when it is a group in a group."""
+        """Parse `((…))` as a command; None if it is a group in a group."""
         inner = self.reader.arithmetic(0)
         return None if inner is None else Compound("((", (), ((inner,),), self.redirections())
 
@@ -329,7 +329,7 @@ class _Parser:
         return Simple(tuple(assignments), tuple(words), tuple(place))
 
     def array(self) -> Word:
-        """`name=(…)`: all its words, joined by blanks."""
+        """Parse the value of `name=(…)`: all its words, joined by blanks."""
         self.reader.at += 1
         parts: list[Part] = []
         while True:
@@ -345,7 +345,7 @@ class _Parser:
 
 
 def _assignment(word: Word) -> tuple[str, Word] | None:
-    """`name=…`, `name+=…` or `name[…]=…` as the name and what is assigned."""
+    """Split `name=…`, `name+=…` or `name[…]=…` into the name and the assigned value; None for any other word."""
     first = word[0]
     if not isinstance(first, Text) or first.quoted or "=" not in first.text:
         return None

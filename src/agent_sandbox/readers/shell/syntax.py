@@ -1,4 +1,4 @@
-"""A command line as values: what a shell would make of the text before it expands or runs anything."""
+"""The syntax of a command line as values, before a shell expands or runs anything."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from agent_sandbox._fast.values import dataclass
 
 
 class Unreadable(Exception):
-    """The text is no command line, or too much of one. The message says why, in words for people."""
+    """The text is no command line, or too large. The message says why, in words for people."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Characters that stand for themselves. Not quoted, `*`, `?`, `[` and `{…}` among them are patterns."""
+    """Literal characters. If unquoted, `*`, `?`, `[` and `{…}` among them are patterns."""
 
     text: str
     quoted: bool = False
@@ -19,12 +19,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Variable:
-    """`$name` or `${name…}`. `rest` is what follows the name inside the braces, as it is written."""
+    """`$name` or `${name…}`. `rest` is the text after the name inside the braces, as written."""
 
     name: str
     quoted: bool = False
     rest: str = ""
-    nested: tuple[Part, ...] = ()  # what stands inside the braces and is expanded as well
+    nested: tuple[Part, ...] = ()  # the parts inside the braces, which are expanded as well
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Substitution:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`$((…))`: a number that is not worked out, and what is substituted on the way."""
+    """`$((…))`: a number that is not evaluated. `nested` are the substitutions in it."""
 
     nested: tuple[Part, ...]
 
@@ -49,7 +49,7 @@ Word = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class Redirection:
-    """`operator word`. For `<<` and `<<-` the word is the body of the document."""
+    """`operator word`. For `<<` and `<<-` the word is the body of the here-document."""
 
     operator: str
     word: Word
@@ -66,7 +66,7 @@ class Simple:
 
 @dataclass(frozen=True)
 class Compound:
-    """`(…)`, `{ …; }`, `if`, `while`, `until`, `case`, `[[ … ]]`, `((…))`. `words` are those that are only expanded."""
+    """`(…)`, `{ …; }`, `if`, `while`, `until`, `case`, `[[ … ]]`, `((…))`. `words` are expanded, but not run."""
 
     kind: str
     bodies: tuple[Program, ...]

@@ -1,4 +1,4 @@
-"""Tools that start other tools: how far their own arguments go, and what they hand on. Data, and the function that reads it."""
+"""Tools that start other tools: which arguments are their own, and which command they start. A table, and its readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_sandbox.readers.shell.expansion import Field
 from agent_sandbox.readers.shell.tools.spec import words
 
 SHELLS = frozenset(POSIX_SHELLS)
-# Commands of the shell itself: no program is started for them. What some of them do is in `reading`.
+# Shell builtins: no program is started for them. `analyze` knows the effects of some.
 BUILTINS = words(
     """
     : . [ alias bg bind break builtin caller cd command compgen complete continue declare dirs disown echo enable eval exec exit
@@ -19,17 +19,21 @@ BUILTINS = words(
     return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset wait
     """
 )
-LOADERS = ("ld-linux", "ld-musl", "ld64.so", "ld.so")  # how the names of dynamic loaders begin, which start what they are given
-_MORE = Field("…", known=False)
+LOADERS = ("ld-linux", "ld-musl", "ld64.so", "ld.so")  # prefixes of the names of dynamic loaders, which start their argument
+_MORE = Field("…", known=False)  # arguments that are not in the text
 
 
 @dataclass(frozen=True)
 class Wrapper:
     """A tool that runs the command in its arguments.
 
-    valued: its own options that take a value. skip: operands of its own before the command. scripts: options whose value is a command
-    line. joined: what follows is one command line for a shell. more: the command gets arguments that are not in the text.
-    builtin: a word of the shell, for which no program is started. only_looks: options with which nothing is started.
+    valued: its own options that take a value.
+    skip: the number of its own operands before the command.
+    scripts: options whose value is a command line.
+    joined: the rest is one command line for a shell.
+    more: the command gets arguments that are not in the text.
+    builtin: a shell builtin, for which no program is started.
+    only_looks: options with which nothing is started.
     """
 
     valued: str = ""
@@ -42,17 +46,17 @@ class Wrapper:
     effects: tuple[Effect, ...] = field(default=())
 
 
-_ROOT = (Effect(Kind.PRIVILEGE),)
-_APART = (Effect(Kind.SYSTEM),)
+_PRIVILEGE = (Effect(Kind.PRIVILEGE),)
+_SYSTEM = (Effect(Kind.SYSTEM),)
 
 WRAPPERS: dict[str, Wrapper] = {
     "sudo": Wrapper(
-        "-u -g -C -p -h -r -t -U -D -R -T --user --group --prompt --host --chdir", effects=_ROOT, only_looks="-l -v -k -K --list"
+        "-u -g -C -p -h -r -t -U -D -R -T --user --group --prompt --host --chdir", effects=_PRIVILEGE, only_looks="-l -v -k -K --list"
     ),
-    "doas": Wrapper("-u -C", effects=_ROOT),
-    "su": Wrapper("-s -g -G --shell --group", skip=1, scripts="-c --command", effects=_ROOT),
-    "runuser": Wrapper("-s -g -G -u --shell --group", scripts="-c --command", effects=_ROOT),
-    "pkexec": Wrapper("--user", effects=_ROOT),
+    "doas": Wrapper("-u -C", effects=_PRIVILEGE),
+    "su": Wrapper("-s -g -G --shell --group", skip=1, scripts="-c --command", effects=_PRIVILEGE),
+    "runuser": Wrapper("-s -g -G -u --shell --group", scripts="-c --command", effects=_PRIVILEGE),
+    "pkexec": Wrapper("--user", effects=_PRIVILEGE),
     "nohup": Wrapper(),
     "setsid": Wrapper(),
     "nice": Wrapper("-n --adjustment"),
@@ -74,10 +78,10 @@ WRAPPERS: dict[str, Wrapper] = {
     "chronic": Wrapper(),
     "strace": Wrapper("-e -o -p -s -u", effects=(Effect(Kind.PROCESSES),)),
     "ltrace": Wrapper("-e -o -p -s -u", effects=(Effect(Kind.PROCESSES),)),
-    "chroot": Wrapper("--userspec --groups", skip=1, effects=_APART),
-    "unshare": Wrapper("--mount-proc --setuid --setgid", effects=_APART),
-    "nsenter": Wrapper("-t -S -G --target", effects=_APART),
-    "systemd-run": Wrapper("-p -u --unit --property --uid --slice", effects=_APART),
+    "chroot": Wrapper("--userspec --groups", skip=1, effects=_SYSTEM),
+    "unshare": Wrapper("--mount-proc --setuid --setgid", effects=_SYSTEM),
+    "nsenter": Wrapper("-t -S -G --target", effects=_SYSTEM),
+    "systemd-run": Wrapper("-p -u --unit --property --uid --slice", effects=_SYSTEM),
     "setarch": Wrapper(skip=1),
     "flock": Wrapper("-w -E --timeout", skip=1, scripts="-c --command"),
     "script": Wrapper("-t -O -I", scripts="-c --command", effects=(Effect(Kind.WRITES, "typescript"),)),
@@ -92,7 +96,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "dotenv": Wrapper("-f"),
     "direnv": Wrapper(skip=2),
 }
-# `poetry run pytest`: the words after which another command begins.
+# Subcommands after which another command begins, as in `poetry run pytest`.
 RUNNERS: dict[str, frozenset[str]] = {
     **dict.fromkeys(("poetry", "pipenv", "pdm", "hatch", "rye", "uv", "conda", "mamba"), frozenset({"run"})),
     **dict.fromkeys(("npm", "pnpm", "bundle", "rbenv", "pyenv", "asdf", "mise"), frozenset({"exec"})),
@@ -101,14 +105,14 @@ RUNNERS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Inner:
-    """What a wrapper starts: another command, or command lines, or (both empty) nothing."""
+    """The command or the command lines that a wrapper starts; both empty if it starts nothing."""
 
     command: tuple[Field, ...] = ()
     scripts: tuple[Field, ...] = ()
 
 
 def unwrap(name: str, wrapper: Wrapper, fields: Sequence[Field]) -> Inner:
-    """The command in the arguments of a wrapper."""
+    """Return the command in the arguments of a wrapper."""
     valued = frozenset((*wrapper.valued.split(), *wrapper.scripts.split()))
     arguments, at = split(fields, valued, stop_at_operand=True)
     scripts = tuple(arguments.values(wrapper.scripts.split()))
@@ -134,7 +138,7 @@ def unwrap(name: str, wrapper: Wrapper, fields: Sequence[Field]) -> Inner:
 
 
 def unwrap_env(fields: Sequence[Field]) -> Inner:
-    """`env -i A=b command …`, and `env -S "command …"`."""
+    """Return the command in the arguments of `env`: `env -i A=b command …` or `env -S "command …"`."""
     valued = frozenset({"-u", "--unset", "-C", "--chdir", "-S", "--split-string"})
     arguments, at = split(fields, valued, stop_at_operand=True)
     scripts = arguments.values({"-S", "--split-string"})
@@ -151,17 +155,17 @@ def _without_assignments(fields: Sequence[Field]) -> list[Field]:
 
 
 def executed_by_find(fields: Sequence[Field]) -> list[tuple[Field, ...]]:
-    """The commands behind `-exec` and its like."""
-    found: list[tuple[Field, ...]] = []
+    """Return the commands after `-exec` and similar options."""
+    commands: list[tuple[Field, ...]] = []
     at = 0
     while at < len(fields):
         if fields[at].shown in ("-exec", "-execdir", "-ok", "-okdir", "-x", "--exec", "-X", "--exec-batch"):
             end = next((i for i in range(at + 1, len(fields)) if fields[i].shown == ";" or _ends(fields, i)), len(fields))
             words = (Field("…", known=False) if "{}" in each.shown else each for each in fields[at + 1 : end])
-            found.append(tuple(words))
+            commands.append(tuple(words))
             at = end
         at += 1
-    return found
+    return commands
 
 
 def _ends(fields: Sequence[Field], at: int) -> bool:
@@ -169,18 +173,18 @@ def _ends(fields: Sequence[Field], at: int) -> bool:
 
 
 def shell_script(fields: Sequence[Field]) -> tuple[Field | None, Field | None]:
-    """Of the arguments of a shell: the command line behind `-c`, or the file it runs. Neither: it reads its input."""
+    """Return the command line after `-c`, or the script file, in the arguments of a shell. Neither: it reads its input."""
     for index, each in enumerate(fields):
         text = each.shown
         before = fields[index - 1].shown if index else ""
         if before in ("--rcfile", "--init-file") or (before[:1] in ("-", "+") and before[1:2] != "-" and before.endswith(("o", "O"))):
-            continue  # the value of the option before: -o pipefail
+            continue  # the value of the previous option, as in -o pipefail
         if text.startswith("-") and not text.startswith("--") and "c" in text:
             rest = fields[index + 1 :]
             value = 1 if text.endswith(("o", "O")) else 0
             return next((field for field in rest[value:] if not field.shown.startswith("-")), None), None
         if text == "-s":
-            return None, None  # from its input, whatever follows
+            return None, None  # it reads its input, whatever follows
         if not text.startswith(("-", "+")):
             return None, each
     return None, None

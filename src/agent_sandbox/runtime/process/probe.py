@@ -53,15 +53,15 @@ def probe(runtime: ProcessRuntime) -> Support:
         with runtime.launch(replace(look, root=replace(look.root, steps=(*look.root.steps, Code(())))) if gated else look) as guest:
             completed = guest.wait()
     except SandboxError as error:
-        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
+        return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
     except OSError as error:
-        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
+        return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
     seen = dict(line.split(" ", 1) for line in completed.stdout.decode(errors="replace").splitlines() if " " in line)
     if completed.exit.reason is not Reason.EXITED or completed.exit.code != 0:
         said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
-        return Support(runtime.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
-    return _support(runtime.name, seen)
+        return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
+    return _support(runtime.traits.name, seen)
 
 
 def trial(code: str) -> Launch:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import JavaScriptCode, Launch, PythonCode, Support
+from agent_sandbox.runtime.base import COMMAND, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote
 
@@ -38,14 +38,11 @@ GUARANTEES = frozenset(
     }
 )
 
+TRAITS = Traits("process", 20, frozenset({"python", "javascript", "ruby", "bash", COMMAND}), GUARANTEES)
+
 
 class ProcessRuntime:
     """Guests forked from zygotes, one zygote per set of preloaded modules. Safe to use from many threads, and on both sides of a fork."""
-
-    name = "process"
-    brings: frozenset[str] = frozenset()  # languages that need nothing of the machine
-    guarantees = GUARANTEES
-    views = True  # its guests see what a mount plan shows
 
     def __init__(
         self,
@@ -54,13 +51,15 @@ class ProcessRuntime:
         forked: Zygote | None = None,
         warm: int = 0,
         start: Callable[[tuple[str, ...] | None], Zygote] = Zygote,
+        traits: Traits = TRAITS,
     ) -> None:
         """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
 
         `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
-        `start` starts a zygote that has these modules.
+        `start` starts a zygote that has these modules. `traits` are those of a runtime that is built on this one.
         """
+        self.traits = traits
         self._single_threaded = single_threaded
         self._warm = warm
         self._start = start
@@ -92,20 +91,34 @@ class ProcessRuntime:
 
         return probe(self)
 
+    def absence(self, *, prepare: bool) -> str:
+        """Return nothing: what a host cannot enforce makes a launch fail, with the reason."""
+        return ""
+
+    def objection(self, demands: Demands) -> str:
+        """Return nothing: it has means for everything that a launch may ask for."""
+        return ""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Raise `RuntimeUnavailable`: native programs are not deterministic."""
+        raise RuntimeUnavailable(
+            f"the {self.traits.name} runtime has no deterministic runs", missing=("deterministic",), hint='use runtime="wasm"'
+        )
+
     def launch(self, launch: Launch) -> ProcessGuest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
+        name = self.traits.name
         missing = launch.requires - GUARANTEES
         if missing:
             names = tuple(sorted(guarantee.value for guarantee in missing))
-            raise RuntimeUnavailable(
-                f"the {self.name} runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor"
-            )
+            raise RuntimeUnavailable(f"the {name} runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor")
         if launch.system and os.geteuid() != 0:
             raise RuntimeUnavailable(
                 "the system profile needs root", missing=("system-profile",), hint="run it as root, or without --system"
             )
-        if isinstance(launch.program, JavaScriptCode) and "javascript" not in self.brings:
-            why = f"the {self.name} runtime has no interpreter of JavaScript in its guests"
+        if isinstance(launch.program, JavaScriptCode) and "javascript" not in self.traits.brings:
+            why = f"the {name} runtime has no interpreter of JavaScript in its guests"
             raise RuntimeUnavailable(why, missing=("javascript",), hint="launch a Script for Node.js instead")
         guest = self._pool.take(launch) if self._pool is not None else None
         if guest is None:

@@ -1,6 +1,6 @@
-"""The cheapest runtime that gives what is asked for and can run the work. Pure: reads code as text, runs and imports nothing of it.
+"""Choose the cheapest runtime that gives the required guarantees and can run the work. Pure: reads code as text, never runs or imports it.
 
-`route.route` decides, `route.explain` says why in lines, `hosts` describes the runtimes as values, `forward.lack_in` recognises the end of
-a run that should start again elsewhere. Reading code is guessing: a wrong guess may cost time, never a guarantee, because guarantees are
-compared first and with what the runtime proved, not with what the code seems to do.
+`route.route` decides, `route.explain` gives the reasons as lines, `route.process_host` and `route.wasm_host` describe the runtimes as
+values, and `route.lack_in` recognises a run that should start again elsewhere. Reading code is guessing. A wrong guess may cost time, never
+a guarantee: guarantees are compared first, with those that the runtime proved, not with what the code seems to do.
 """

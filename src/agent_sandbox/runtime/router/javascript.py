@@ -1,7 +1,7 @@
-"""Read JavaScript as words: does it use what the language itself does not have, and only Node.js brings?
+"""Read JavaScript as tokens: does it use anything that only Node.js has, and not the language itself?
 
-There is no tree here. Comments, strings and regular expressions are set apart, the words between them are compared with a list, and the
-text of strings counts as well where code can be made of it. Every rule consumes what it looks at, so the time grows with the text alone.
+There is no syntax tree. The words outside comments, strings and regular expressions are compared with a list. The text of strings counts
+as well if code can be made from it. Every rule consumes the text it inspects, so the time grows only with the length of the text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _NODE_NAMES = """
     Intl SharedArrayBuffer Atomics navigator document window localStorage XMLHttpRequest Deno Bun
 """
 _NODE = frozenset(_NODE_NAMES.split())
-_NODE_METHODS = frozenset({"toLocaleString", "toLocaleDateString", "toLocaleTimeString", "localeCompare"})  # they need Intl to be right
+_NODE_METHODS = frozenset({"toLocaleString", "toLocaleDateString", "toLocaleTimeString", "localeCompare"})  # correct only with Intl
 _DECLARES = frozenset({"const", "let", "var", "function", "class"})
 _MAKES_CODE = frozenset({"eval", "Function", "constructor", "GeneratorFunction", "AsyncFunction"})
 
 
 def read_javascript(source: str) -> Reading:
-    """What the words show. Never raises, whatever the text."""
+    """Return what the tokens show. Never raises, whatever the text."""
     if why := too_much(source):
         return Reading(unreadable=why)
     try:
@@ -55,7 +55,7 @@ def read_javascript(source: str) -> Reading:
 
 
 def _imported(tokens: list[Token], at: int, features: dict[Feature, str], unseen: dict[str, None]) -> None:
-    """After the word `import`: the module is the next string of the statement."""
+    """Record the module of an `import`: the next string of the statement."""
     line = tokens[at][2]
     for kind, text, _ in tokens[at + 1 : at + 200]:
         if kind == "text":

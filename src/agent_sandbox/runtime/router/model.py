@@ -1,4 +1,4 @@
-"""What the router is given and what it answers. Values only."""
+"""The input and output of the router. Values only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from enum import Enum
 
 from agent_sandbox._fast.values import dataclass, field
-from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
-
-COMMAND = "command"  # in place of a language: a native program with its arguments
+from agent_sandbox.runtime.base import Traits
 
 
 class Feature(Enum):
-    """What a program may need beyond its modules. The value completes the sentence "it …"."""
+    """Features that a program may need beyond its modules. The value completes the sentence "it …"."""
 
     PROCESSES = "starts processes"
     THREADS = "starts threads"
@@ -37,10 +35,11 @@ EVERY_FEATURE = frozenset(Feature)
 class Work:
     """One thing to run: source in a language, by its canonical name, or a COMMAND, whose words do not matter here.
 
-    `repeatable` says whether a run that turns out to lack something can start again as if nothing had been: not after input was taken from
-    a descriptor, output was passed on, or a tool of the caller was called. `local` names the modules that lie where the code would look
-    first, in its own directory: they may shadow any other, and nobody has read them. None where that is not known. `given` are modules that
-    every runtime has for it. With `goes_on` there is more to come, in turns that nobody has read either.
+    repeatable: whether a run that lacks something can start again as if nothing had happened. Not after it took input from a descriptor,
+        passed output on, or called a tool of the caller.
+    local: the modules in the code's own directory, where it looks first. They may shadow any other, and were not read. None if unknown.
+    given: modules that every runtime provides for the code.
+    goes_on: later turns follow, which were not read either.
     """
 
     language: str
@@ -53,47 +52,42 @@ class Work:
 
 @dataclass(frozen=True)
 class Permits:
-    """What the policy allows, as far as it explains a route. It never makes a runtime eligible: only guarantees do."""
+    """The policy's permissions that help to explain a route. They never make a runtime eligible: only guarantees do."""
 
     processes: bool = False
     network: bool = False
 
     @classmethod
     def of(cls, policy: Policy) -> Permits:
-        """The part of a policy that matters here. Its file rules hold on every runtime alike and decide nothing."""
+        """Return the part of a policy that matters here. Its file rules hold on every runtime alike and decide nothing."""
         return cls(policy.processes, policy.network)
 
 
 @dataclass(frozen=True)
-class Host:
-    """A runtime of this machine: what it proved, what it can run, and why it cannot be used just now, if so.
+class Candidate:
+    """A runtime as the router sees it: its traits, and why it cannot be used just now, if so."""
 
-    `modules` are the top-level modules of its Python, or None for whatever is installed, which is not looked at. `absent` are dotted names
-    that are missing although their top-level module is there. `cost` orders: less is tried first.
-    """
-
-    name: str
-    cost: int
-    languages: frozenset[str]
-    guarantees: frozenset[Guarantee]
-    features: frozenset[Feature] = EVERY_FEATURE
-    modules: frozenset[str] | None = None
-    absent: frozenset[str] = frozenset()
+    traits: Traits
     unavailable: str = ""
 
     @property
-    def whole(self) -> bool:
-        """Whether it has whatever this machine has: then no reading of the code can speak against it."""
-        return self.modules is None and self.features == EVERY_FEATURE
+    def name(self) -> str:
+        """Its name."""
+        return self.traits.name
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The key by which candidates are sorted: the cheapest is tried first."""
+        return self.traits.cost, self.traits.name
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the text of a program shows. Lines are those where a thing is seen first.
+    """The needs of a program, as far as its text shows. Lines are those of the first occurrence.
 
-    `choices` are imports of which one must be there, in the program's own order of preference. `unseen` is what the text does not tell,
-    `unreadable` why nothing could be told at all. `loose` are modules that are handed around, so that any of the attributes in `words` may
-    be one of theirs. `open_loop` is the line of a loop whose length the text does not tell, or 0.
+    `choices` are alternative imports, one of which must exist, in the program's order of preference. `unseen` lists what the text does not
+    tell, `unreadable` is why it could not be read at all. `loose` are modules passed around as values, so that any of the attributes in
+    `words` may be one of theirs. `open_loop` is the line of a loop whose length the text does not tell, or 0.
     """
 
     modules: Mapping[str, int] = field(default_factory=dict)
@@ -109,10 +103,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Route:
-    """Which runtime, and why; every other one, and why not; where to start again, once, if something is missing after all.
+    """The chosen runtime and the reason, the others and the reasons against them, and where to start again, once, if anything is missing.
 
-    `runtime` is None when nothing here gives the guarantees and takes the language: then nothing may run. `fell_forward` is what a first
-    try elsewhere lacked, in the program's own words, when this is the second; nothing of the first was kept.
+    `runtime` is None if none gives the guarantees and takes the language: then nothing may run. On a second try, `fell_forward` is what the
+    first one lacked elsewhere, in the program's own words; nothing of the first was kept.
     """
 
     runtime: str | None

@@ -1,6 +1,7 @@
-"""Read Python source: what it imports and uses, without running or importing any of it.
+"""Read Python source: the modules, names and features that it uses, without running or importing any of it.
 
-Text that is too large, not Python for this interpreter, or too intricate is not read at all, and goes where it need not be understood.
+`read_python` is the entry point, `Walk` collects what a syntax tree uses, and the tables say which dotted name needs which feature. Text
+that is too large, not Python for this interpreter, or too intricate is not read at all, and goes to a runtime that need not understand it.
 """
 
 from __future__ import annotations
@@ -17,47 +18,35 @@ _COMPUTES = """
     sum prod cumsum cumprod dot matmul multiply power square add outer kron append concatenate stack vstack hstack repeat tile inner vdot
 """
 _COMPUTE = frozenset(_COMPUTES.split())
-_LEAVES = 4096
-
-
-def by_its_width(node: ast.Call, name: str) -> bool:
-    """Whether a call of this dotted name gives integers of the machine's width."""
-    module, _, function = name.rpartition(".")
-    if types := [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]:
-        return any(default_integer(each) for each in types)
-    if module != "numpy" or not node.args:
-        return False
-    if any(default_integer(each) for each in node.args[1:]):
-        return True
-    if function in _MAKE:
-        return _integers(node.args[-1 if function.startswith("full") else 0], unknown=True)
-    return function in _COMPUTE and any(_integers(each, unknown=False) for each in node.args)
-
-
-def default_integer(node: ast.expr) -> bool:
-    """Whether an expression is the type `int`, by name or as text."""
-    return (isinstance(node, ast.Name) and node.id == "int") or (isinstance(node, ast.Constant) and node.value in ("int", "uint"))
-
-
-def _integers(node: ast.expr, *, unknown: bool) -> bool:
-    """Whether numbers written here are integers throughout; `unknown` is the answer where that is not to be seen."""
-    waiting, integers = [node], False
-    for _ in range(_LEAVES):
-        if not waiting:
-            return integers
-        each = waiting.pop()
-        if isinstance(each, (ast.List, ast.Tuple, ast.Set)):
-            waiting += each.elts
-        elif isinstance(each, ast.UnaryOp):
-            waiting.append(each.operand)
-        elif not isinstance(each, ast.Constant):
-            return unknown
-        elif isinstance(each.value, (float, complex)):
-            return False
-        else:
-            integers = integers or type(each.value) is int
-    return unknown
-
+_LEAVES = 4096  # numbers of one literal that are inspected
+_ROUNDS = 3  # of code in strings in code
+_LONG_LOOP = 20_000_000  # iterations; native code is several times faster, which then outweighs its slower start
+_MUCH_MEMORY = 1 << 28  # elements or bytes; a 32-bit address space is full soon after
+_RUN_TEXT = frozenset({"builtins.exec", "builtins.eval", "builtins.compile"})
+_MAY_RUN_TEXT = frozenset({"timeit.timeit", "timeit.repeat", "timeit.Timer", "cProfile.run", "profile.run", "pdb.run"})
+_IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
+_FILLED = frozenset(
+    {"numpy.zeros", "numpy.ones", "numpy.empty", "numpy.full", "numpy.random.rand", "numpy.random.randn", "numpy.random.random"}
+)
+_NATIVE_WIDTH = frozenset("lLnNP")  # format characters of `struct` and `array`
+_MOST_UNSEEN = 8
+_LONGEST_WORD = 40
+# Attributes through which code reaches objects that it never names.
+_INNARDS = frozenset(
+    {
+        "__subclasses__",
+        "__globals__",
+        "__builtins__",
+        "__loader__",
+        "__spec__",
+        "f_globals",
+        "f_builtins",
+        "gi_frame",
+        "tb_frame",
+        "__code__",
+    }
+)
+_CATCHES = frozenset({"ImportError", "ModuleNotFoundError"})
 
 _NEEDS = {
     Feature.PROCESSES: """
@@ -100,7 +89,7 @@ _NEEDS = {
         shutil.chown shutil.copymode shutil.copystat shutil.get_terminal_size getpass.getuser
         inotify pyinotify watchdog pygame PyQt5 PyQt6 PySide6 wx gi
     """,
-    # See `numpy_integers` for what depends on the arguments.
+    # `by_its_width` recognises the calls that depend on their arguments.
     Feature.WIDE_INTEGERS: """
         sys.maxsize numpy.arange numpy.indices numpy.mgrid numpy.ogrid numpy.tri numpy.bincount numpy.fromiter numpy.fromstring
         numpy.loadtxt numpy.genfromtxt numpy.fromfunction numpy.r_ numpy.c_ numpy.vander numpy.int_ numpy.uint numpy.intp numpy.uintp
@@ -110,7 +99,7 @@ _NEEDS = {
 }
 FEATURE_OF = {name: feature for feature, names in _NEEDS.items() for name in names.split()}
 
-# What a function brings along that its own module does not show.
+# Modules that a function needs besides its own.
 IMPLIES = {
     **dict.fromkeys(("pandas.read_parquet", "pandas.read_feather", "pandas.read_orc"), "pyarrow"),
     "pandas.read_hdf": "tables",
@@ -119,7 +108,7 @@ IMPLIES = {
 }
 IMPLIES_OF_METHOD = {"to_parquet": "pyarrow", "to_feather": "pyarrow", "to_orc": "pyarrow", "to_hdf": "tables", "to_clipboard": "pyperclip"}
 
-# Running or loading what the text does not hold.
+# Names that run or load something that is not in the text.
 _OPAQUE = """
     runpy.run_path runpy.run_module pickle.load pickle.loads pickle.Unpickler marshal.load marshal.loads shelve.open dill joblib.load
     cloudpickle.load cloudpickle.loads importlib.util.spec_from_file_location importlib.util.module_from_spec importlib.machinery zipimport
@@ -130,8 +119,47 @@ OPAQUE = frozenset(_OPAQUE.split())
 MACHINE_FILES = ("/proc", "/sys", "/dev")
 
 
+def by_its_width(node: ast.Call, name: str) -> bool:
+    """Whether a call of this dotted name makes integers of the machine's width."""
+    module, _, function = name.rpartition(".")
+    if types := [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]:
+        return any(default_integer(each) for each in types)
+    if module != "numpy" or not node.args:
+        return False
+    if any(default_integer(each) for each in node.args[1:]):
+        return True
+    if function in _MAKE:
+        return _integers(node.args[-1 if function.startswith("full") else 0], unknown=True)
+    return function in _COMPUTE and any(_integers(each, unknown=False) for each in node.args)
+
+
+def default_integer(node: ast.expr) -> bool:
+    """Whether an expression is the type `int`, by name or as a string."""
+    return (isinstance(node, ast.Name) and node.id == "int") or (isinstance(node, ast.Constant) and node.value in ("int", "uint"))
+
+
+def _integers(node: ast.expr, *, unknown: bool) -> bool:
+    """Whether all numbers in a literal are integers; `unknown` if the text does not tell."""
+    waiting, integers = [node], False
+    for _ in range(_LEAVES):
+        if not waiting:
+            return integers
+        each = waiting.pop()
+        if isinstance(each, (ast.List, ast.Tuple, ast.Set)):
+            waiting += each.elts
+        elif isinstance(each, ast.UnaryOp):
+            waiting.append(each.operand)
+        elif not isinstance(each, ast.Constant):
+            return unknown
+        elif isinstance(each.value, (float, complex)):
+            return False
+        else:
+            integers = integers or type(each.value) is int
+    return unknown
+
+
 def feature_of(name: str) -> Feature | None:
-    """The feature that a dotted name needs, by itself or by what it lies in."""
+    """Return the feature that a dotted name, or a module or class containing it, needs; None if none."""
     while name:
         if name in FEATURE_OF:
             return FEATURE_OF[name]
@@ -140,7 +168,7 @@ def feature_of(name: str) -> Feature | None:
 
 
 def opaque(name: str) -> bool:
-    """Whether a dotted name runs or loads what the text does not hold."""
+    """Whether a dotted name runs or loads something that is not in the text."""
     while name:
         if name in OPAQUE:
             return True
@@ -148,28 +176,13 @@ def opaque(name: str) -> bool:
     return False
 
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
-_LONG_LOOP = 20_000_000  # rounds; native code is some times faster, which then outweighs a slower start
-_MUCH_MEMORY = 1 << 28  # elements or bytes; a 32-bit memory is full soon after
-_RUN_TEXT = frozenset({"builtins.exec", "builtins.eval", "builtins.compile"})
-_MAY_RUN_TEXT = frozenset({"timeit.timeit", "timeit.repeat", "timeit.Timer", "cProfile.run", "profile.run", "pdb.run"})
-_IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
-_FILLED = frozenset(
-    {"numpy.zeros", "numpy.ones", "numpy.empty", "numpy.full", "numpy.random.rand", "numpy.random.randn", "numpy.random.random"}
-)
-_NATIVE_WIDTH = frozenset("lLnNP")
-
-
 def enter(walk: Walk, node: ast.Call) -> list[ast.AST]:
-    """Note a call; the nodes to go on with, the last first."""
+    """Record a call. Returns the nodes to visit next, last first."""
     for name in sorted(walk.names.origins(node.func)):
         if not name.startswith("builtins."):
             walk.use(name, node.lineno)
         _named(walk, node, name)
-    for name in sorted(walk.names.origins(node)):  # what it gives: a module, an attribute
+    for name in sorted(walk.names.origins(node)):  # its result: a module, an attribute
         walk.use(name, node.lineno)
     _method(walk, node)
     if by_its_width(node, ""):
@@ -179,7 +192,7 @@ def enter(walk: Walk, node: ast.Call) -> list[ast.AST]:
 
 
 def _named(walk: Walk, node: ast.Call, name: str) -> None:
-    """A call of what may have this dotted name."""
+    """Record a call of a function that may have this dotted name."""
     first = node.args[0] if node.args else next((each.value for each in node.keywords if each.arg in ("name", "source", "stmt")), None)
     if name in _IMPORTERS:
         _import(walk, node, first)
@@ -223,7 +236,7 @@ def _run_text(walk: Walk, node: ast.Call, first: ast.expr | None, *, certain: bo
 
 
 def _method(walk: Walk, node: ast.Call) -> None:
-    """A method of something unknown: told by its name alone, where a module that has such methods is imported."""
+    """Record a method of an unknown object, recognised by its name alone if a module with such methods is imported."""
     if not isinstance(node.func, ast.Attribute):
         return
     imported = {name.partition(".")[0] for name in walk.modules}
@@ -244,7 +257,7 @@ def _by_native_width(walk: Walk, first: ast.expr | None) -> bool:
 
 
 def size_of(walk: Walk, node: ast.BinOp) -> None:
-    """A sequence repeated very often is seen before it is made."""
+    """Record a sequence that is repeated often enough to need much memory."""
     if isinstance(node.op, ast.Mult):
         sequences = (ast.List, ast.Tuple, ast.JoinedStr)
         for each, other in ((node.left, node.right), (node.right, node.left)):
@@ -263,7 +276,7 @@ def _elements(shape: list[ast.expr]) -> int:
 
 
 def _number(node: ast.expr, depth: int = 6) -> int:
-    """The integer that an expression of constants is, up to what matters; 0 where the text does not tell."""
+    """Return the integer value of a constant expression, capped where more makes no difference; 0 if the text does not tell."""
     if isinstance(node, ast.Constant):
         return min(node.value, 1 << 64) if type(node.value) is int else 0
     if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name) and node.func.id == "int":
@@ -283,28 +296,8 @@ def _number(node: ast.expr, depth: int = 6) -> int:
     return 0
 
 
-_MOST_UNSEEN = 8
-_LONGEST_WORD = 40
-# With these, code reaches what it never names.
-_INNARDS = frozenset(
-    {
-        "__subclasses__",
-        "__globals__",
-        "__builtins__",
-        "__loader__",
-        "__spec__",
-        "f_globals",
-        "f_builtins",
-        "gi_frame",
-        "tb_frame",
-        "__code__",
-    }
-)
-_CATCHES = frozenset({"ImportError", "ModuleNotFoundError"})
-
-
 class Walk:
-    """What has been seen so far. `code` are strings that the program runs as code."""
+    """A walk through syntax trees, and everything recorded so far. `code` are strings that the program runs as code."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -320,14 +313,14 @@ class Walk:
         self._open_loop = 0
 
     def through(self, tree: ast.AST) -> None:
-        """Note what a tree holds, in the order of its text."""
+        """Record everything in a tree, in the order of its text."""
         waiting: list[ast.AST] = [tree]
         while waiting:
             node = waiting.pop()
             waiting += self._enter(node)
 
     def reading(self, *unseen: str) -> Reading:
-        """All of it, as a value."""
+        """Return everything recorded, as a value."""
         for name in FEATURE_OF if self._escaped else ():
             module, _, attribute = name.rpartition(".")
             if module in self._escaped and attribute in self._words:
@@ -347,12 +340,12 @@ class Walk:
         )
 
     def module(self, name: str, line: int) -> None:
-        """It imports this."""
+        """Record the import of this module."""
         self.modules.setdefault(name, line)
         self.use(name, line)
 
     def use(self, name: str, line: int) -> None:
-        """It uses this dotted name."""
+        """Record the use of this dotted name."""
         name = own_name(name)
         self.used.setdefault(name, line)
         if (feature := feature_of(name)) is not None:
@@ -363,15 +356,15 @@ class Walk:
             self.modules.setdefault(brought, line)
 
     def need(self, feature: Feature, what: str, line: int) -> None:
-        """It needs a feature; the first sight of it is kept."""
+        """Record a needed feature; the first occurrence is kept."""
         self._features.setdefault(feature, f"{what[:80]} (line {line})")
 
     def miss(self, what: str, line: int) -> None:
-        """Something that the text does not tell."""
+        """Record something that the text does not tell."""
         self._unseen.setdefault(f"it {what} (line {line})")
 
     def _enter(self, node: ast.AST) -> Sequence[ast.AST]:
-        """Note one node; the nodes to go on with, the last first."""
+        """Record one node. Returns the nodes to visit next, last first."""
         match node:
             case ast.Import(names=names):
                 for each in names:
@@ -418,7 +411,7 @@ class Walk:
                 self.use(f"{node.module}.{each.name}", node.lineno)
 
     def _guarded(self, node: ast.Try, alternatives: tuple[tuple[str, ...], ...]) -> list[ast.AST]:
-        """An import with others in its stead: which of them will be there is the runtime's to say."""
+        """Record an import with fallbacks: which of them exists depends on the runtime. Returns the other nodes to visit, last first."""
         self._choices.append(alternatives)
         for names in alternatives:
             for name in names:
@@ -440,7 +433,7 @@ class Walk:
         return isinstance(test, ast.Name) and self.names.is_plain_false(test.id, "typing.TYPE_CHECKING")
 
     def _passed_around(self, node: ast.Name) -> None:
-        """A name that is neither called nor looked into here: what becomes of it is not followed."""
+        """Record a name that is neither called nor accessed here: its further use is not followed."""
         for name in sorted(self.names.origins(node)):
             if name in ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import__", "builtins.getattr", "builtins"):
                 self.miss(f"passes {name} around", node.lineno)
@@ -456,21 +449,21 @@ class Walk:
 
 
 def _alternatives(node: ast.Try) -> tuple[tuple[str, ...], ...] | None:
-    """The imports of which a `try … except ImportError` takes the first that is there, or None when it is something else."""
-    found: list[tuple[str, ...]] = []
+    """Return the imports of which a `try … except ImportError` takes the first that exists; None for any other `try`."""
+    choices: list[tuple[str, ...]] = []
     current: ast.Try | None = node
     while current is not None:
         here = _imports(current.body)
         if not here or len(current.handlers) != 1 or not _catches_imports(current.handlers[0]):
             return None
-        found.append(here)
+        choices.append(here)
         instead = current.handlers[0].body
         current = _next_choice(instead)
         if current is None:
             if not (last := _imports([each for each in instead if isinstance(each, (ast.Import, ast.ImportFrom))])):
                 return None
-            found.append(last)
-    return tuple(found)
+            choices.append(last)
+    return tuple(choices)
 
 
 def _next_choice(instead: list[ast.stmt]) -> ast.Try | None:
@@ -478,7 +471,7 @@ def _next_choice(instead: list[ast.stmt]) -> ast.Try | None:
 
 
 def _imports(body: list[ast.stmt]) -> tuple[str, ...]:
-    """The modules that these statements import, if they do nothing else."""
+    """Return the modules that these statements import; empty if they do anything else."""
     names: list[str] = []
     for each in body:
         if isinstance(each, ast.Import):
@@ -495,11 +488,8 @@ def _catches_imports(handler: ast.ExceptHandler) -> bool:
     return all(isinstance(each, ast.Name) and each.id in _CATCHES for each in caught)
 
 
-_ROUNDS = 3  # of code in strings in code in strings
-
-
 def read_python(source: str) -> Reading:
-    """What the text shows. Never raises, whatever the text."""
+    """Return what the text shows. Never raises, whatever the text."""
     if why := too_much(source):
         return Reading(unreadable=why)
     if names_an_encoding(source):

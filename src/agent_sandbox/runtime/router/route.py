@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.readers.bounds import shown
-from agent_sandbox.runtime.router import wasm_python
-from agent_sandbox.runtime.router.model import COMMAND, Feature, Host, Permits, Reading, Route, Work
+from agent_sandbox.runtime.base import COMMAND
+from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Reading, Route, Work
 
 
 @dataclass(frozen=True)
 class Fit:
     """`barred` excludes for good; `lacks` says what the work would miss, as far as its text shows; `doubts` what the text does not tell."""
 
-    host: Host
+    host: Candidate
     barred: str = ""
     lacks: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -40,38 +40,38 @@ class Fit:
         return self.barred or next(iter((*self.lacks, *self.doubts)), "")
 
 
-def fit(host: Host, work: Work, requires: frozenset[Guarantee], reading: Reading) -> Fit:
+def fit(host: Candidate, work: Work, requires: frozenset[Guarantee], reading: Reading) -> Fit:
     """Judge a runtime. Guarantees come before anything that the code says of itself."""
     if barred := _barred(host, work, requires):
         return Fit(host, barred)
-    if host.whole:
+    if host.traits.whole:
         return Fit(host)
     if reading.unreadable:
         return Fit(host, lacks=(f"the code could not be read: {reading.unreadable}",))
     return Fit(host, "", tuple(_lacks(host, work, reading)), (*reading.unseen, *_unread(work, reading)))
 
 
-def _barred(host: Host, work: Work, requires: frozenset[Guarantee]) -> str:
+def _barred(host: Candidate, work: Work, requires: frozenset[Guarantee]) -> str:
     if host.unavailable:
         return f"not available: {host.unavailable}"
-    if missing := requires - host.guarantees:
+    if missing := requires - host.traits.guarantees:
         return f"does not give {', '.join(sorted(each.value for each in missing))}"
-    if work.language not in host.languages:
+    if work.language not in host.traits.languages:
         return "runs no native programs" if work.language == COMMAND else f"does not run {work.language[:40]}"
     return ""
 
 
-def _lacks(host: Host, work: Work, reading: Reading) -> Iterator[str]:
+def _lacks(host: Candidate, work: Work, reading: Reading) -> Iterator[str]:
     for feature, where in reading.features.items():
-        if feature not in host.features:
+        if host.traits.features is not None and feature not in host.traits.features:
             yield f"it {feature.value}: {where}"
     for name, line in reading.modules.items():
         if not _has(host, work, name):
             yield f"it has no {name[:80]} (line {line})"
     for name, line in reading.names.items():
-        if name in host.absent and not _lies_beside(work, name):
+        if name in host.traits.absent and not _lies_beside(work, name):
             yield f"it has no {name[:80]} (line {line})"
-    for name in sorted(host.absent) if reading.loose else ():
+    for name in sorted(host.traits.absent) if reading.loose else ():
         module, _, attribute = name.rpartition(".")
         if module in reading.loose and attribute in reading.words and not _lies_beside(work, module):
             yield f"it has no {name} (line {reading.loose[module]})"
@@ -80,11 +80,11 @@ def _lacks(host: Host, work: Work, reading: Reading) -> Iterator[str]:
             yield f"it has no {alternatives[0][0][:80]}, nor anything that the code would take instead"
 
 
-def _has(host: Host, work: Work, module: str) -> bool:
+def _has(host: Candidate, work: Work, module: str) -> bool:
     top = module.partition(".")[0]
-    if top in work.given or _lies_beside(work, module) or host.modules is None:
+    if top in work.given or _lies_beside(work, module) or host.traits.modules is None:
         return True
-    return top in host.modules and module not in host.absent
+    return top in host.traits.modules and module not in host.traits.absent
 
 
 def _lies_beside(work: Work, name: str) -> bool:
@@ -105,10 +105,10 @@ def _unread(work: Work, reading: Reading) -> Iterator[str]:
 _BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
 
 
-def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Host]) -> Route:
+def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Candidate]) -> Route:
     """Where the work is to run. Never a runtime that is unavailable or lacks a required guarantee."""
     reading = read(work)
-    fits = [fit(host, work, requires, reading) for host in sorted(hosts, key=lambda host: (host.cost, host.name))]
+    fits = [fit(host, work, requires, reading) for host in sorted(hosts, key=lambda host: host.order)]
     notes = _notes(reading, permits)
     for index, candidate in enumerate(fits):
         forward = _forward(candidate, fits[index + 1 :], work)
@@ -117,7 +117,7 @@ def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: I
     if not (eligible := [each for each in fits if each.eligible]):
         return Route(None, shown(_why_none(fits, work)), _others(fits, None), None, notes)
     # Nothing fits well. What gives the guarantees is safe to try, and its own error tells the author more than a refusal to guess.
-    least = min(eligible, key=lambda each: (len(each.lacks), len(each.doubts), each.host.cost, each.host.name))
+    least = min(eligible, key=lambda each: (len(each.lacks), len(each.doubts), *each.host.order))
     why = f"nothing else here gives what is required, although {(*least.lacks, *least.doubts)[0]}"
     return Route(least.host.name, shown(why), _others(fits, least), None, notes)
 
@@ -145,7 +145,7 @@ def explain(chosen: Route) -> tuple[str, ...]:
 
 
 def _forward(chosen: Fit, heavier: list[Fit], work: Work) -> str | None:
-    if chosen.host.whole or not chosen.eligible or not work.repeatable:
+    if chosen.host.traits.whole or not chosen.eligible or not work.repeatable:
         return None
     return next((each.host.name for each in heavier if each.runs), None)
 
@@ -155,14 +155,14 @@ def _why(chosen: Fit, work: Work, reading: Reading) -> str:
         return f"the cheapest that may do, and it can start again elsewhere: {chosen.doubts[0]}"
     if work.language == COMMAND:
         return "the cheapest that gives every required guarantee and runs native programs"
-    if chosen.host.whole:
+    if chosen.host.traits.whole:
         return f"the cheapest that gives every required guarantee and runs this {work.language}"
     used = ", ".join(sorted({name.partition(".")[0] for name in reading.modules})[:8])
     return f"the cheapest that gives every required guarantee and has what the code uses{f' ({used})' if used else ''}"
 
 
 def _why_none(fits: list[Fit], work: Work) -> str:
-    if not any(work.language in each.host.languages for each in fits):
+    if not any(work.language in each.host.traits.languages for each in fits):
         return f"no runtime here takes {'commands' if work.language == COMMAND else repr(work.language[:40])}"
     return "no runtime here is available, gives every required guarantee and takes this work"
 
@@ -209,25 +209,3 @@ def lack_in(code: int, stderr: bytes) -> str | None:
     if last.startswith("AttributeError: module '") and " has no attribute " in last:
         return shown(last, 200)
     return None
-
-
-# Steps of an order, with room between them; what a start costs is measured elsewhere.
-WASM_COST = 10
-PROCESS_COST = 20
-
-
-def wasm_host(
-    guarantees: frozenset[Guarantee],
-    *,
-    languages: frozenset[str] = frozenset({"python", "javascript"}),
-    features: frozenset[Feature] = frozenset(),
-    unavailable: str = "",
-) -> Host:
-    """CPython and QuickJS in WebAssembly. `features` are those that the runtime gives its guests beyond what WASI has."""
-    return Host("wasm", WASM_COST, languages, guarantees, features, wasm_python.MODULES, wasm_python.ABSENT, unavailable)
-
-
-def process_host(guarantees: frozenset[Guarantee], *, unavailable: str = "") -> Host:
-    """Native programs in a confined process: whatever this machine has."""
-    languages = frozenset({"python", "javascript", "ruby", "bash", COMMAND})
-    return Host("process", PROCESS_COST, languages, guarantees, unavailable=unavailable)

@@ -1,8 +1,8 @@
-"""Compile the interpreter while nobody waits for it: one process for each cache, at the lowest priority, detached from who began it.
+"""Compile the interpreter in the background: one detached process for each cache, at the lowest priority.
 
-Who begins takes the lock of the cache and hands it on to the compiling process. So there is never a second one, and a lock that is held
-means that it goes on. Each try is noted before it begins and forgotten when it has succeeded: what is noted and does not go on has failed,
-or was killed, and is tried again after a while, which grows.
+The starting process takes the lock of the cache and passes it to the compiling process. So there is never a second one, and a held lock
+means that compiling goes on. Each attempt is recorded in a file before it begins; success removes the file. A recorded attempt without a
+held lock has failed or was killed, and is retried after a delay that grows.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from agent_sandbox.runtime.process.zygote import argv_for
 from agent_sandbox.runtime.wasm import compiler
 from agent_sandbox.runtime.wasm.cache import Cache
 
-NEEDED_BYTES = 4 << 30  # available: it takes two and a half, and others are not to be pushed out
+NEEDED_BYTES = 4 << 30  # of available memory: compiling takes 2.5 GiB, and must not push other processes out
 GOING_ON = "it is being compiled in the background"
 _FIRST_WAIT, _LONGEST_WAIT = 600.0, 86400.0  # seconds
 _PROGRAM = "agent_sandbox.runtime.wasm.background_compiler"
-_LOCK = 3  # its descriptor in the compiling process
+_LOCK = 3  # descriptor of the lock in the compiling process
 _REMEDY = "run: agent-sandbox setup"
 
 
 def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
-    """Have it compiled, unless that goes on, failed a short while ago, or would take memory that is not there. Says how it stands.
+    """Start compiling, and return the state in words.
 
-    `words` are what `building` is told.
+    Nothing is started while compiling goes on, shortly after a failure, or without enough available memory. `words` are the arguments of
+    `compiler`.
     """
     try:
         lock = compiler.try_lock(cache)
         if lock is None:
             return GOING_ON
         try:
-            if why := _hindrance(cache, now):
+            if why := _obstacle(cache, now):
                 return why
             _start(cache, lock, words)
         finally:
@@ -46,28 +47,28 @@ def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
 
 
 def standing(cache: Cache, *, now: float) -> str:
-    """How it stands with compiling, in words. Nothing is begun."""
+    """Return the state of compiling in words. Starts nothing."""
     if compiler.holder(cache) is not None:
         return GOING_ON
-    return _hindrance(cache, now) or f"it has not been compiled yet ({_REMEDY})"
+    return _obstacle(cache, now) or f"it has not been compiled yet ({_REMEDY})"
 
 
-def _hindrance(cache: Cache, now: float) -> str:
-    failures, last, said = _noted(_note(cache))
+def _obstacle(cache: Cache, now: float) -> str:
+    failures, last, message = _read_record(_record_path(cache))
     if failures and now < last + min(_FIRST_WAIT * 2 ** min(failures - 1, 10), _LONGEST_WAIT):
-        return f"compiling it failed{f': {said}' if said else ', or was ended'} ({_REMEDY})"
+        return f"compiling it failed{f': {message}' if message else ', or was ended'} ({_REMEDY})"
     available = available_memory()
     if available is not None and available < NEEDED_BYTES:
         return f"compiling it takes more memory than the {available >> 20} MB that are available ({_REMEDY})"
     return ""
 
 
-def _note(cache: Cache) -> str:
+def _record_path(cache: Cache) -> str:
     return os.path.join(cache.records, f"{cache.key}-attempt")
 
 
-def _noted(path: str) -> tuple[int, float, str]:
-    """How many tries were begun and not finished, when the last was, and the last line it said."""
+def _read_record(path: str) -> tuple[int, float, str]:
+    """Return the number of unfinished attempts, the time of the last one, and its last line of output."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             count, *lines = file.read(1 << 16).splitlines()
@@ -78,31 +79,31 @@ def _noted(path: str) -> tuple[int, float, str]:
 
 def _start(cache: Cache, lock: int, words: Sequence[str]) -> None:
     os.makedirs(cache.records, mode=0o700, exist_ok=True)
-    path = _note(cache)
-    failures, _, _ = _noted(path)
-    note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    path = _record_path(cache)
+    failures, _, _ = _read_record(path)
+    record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(note, f"{failures + 1}\n".encode())
+        os.write(record, f"{failures + 1}\n".encode())
         streams = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1)]
-        actions = [*streams, (os.POSIX_SPAWN_DUP2, note, 2), (os.POSIX_SPAWN_DUP2, lock, _LOCK)]
+        actions = [*streams, (os.POSIX_SPAWN_DUP2, record, 2), (os.POSIX_SPAWN_DUP2, lock, _LOCK)]
         environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": "/"}
         first = os.posix_spawn(sys.executable, argv_for(_PROGRAM, path, *words), environment, file_actions=actions, setsid=True)
     finally:
-        os.close(note)
-    with suppress(ChildProcessError):  # somebody else waits for every child
-        os.waitpid(first, 0)  # it forks and ends: what goes on is nobody's child
+        os.close(record)
+    with suppress(ChildProcessError):  # the application waits for every child itself
+        os.waitpid(first, 0)  # it forks and ends; the fork that compiles is not our child
 
 
 def main() -> None:
-    """The compiling process."""
+    """Run the compiling process: fork once, take the lowest priority, compile, and remove the record of the attempt."""
     if os.fork():
         os._exit(0)
     os.nice(19)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # the first to go where memory runs out
-    root, note, *words = sys.argv[1:]
+        score.write("1000")  # killed first when memory runs out
+    root, record, *words = sys.argv[1:]
     os.set_inheritable(_LOCK, False)
     compiler.make([root, *words], _LOCK)
-    os.unlink(note)
+    os.unlink(record)

@@ -1,8 +1,8 @@
-"""What is compiled and imaged once and used by every zygote: files in a cache directory, each with its digest in the state directory.
+"""The cache of compiled modules and images: files in a cache directory, each with its digest in the state directory.
 
-Loading a compiled module executes it, so it must be one that we made. A cache directory may be filled by anybody, a promoted change of a
-guest's for one; the state directory is hidden from guests and private to the user. So a file counts only if its content has the digest that
-is recorded there, and the digest is taken of what is loaded, not of a name that may by then be another file's.
+Loading a compiled module executes it, so it must be one that we made. Others may write to a cache directory, for instance a promoted change
+of a guest; the state directory is hidden from guests and private to the user. So a file counts only if its content has the digest recorded
+there. The digest is computed from the open file that is loaded, not from a name that may refer to another file by then.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import BinaryIO
 
 from agent_sandbox._fast.values import dataclass
 
-MODULE = "module"  # the interpreter of Python
-JAVASCRIPT = "javascript"  # that of JavaScript, for a zygote; in the cache its name changes with what was done to it
-COUNTING = "counting"  # the first one, compiled to count what it executes
-SCRATCH = "scratch-"  # how the directories begin in which images are made
-UNUSED_SECONDS = 14 * 86400.0  # after which a file is no longer kept
+MODULE = "module"  # the Python interpreter
+JAVASCRIPT = "javascript"  # the JavaScript interpreter, for a zygote; its name in the cache changes with how it was patched
+COUNTING = "counting"  # the Python interpreter, compiled to count instructions
+SCRATCH = "scratch-"  # prefix of the directories in which images are made
+UNUSED_SECONDS = 14 * 86400.0  # after which an unused file is removed
 _CHUNK = 4 << 20
-_LARGEST = 2 << 30  # bytes: ours are far smaller, and nobody hashes a file without end
+_LARGEST = 2 << 30  # bytes: our files are far smaller, and hashing must end
 _DIGITS = frozenset("0123456789abcdef")
 _KEY_LENGTH = 24
 
 
 class Untrusted(Exception):
-    """A file is not there, or not as it was made here."""
+    """A file is missing, or not as it was made here."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file and what it must hash to."""
+    """A cached file and the SHA-256 digest that its content must have."""
 
     path: str
     digest: str
@@ -44,14 +44,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cache:
-    """The files for one engine, configuration and interpreter, which `key` names."""
+    """The cached files for one engine, configuration, interpreter and kind of machine, identified by `key`."""
 
     directory: str
     records: str
     key: str
 
     def entry(self, name: str) -> Entry | None:
-        """What there is by this name, not yet checked; None when there is nothing."""
+        """Return the entry of this name, not yet checked; None if there is none."""
         try:
             with open(open_regular(self._record(name)), encoding="ascii") as file:
                 digest = file.read(65)
@@ -61,17 +61,20 @@ class Cache:
         return Entry(path, digest) if len(digest) == 64 and _DIGITS.issuperset(digest) and os.path.exists(path) else None
 
     def keep(self, name: str, write: Callable[[BinaryIO], object]) -> None:
-        """Make the file whole, or not at all: first the content under another name, then its record, then its name."""
+        """Store a file whole or not at all: write the content under another name, write its record, then rename it.
+
+        Raises `Untrusted` if another user owns a directory or can write to it.
+        """
         for directory in (self.directory, self.records):
             os.makedirs(directory, mode=0o700, exist_ok=True)
             _check_private(os.stat(directory), directory)
         new = f"{self._path(name)}.{os.getpid()}.new"
         try:
-            with _made(new) as file:
+            with _create(new) as file:
                 write(file)
             with open(new, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            with _made(f"{self._record(name)}.new") as record:
+            with _create(f"{self._record(name)}.new") as record:
                 record.write(digest.encode())
             os.rename(f"{self._record(name)}.new", self._record(name))
             os.rename(new, self._path(name))
@@ -80,7 +83,7 @@ class Cache:
                 os.unlink(new)
 
     def debris(self) -> list[str]:
-        """What a maker left that was killed, or what one is making just now."""
+        """Return the temporary files of a compiler that was killed, or that is running now."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
@@ -88,7 +91,7 @@ class Cache:
         return [os.path.join(self.directory, name) for name in names if name.startswith(SCRATCH) or name.endswith(".new")]
 
     def clear_debris(self) -> None:
-        """Remove it. For who holds the lock: then nobody is making anything."""
+        """Remove the temporary files. The caller must hold the lock, so that no compiler is running."""
         for path in self.debris():
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
@@ -96,13 +99,13 @@ class Cache:
                 os.unlink(path)
 
     def used(self, entries: Iterable[Entry], now: float) -> None:
-        """Note that these are in use, and remove what nobody has used for two weeks: that of other versions, of the engine's or of ours."""
+        """Mark these entries as used now, and remove files unused for two weeks: those of other versions of the engine or of ours."""
         for entry in entries:
-            with suppress(OSError):  # somebody else's, for all to use
+            with suppress(OSError):  # another user's file, shared by all
                 os.utime(entry.path, (now, now))
         for name in os.listdir(self.directory):
             if len(name.partition("-")[0]) == _KEY_LENGTH:
-                with suppress(OSError):  # it is in use, or not ours to remove
+                with suppress(OSError):  # in use, or not ours to remove
                     _remove_unused(os.path.join(self.directory, name), os.path.join(self.records, f"{name}.sha256"), now)
 
     def _path(self, name: str) -> str:
@@ -113,7 +116,7 @@ class Cache:
 
 
 def _remove_unused(path: str, record: str, now: float) -> None:
-    """Unless it is in use: who has loaded a file holds a shared lock on it."""
+    """Remove a file and its record if unused for `UNUSED_SECONDS`. Raises OSError if in use: a zygote has a shared lock on it."""
     fd = open_regular(path)
     try:
         if os.fstat(fd).st_mtime < now - UNUSED_SECONDS:
@@ -125,7 +128,10 @@ def _remove_unused(path: str, record: str, now: float) -> None:
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file, and of nothing else: opening a pipe would wait for somebody at its other end. Raises OSError."""
+    """Open a regular file and return its descriptor. Never waits, as opening a pipe would.
+
+    Raises OSError, also for a symbolic link and for anything that is not a regular file.
+    """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -134,7 +140,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 @contextmanager
-def _made(path: str) -> Iterator[BinaryIO]:
+def _create(path: str) -> Iterator[BinaryIO]:
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
         yield file
         file.flush()
@@ -143,15 +149,18 @@ def _made(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def checked(entry: Entry, copy: Callable[[bytes], object] | None = None) -> Iterator[int]:
-    """A descriptor of the very file whose content has the digest; `copy` gets the content as it is read. Raises `Untrusted`."""
+    """Open a file, check its digest, and yield its descriptor. `copy` gets the content as it is read.
+
+    Raises `Untrusted` if the file is missing, too large, writable by others or has another digest.
+    """
     try:
         fd = open_regular(entry.path)
     except OSError as error:
         raise Untrusted(f"{entry.path}: {error.strerror}") from error
     try:
-        found = os.fstat(fd)
-        _check_private(found, entry.path)
-        if found.st_size > _LARGEST:
+        status = os.fstat(fd)
+        _check_private(status, entry.path)
+        if status.st_size > _LARGEST:
             raise Untrusted(f"{entry.path} is not what was made here: it is far too large")
         digest = hashlib.sha256()
         while chunk := os.read(fd, _CHUNK):
@@ -166,7 +175,7 @@ def checked(entry: Entry, copy: Callable[[bytes], object] | None = None) -> Iter
 
 
 def sound(entry: Entry) -> bool:
-    """Whether it is as it was made."""
+    """Return whether the file is as it was made."""
     try:
         with checked(entry):
             return True
@@ -174,6 +183,6 @@ def sound(entry: Entry) -> bool:
         return False
 
 
-def _check_private(found: os.stat_result, path: str) -> None:
-    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
+def _check_private(status: os.stat_result, path: str) -> None:
+    if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o022:
         raise Untrusted(f"{path} belongs to somebody else, or can be written by others")

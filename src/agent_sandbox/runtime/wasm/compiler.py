@@ -1,6 +1,6 @@
-"""The program that compiles the interpreters and makes images, in a process of its own: it takes a minute, two gigabytes and every core.
+"""The compiler program: compile the interpreters and make images, in a process of its own.
 
-One at a time: who comes second waits, finds everything there, and is done.
+It takes a minute, two gigabytes and every core. One process at a time: a second one waits for the lock, finds everything made, and ends.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Make whatever is missing or not as it was made. The arguments are where packages are, the fields of `Cache`, which
-    module is wanted, and the fields of `Package`. The one that counts is made after what every run needs."""
-    cache, modules, package = _told(sys.argv[1:])
+    """Make the files that are missing or not as they were made.
+
+    Arguments: the search path of packages, the fields of `Cache`, the wanted module, and the fields of `Package`. The counting module is
+    made last, after the files that every run needs.
+    """
+    cache, modules, package = _parse_arguments(sys.argv[1:])
     names = (name for module in modules for name in (module, _javascript(package, module)))
     if all(_loaded(cache, name) is not None for name in names) and not _missing(cache) and not cache.debris():
         return
@@ -36,17 +39,20 @@ def main() -> None:
 
 
 def make(words: list[str], lock: int) -> None:
-    """The same for who holds the lock."""
-    cache, modules, package = _told(words)
+    """Make the files, as `main` does, for a caller that holds `lock`."""
+    cache, modules, package = _parse_arguments(words)
     os.truncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)  # for who waits and would like to know how far it is
+    os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `holder`, so that others can see the progress
     cache.clear_debris()
     for module in modules:
         _build(cache, package, module)
 
 
 def try_lock(cache: Cache) -> int | None:
-    """The lock, held until its descriptor is closed by everybody who has it; None while another has it. Raises OSError."""
+    """Take the lock and return its descriptor, or None if another process holds it. Raises OSError.
+
+    The lock is held until every copy of the descriptor is closed.
+    """
     lock = _open_lock(cache)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,7 +63,7 @@ def try_lock(cache: Cache) -> int | None:
 
 
 def holder(cache: Cache) -> int | None:
-    """The process that compiles just now, 0 where it has not said which it is; None when nobody does."""
+    """Return the id of the process that is compiling, 0 if it has not written its id yet, None if there is none."""
     try:
         lock = open_regular(f"{cache.directory}/lock")
     except OSError:
@@ -66,13 +72,13 @@ def holder(cache: Cache) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        said = os.pread(lock, 20, 0)
-        return int(said) if said.isdigit() else 0
+        pid = os.pread(lock, 20, 0)
+        return int(pid) if pid.isdigit() else 0
     finally:
         os.close(lock)
 
 
-def _told(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
+def _parse_arguments(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
     _, packages, directory, records, key, wanted, *package = words
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     return Cache(directory, records, key), tuple(dict.fromkeys((MODULE, wanted))), Package(*package)
@@ -106,7 +112,10 @@ def _missing(cache: Cache) -> list[str]:
 
 
 def _loaded(cache: Cache, name: str) -> Machine | None:
-    """A compiled module, if it is as it was made and for this processor: a home directory may be used on several machines."""
+    """Load a compiled module, or return None if it is not as it was made or is for another processor.
+
+    A home directory may be used on several machines.
+    """
     from wasmtime import WasmtimeError
 
     from agent_sandbox.runtime.wasm.machine import Machine
@@ -145,9 +154,9 @@ def _make_images(cache: Cache, machine: Machine, package: Package, names: list[s
         os.mkdir(view)
         shutil.copyfile(package.library, f"{library}/{package.library_name}")
         for name in names:
-            # The same everywhere: what a deterministic run begins with must not hold the time and chance of whoever made it.
+            # Deterministic: an image must not contain the time and the random numbers of its maker.
             instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), Determinism(0, None, lambda *_: None))
             if instance.run(preparation(name)) != 0:
                 raise SystemExit(f"the interpreter could not be prepared for the image {name!r}")
             image = instance.memory()
-            cache.keep(stored_as(name), lambda file, image=image: file.write(image))  # type: ignore[misc]  # it has no way to say what a default is
+            cache.keep(stored_as(name), lambda file, image=image: file.write(image))  # type: ignore[misc]  # a default

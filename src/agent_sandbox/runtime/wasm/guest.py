@@ -1,7 +1,7 @@
-"""What runs inside the confinement of a wasm guest: an interpreter inside WebAssembly, and around it only what is written here.
+"""The process of a wasm guest: an interpreter inside WebAssembly, and this module around it.
 
-The program never sees this process. Should it break out of the engine all the same, it finds itself a guest like any other: no network, no
-other program, and of the machine what its view shows.
+The program never sees this process. If it breaks out of the engine, it is a guest like any other: no network, no other program, and only
+the files of its view.
 """
 
 from __future__ import annotations
@@ -34,92 +34,11 @@ from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, V
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-MOST = 4096  # that are noted: many more than people would look through
-
-
-class Inputs:
-    """Files and directories, in the order in which the program first opened them, as they were then."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], str] = {}
-
-    def note(self, kind: str, path: str) -> None:
-        """It opens this, by the name that it has in our own process. Neither the interpreter's library nor its own text is an input."""
-        if not path.startswith(VIEW) or path.startswith(VIEW + SCRIPTS) or (kind, path) in self._found or len(self._found) >= MOST:
-            return
-        digest = _listing(path) if kind == "directory" else _content(path)
-        if digest is not None:
-            self._found[kind, path] = digest
-
-    def report(self) -> bytes:
-        """A line for each: what it is, its digest, and its path inside in hexadecimal."""
-        lines = (f"{kind} {digest} {os.fsencode(path[len(VIEW) :]).hex()}\n" for (kind, path), digest in self._found.items())
-        return "".join(lines).encode()
-
-
-def _content(path: str) -> str | None:
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return None
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:  # opened to be written, and not readable
-        return None
-
-
-def _listing(path: str) -> str | None:
-    try:
-        names = sorted(map(os.fsencode, os.listdir(path)))
-    except OSError:
-        return None
-    return hashlib.sha256(b"\0".join(names)).hexdigest()
-
-
-class Ending:
-    """Of a program that nobody counts."""
-
-    def begin(self, fuel: int | None) -> None:
-        """The program starts now, with so much fuel at most."""
-
-    def leave(self, code: int) -> NoReturn:
-        """End with this exit code, or by this signal if it is below 0."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        status = -code if code < 0 else (code & 0xFF) << 8
-        with suppress(OSError):  # nobody is there any more
-            os.write(FAREWELL_FD, FAREWELL.pack(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, self._fuel()))
-        if code < 0:
-            os.kill(os.getpid(), -code)
-        os._exit(code & 0xFF)
-
-    def _fuel(self) -> int:
-        return NOT_COUNTED
-
-
-class Counted(Ending):
-    """Of a program that is counted and, with `inputs`, watched. The socket is one that nothing inside WebAssembly can reach."""
-
-    def __init__(self, instance: Inside, socket: socket.socket, inputs: Inputs | None) -> None:
-        self._instance, self._socket, self._inputs = instance, socket, inputs
-
-    def begin(self, fuel: int | None) -> None:
-        """What was used before, by us, does not count."""
-        self._instance.give_fuel(fuel)
-
-    def leave(self, code: int) -> NoReturn:
-        """Say what it looked into, and end."""
-        if self._inputs is not None:
-            with suppress(OSError):
-                self._socket.sendall(INPUTS + self._inputs.report())
-        super().leave(code)
-
-    def _fuel(self) -> int:
-        return self._instance.fuel_used()
-
-
-_DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # as in the images, which remember them by number
+MOST = 4096  # inputs recorded: many more than people would look through
+_DIRECTORIES = ((LIBRARY, LIBRARY_INSIDE), (VIEW, "/"))  # in the order of the images, which remember them by number
 _HEAVY = re.compile(r"\b(?:import|from)\s+[\w., ]*\b(?:numpy|pandas)\b")
-_MOMENT_MS = 2  # after which nobody is waiting for this guest
-_LIKELY = "/tmp"  # where most programs begin
+_MOMENT_MS = 2  # without a program after this time, nobody waits for this guest
+_LIKELY = "/tmp"  # working directory of most programs
 _REHEARSAL = f"""
 ours = __import__("sys").modules[{OURS!r}]
 ours.reseed()
@@ -138,12 +57,94 @@ ours.run({path}, {source}, names)
 """
 
 
+class Inputs:
+    """The files and directories that the program opened, in order of first opening, with their digests at that time."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[str, str], str] = {}
+
+    def note(self, kind: str, path: str) -> None:
+        """Record that the program opens `path`, as named in this process. Not recorded: the interpreter's library, the program's text."""
+        if not path.startswith(VIEW) or path.startswith(VIEW + SCRIPTS) or (kind, path) in self._digests or len(self._digests) >= MOST:
+            return
+        digest = _hash_names(path) if kind == "directory" else _hash_content(path)
+        if digest is not None:
+            self._digests[kind, path] = digest
+
+    def report(self) -> bytes:
+        """Return a line for each input: kind, digest, and its path inside in hexadecimal."""
+        lines = (f"{kind} {digest} {os.fsencode(path[len(VIEW) :]).hex()}\n" for (kind, path), digest in self._digests.items())
+        return "".join(lines).encode()
+
+
+def _hash_content(path: str) -> str | None:
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # opened for writing, and not readable
+        return None
+
+
+def _hash_names(path: str) -> str | None:
+    try:
+        names = sorted(map(os.fsencode, os.listdir(path)))
+    except OSError:
+        return None
+    return hashlib.sha256(b"\0".join(names)).hexdigest()
+
+
+class Ending:
+    """The end of a run without counted fuel."""
+
+    def begin(self, fuel: int | None) -> None:
+        """Start counting: the program starts now, with at most `fuel`. Does nothing here."""
+
+    def leave(self, code: int) -> NoReturn:
+        """Report usage and end the process with this exit code, or by signal `-code` if it is below 0."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        status = -code if code < 0 else (code & 0xFF) << 8
+        with suppress(OSError):  # the reader has gone
+            os.write(FAREWELL_FD, FAREWELL.pack(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, self._fuel()))
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code & 0xFF)
+
+    def _fuel(self) -> int:
+        return NOT_COUNTED
+
+
+class Counted(Ending):
+    """The end of a run with counted fuel and, with `inputs`, recorded inputs. Nothing inside WebAssembly can reach the socket."""
+
+    def __init__(self, instance: Inside, socket: socket.socket, inputs: Inputs | None) -> None:
+        self._instance, self._socket, self._inputs = instance, socket, inputs
+
+    def begin(self, fuel: int | None) -> None:
+        """Start counting. Fuel used before, by our own code, does not count."""
+        self._instance.give_fuel(fuel)
+
+    def leave(self, code: int) -> NoReturn:
+        """Report the inputs, then end as without counting."""
+        if self._inputs is not None:
+            with suppress(OSError):
+                self._socket.sendall(INPUTS + self._inputs.report())
+        super().leave(code)
+
+    def _fuel(self) -> int:
+        return self._instance.fuel_used()
+
+
 class Guest:
-    """A machine for Python, images to choose from, and one for JavaScript, made in the zygote; `run` is called once in each fork."""
+    """The machines for Python and JavaScript and the Python images, made in the zygote. `run` is called once in each fork."""
 
     def __init__(self, python: Machine, images: Mapping[str, Sequence[Image]], javascript: Machine, held: Mapping[str, int]) -> None:
-        """Each image is there twice: to rehearse on, and as it was made. `held` are the engine's descriptors of its compiled files, by
-        number, which no fork keeps: they would be to the real files."""
+        """Take each image twice: the first copy stays as it was made, the second is for the rehearsal.
+
+        `held` maps the names of compiled files to the descriptors that the engine has of them. Every fork replaces these by descriptors of
+        the files in its own view: the engine's are those of the real files.
+        """
         self._python = python
         self._images = images
         self._javascript = javascript
@@ -151,9 +152,9 @@ class Guest:
         self._held = held
 
     def run(self, payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
-        """Say that we are ready, receive what to run, and run it. As in `runtime.guest.entry`."""
+        """Report that we are ready, receive the program and run it, as `runtime.guest.entry.run` does."""
         try:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ours would be told when the program has ended
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would only run after the program has ended
             self._open_again()
             instance: Instance | None = (waiting := self._python.instance(_DIRECTORIES))
             interpreter: Interpreter | None = None
@@ -167,7 +168,7 @@ class Guest:
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             inputs = Inputs() if message["watch"] else None
-            if message["seed"] is not None:  # never where somebody has rehearsed: not every guest has; and its memory is needed
+            if message["seed"] is not None:  # not a rehearsed instance: not every guest has one, and its memory is needed
                 instance, interpreter, rehearsed = None, None, False
             program: Inside
             run: Callable[[], int]
@@ -191,23 +192,23 @@ class Guest:
         ending.leave(_drive(run))
 
     def _rehearse(self, instance: Instance) -> bool:
-        """Do once what is done for every program, inside and around it: a fork copies each page when it is first written to.
+        """Do once the work that every program causes, inside and around it: a fork copies each page when it is first written to.
 
-        False when the engine ended it, and then the instance is good for nothing. A rehearsal refuses no program: what is wrong shows again
-        when the program runs, and its result says so.
+        Return False if the engine trapped; the instance is then unusable. A failed rehearsal refuses no program: the fault shows again when
+        the program runs, and is reported in its result.
         """
         instance.become(self._images["plain"][1])
         try:
             instance.run(_REHEARSAL)
         except Exception:  # as in `_drive`
             return False
-        with suppress(OSError):  # a view may have no such place; then a program that needs it says so
+        with suppress(OSError):  # a view may lack this directory; then a program that needs it fails
             write_script(VIEW + SCRIPT, "")
         _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
         return True
 
     def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
-        """An interpreter of Python with the image that the program needs: the one that waits, unless all must be as it was made."""
+        """Return a Python interpreter with the image that the program needs: `instance`, or a new one if that is None."""
         image = self._images["pandas" if _heavy(message) else "plain"][0]
         if instance is None:
             determinism = None if message["seed"] is None else _determinism(message, image.size, inputs)
@@ -217,15 +218,15 @@ class Guest:
         return instance
 
     def _script(self, message: dict[str, Any], waiting: Interpreter | None, inputs: Inputs | None) -> Interpreter:
-        """The same of JavaScript."""
+        """Return a JavaScript interpreter: `waiting`, or a new one if that is None or the run is deterministic."""
         if message["seed"] is not None:
             return self._interpreter(_determinism(message, 0, inputs))
         return waiting or self._interpreter()
 
     def _interpreter(self, determinism: Determinism | None = None) -> Interpreter:
-        made = self._javascript.made(Interpreter, ((VIEW, "/"),), determinism)
-        made.prepare(self._prelude)
-        return made
+        interpreter = self._javascript.made(Interpreter, ((VIEW, "/"),), determinism)
+        interpreter.prepare(self._prelude)
+        return interpreter
 
     def _open_again(self) -> None:
         for name, number in self._held.items():
@@ -236,14 +237,14 @@ class Guest:
 
 
 def _asked(payload: socket.socket) -> bool:
-    """Whether a program comes at once. One who waits for it gains nothing by a rehearsal; a guest of the pool has the time."""
+    """Return whether a program arrives at once. Then a rehearsal would only delay it; a guest of the pool has the time."""
     poller = select.poll()
     poller.register(payload, select.POLLIN)
     return bool(poller.poll(_MOMENT_MS))
 
 
 def _start(message: dict[str, Any], *, seeded: bool) -> str:
-    """What makes the interpreter inside run the script, as text: everything in it is quoted, in ASCII."""
+    """Return the code that makes the interpreter run the script. Every value in it is quoted, in ASCII."""
     given = {
         "cwd": message["cwd"],
         "env": dict(sorted(message["env"].items())),
@@ -263,21 +264,27 @@ def _heavy(message: dict[str, Any]) -> bool:
 
 
 def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> Determinism:
-    """Inside it has less memory than the kernel would let it have: so it is always the engine that refuses more, at the same moment."""
+    """Return the settings of a deterministic run. Its memory limit, five eighths of the run's and at least `least`, is below the kernel's.
+
+    So it is always the engine that refuses more memory, at the same moment.
+    """
     memory = message["memory"]
     most = None if memory is None else max(memory * 5 // 8, least)
     return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
 def _drive(run: Callable[[], int]) -> int:
-    """Run it to its end. A program that breaks the engine's rules ends as one that breaks the processor's: by a signal, here below 0."""
+    """Run the program to its end and return its exit code, or a negative signal number.
+
+    A trap ends the program by SIGABRT, as a fault of the processor would end a native one; empty fuel ends it by SIGKILL.
+    """
     try:
         return run()
     except Broken:
         return 1
-    except Exception as trap:  # the engine, or a system call of ours that was handed something it could not use
+    except Exception as trap:  # from the engine, or from a system call of ours that got unusable arguments
         if isinstance(trap, wasmtime.Trap) and trap.trap_code is wasmtime.TrapCode.OUT_OF_FUEL:
             return -signal.SIGKILL
-        why = str(trap).strip().rpartition("\n")[2].strip()  # before it, page after page, where in the interpreter
+        why = str(trap).strip().rpartition("\n")[2].strip()  # the lines before are pages of the interpreter's stack
         os.write(2, f"the interpreter was ended: {why}\n".encode(errors="replace"))
         return -signal.SIGABRT

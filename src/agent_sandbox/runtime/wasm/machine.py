@@ -1,7 +1,7 @@
-"""The engine, how it is configured, and an instance of the interpreter in it.
+"""The engine, its configuration, and instances of an interpreter in it.
 
-Everything is made in two steps, for fork lies between them: a `Machine` in the zygote (no call of a program has been made there, and no
-thread started), an `Instance` of it in each guest. The compiler and the maker of images use the same two.
+There are two steps, with a fork between them: the zygote makes a `Machine`, which starts no thread and runs no program; each guest makes
+an `Instance` of it. The compiler and the image maker use the same two.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ from agent_sandbox.runtime.wasm.wasi.abi import GuestMemory, Shim
 from agent_sandbox.runtime.wasm.wasi.deterministic import FUNCTIONS, PASSED_ON, Deterministic, Watch
 from agent_sandbox.runtime.wasm.wasi.listing import Listings, hand_out
 
-_NOBODY, _FAULT, _DONE = -1, -2, 0  # what the interpreter takes for "there is nobody there", for an error of the host's, and for an answer
+PAGE = 1 << 16  # of WebAssembly
+
+_NOBODY, _FAULT, _DONE = -1, -2, 0  # results of `host.call`: no host listens, the host failed, answered
 _ADDRESS = struct.Struct("<I")
-_LARGEST = 1 << 25  # bytes: more than anybody outside would listen to
+_LARGEST = 1 << 25  # bytes of a question: more than the supervisor accepts
+_TYPES = {"i": wasmtime.ValType.i32(), "l": wasmtime.ValType.i64()}
+_FIRST_DIRECTORY = 3  # descriptor of a program's first preopened directory
+_NO_END = (1 << 63) - 1  # fuel without a limit: lasts for centuries
 
 
 class Door:
-    """Closed until `answer` is set, in the guest and for the program that may use it."""
+    """The host function for questions. Closed until `answer` is set, in the guest, for a program that may ask."""
 
     def __init__(self) -> None:
         self.answer: Callable[[bytes], bytes] | None = None
 
     def __call__(self, caller: wasmtime.Caller, at: int, length: int, answer_at: int, length_at: int) -> int:
-        """What the interpreter calls: where its question lies, and where to write the address and the length of the answer."""
+        """Answer the question of `length` bytes at address `at`. Write the answer's address to `answer_at`, its length to `length_at`.
+
+        Return `_DONE`, `_NOBODY` while closed, or `_FAULT` for bad addresses and a broken connection.
+        """
         if self.answer is None:
             return _NOBODY
         memory, alloc = caller.get("memory"), caller.get("host_alloc")
@@ -44,7 +52,7 @@ class Door:
             return _FAULT
         try:
             answer = self.answer(bytes(memory.read(caller, at, at + length)))
-        except (OSError, RuntimeError):  # the host listens no longer
+        except (OSError, RuntimeError):  # the supervisor has closed its end
             return _FAULT
         address = alloc(caller, len(answer)) & 0xFFFFFFFF
         size = memory.data_len(caller)  # it may have grown
@@ -56,35 +64,29 @@ class Door:
         return _DONE
 
 
-PAGE = 1 << 16  # of WebAssembly
-
-_TYPES = {"i": wasmtime.ValType.i32(), "l": wasmtime.ValType.i64()}
-_FIRST_DIRECTORY = 3  # the descriptor of the first one that a program is given
-_NO_END = (1 << 63) - 1  # fuel for whoever may use as much as they like: centuries
-
-
 def configuration(*, threads: bool = False, counting: bool = False) -> wasmtime.Config:
-    """How code is compiled and run. `threads` is for the compiler alone: a zygote must have one. `counting` is of what is executed.
+    """Return the settings under which code is compiled and run.
 
-    A change here is one of `recipe.COMPILED_FOR`.
+    `threads` is for the compiler alone: a zygote must have a single thread. `counting` counts executed instructions as fuel. Change
+    `recipe.COMPILED_FOR` with these settings.
     """
     config = wasmtime.Config()
     config.parallel_compilation = threads
     config.consume_fuel = counting
-    # Without a public name. The engine refuses a stack larger than this one, which nothing here uses.
+    # It has no public name. The engine refuses a `max_wasm_stack` above the async stack, which nothing here uses.
     wasmtime._ffi.wasmtime_config_async_stack_size_set(config.ptr(), STACK)
     config.max_wasm_stack = STACK
     return config
 
 
 def compiled(module: bytes, *, counting: bool) -> bytearray:
-    """Native code for a module, as `Machine.load` takes it."""
+    """Return native code for a module, in the form that `Machine.load` takes."""
     return wasmtime.Module(wasmtime.Engine(configuration(threads=True, counting=counting)), module).serialize()
 
 
 @dataclass(frozen=True)
 class Image:
-    """Memory of an interpreter at rest, mapped somewhere in this process."""
+    """The memory of an idle interpreter, mapped in this process."""
 
     address: int
     size: int
@@ -92,8 +94,11 @@ class Image:
 
 @dataclass(frozen=True)
 class Determinism:
-    """What a deterministic run begins with. `memory_bytes` is what it may have inside: less than the kernel would let it, so that it is
-    refused more at the same moment every time. `watch` is told what it looks into."""
+    """The settings of a deterministic run.
+
+    `memory_bytes` limits its memory inside, below the kernel's limit, so that more is refused at the same moment in every run. `watch` is
+    called for each file and directory it opens or lists.
+    """
 
     seed: int
     memory_bytes: int | None
@@ -104,13 +109,13 @@ _Kind = TypeVar("_Kind", bound="Inside")
 
 
 class Machine:
-    """A loaded module with all it may import. With `counting` it was compiled to count what it executes."""
+    """A loaded module with the host functions that it may import. With `counting` it was compiled to count instructions."""
 
     def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module, *, counting: bool = False) -> None:
         self._engine = engine
         self.counting = counting
-        self.leave: Callable[[int], None] = os._exit  # what is done when the program ends itself, with its exit code
-        self._made: Inside
+        self.leave: Callable[[int], None] = os._exit  # called with the exit code when the program ends itself
+        self._current: Inside
         self._listings: Listings | None = None
         self._deterministic: Deterministic | None = None
         self._listing = Shim(engine, ("fd_readdir",), own_memory=True)
@@ -118,7 +123,7 @@ class Machine:
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
         linker.allow_shadowing = True
-        # The engine's own knows no codes above 125. The process is the program's, and ends with it.
+        # The engine's own accepts no codes above 125. This process serves one program, and ends with it.
         linker.define_func(abi.MODULE, "proc_exit", _function("i", results=""), lambda code: self.leave(code & 0xFF))
         self.door = Door()
         linker.define_func("host", "call", _function("iiii"), self.door, access_caller=True)
@@ -130,15 +135,15 @@ class Machine:
 
     @classmethod
     def load(cls, compiled: str, *, counting: bool = False, beside: Machine | None = None) -> Machine:
-        """From a file that was compiled here. It is native code that is executed as it is: whoever calls this has checked it.
+        """Load a file that was compiled here. It is native code and executed unchecked: the caller must have checked it.
 
-        `beside` is a machine whose engine it shares.
+        `beside` is a machine whose engine is shared.
         """
         engine = beside._engine if beside is not None else wasmtime.Engine(configuration(counting=counting))
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)
 
     def instance(self, directories: Sequence[tuple[str, str]], determinism: Determinism | None = None) -> Instance:
-        """A fresh interpreter of Python that sees these directories, each by the name it has inside, which an image remembers."""
+        """Make a Python interpreter that sees these directories, given as (path here, path inside). Images remember the paths inside."""
         return self.made(Instance, directories, determinism)
 
     def made(
@@ -147,9 +152,9 @@ class Machine:
         directories: Sequence[tuple[str, str]],
         determinism: Determinism | None = None,
     ) -> _Kind:
-        """A fresh instance, whatever its module exports, that sees these directories.
+        """Make an instance of `kind` that sees these directories, whatever its module exports.
 
-        One at a time: the system calls of the last one made are answered.
+        One at a time: only the system calls of the newest instance are answered.
         """
         store = wasmtime.Store(self._engine)
         if self.counting:
@@ -164,19 +169,19 @@ class Machine:
         store.set_wasi(wasi)
         self._listings = self._deterministic = None
         if determinism is None:
-            self._made = made = kind(store, self._ready.instantiate(store))
-            return made
+            self._current = instance = kind(store, self._ready.instantiate(store))
+            return instance
         if determinism.memory_bytes is not None:
             store.set_limits(memory_size=determinism.memory_bytes)
-        self._made = made = kind(store, self._ready_to_repeat.instantiate(store))
+        self._current = instance = kind(store, self._ready_to_repeat.instantiate(store))
         given = {_FIRST_DIRECTORY + index: real for index, (real, _) in enumerate(directories)}
-        engine, memory = self._passing.instance(store, self._made.exported_memory)
+        engine, memory = self._passing.instance(store, self._current.exported_memory)
         self._deterministic = Deterministic(determinism.seed, given, engine, memory, self._lists(), determinism.watch)
-        return made
+        return instance
 
     def _lists(self) -> Listings:
         if self._listings is None:
-            functions, memory = self._listing.instance(self._made.store, self._made.exported_memory)
+            functions, memory = self._listing.instance(self._current.store, self._current.exported_memory)
             self._listings = Listings(functions["fd_readdir"], memory)
         return self._listings
 
@@ -184,11 +189,11 @@ class Machine:
         listings = self._lists()
         entries = listings.kept(fd) if cookie else None
         if entries is None:
-            found = listings.read(fd)
-            if isinstance(found, int):
-                return found
-            listings.keep(fd, entries := found)
-        return hand_out(self._made.guest_memory, entries, address, length, cookie, used)
+            listing = listings.read(fd)
+            if isinstance(listing, int):
+                return listing
+            listings.keep(fd, entries := listing)
+        return hand_out(self._current.guest_memory, entries, address, length, cookie, used)
 
     def _answering(self, name: str) -> Callable[..., int]:
         def answer(*arguments: int) -> int:
@@ -203,7 +208,7 @@ def _function(parameters: str, *, results: str = "i") -> wasmtime.FuncType:
 
 
 class Inside:
-    """One instance, as its host knows it."""
+    """An instance of any module, as seen by the host: its store, its memory and its fuel."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
         memory = instance.exports(store)["memory"]
@@ -213,17 +218,17 @@ class Inside:
         self._fuel = _NO_END
 
     def give_fuel(self, limit: int | None) -> None:
-        """Count from here on, up to this much. Only of a machine that counts."""
+        """Count fuel from here on, up to `limit`. Only for a machine that counts."""
         self._fuel = _NO_END if limit is None else limit
         self.store.set_fuel(self._fuel)
 
     def fuel_used(self) -> int:
-        """Since it was given."""
+        """Return the fuel used since `give_fuel`."""
         return self._fuel - self.store.get_fuel()
 
 
 class Instance(Inside):
-    """One interpreter of Python."""
+    """A Python interpreter."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
         super().__init__(store, instance)
@@ -233,8 +238,8 @@ class Instance(Inside):
         self._turn, self._alloc = turn, alloc
 
     def become(self, image: Image) -> None:
-        """Take the memory of another interpreter, which was at rest, for one's own. It is moved here: an image serves once."""
-        from agent_sandbox.kernel.memory import move_over  # Linux's; who only compiles need not have it
+        """Replace this interpreter's memory by an image. The mapping is moved: an image can be used once."""
+        from agent_sandbox.kernel.memory import move_over  # needs Linux; the compiler does not
 
         missing = image.size - self.exported_memory.data_len(self.store)
         if missing > 0:
@@ -242,12 +247,12 @@ class Instance(Inside):
         move_over(image.address, image.size, self.exported_memory.get_buffer_ptr(self.store))
 
     def run(self, code: str) -> int:
-        """Run code in it; 0 when it came through. A program that ends itself ends this process. Raises wasmtime.Trap when it breaks."""
+        """Run code and return 0 if it succeeded. A program that ends itself ends this process. Raises wasmtime.Trap on a trap."""
         data = code.encode("utf-8", "surrogatepass")
         address = self._alloc(self.store, len(data)) & 0xFFFFFFFF
         self.exported_memory.write(self.store, data, address)
         return int(self._turn(self.store, address, len(data)))
 
     def memory(self) -> bytes:
-        """A copy of all its memory."""
+        """Return a copy of the whole memory."""
         return bytes(self.exported_memory.read(self.store))

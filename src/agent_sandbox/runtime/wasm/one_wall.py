@@ -1,8 +1,8 @@
-"""The `wasm-one-wall` runtime: the same interpreter inside WebAssembly where Linux's confinement is not to be had.
+"""The `wasm-one-wall` runtime: the same interpreter inside WebAssembly, for hosts without Linux's confinement.
 
-Here the engine is all there is between the program and the machine; should it have a hole, nothing stands behind it. It is lent an empty
-directory of its own, its library to read, and its streams: no file of the machine, which rules for files would need a view for. What it may
-use is watched from beside it. Nothing here or in its program needs Linux.
+Only the engine separates the program from the machine; nothing contains a hole in it. The program gets an empty directory of its own,
+read access to its library, and its streams. It gets no file of the machine: rules for files would need a view. A thread beside the program
+watches its limits. Nothing here or in `one_wall_program` needs Linux.
 """
 
 from __future__ import annotations
@@ -22,50 +22,66 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Completed, Exit, Launch, PythonCode, Reason, Support, Usage
+from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, Launch, PythonCode, Reason, Support, Traits, Usage
 from agent_sandbox.runtime.process.zygote import argv_for, packages
+from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.recipe import Package
-from agent_sandbox.runtime.wasm.runtime import cache_for
+from agent_sandbox.runtime.wasm.runtime import cache_for, missing_means
 
 if TYPE_CHECKING:
     from typing import IO
 
 NOTE = "one wall only: between this program and the machine there was the WebAssembly engine, and no confinement of the kernel's behind it"
+NAME = "wasm-one-wall"
 PROGRAM = "agent_sandbox.runtime.wasm.one_wall_program"
+# The engine alone gives each of these: a program inside reaches only what WASI has a call for and we have opened for it.
+_GUARANTEES = frozenset(
+    {
+        Guarantee.FILES_CONFINED,
+        Guarantee.NO_NETWORK,
+        Guarantee.NO_NEW_PROCESSES,
+        Guarantee.PROCESSES_INVISIBLE,
+        Guarantee.SYSCALLS_FILTERED,
+        Guarantee.MEMORY_WATCHED,
+        Guarantee.CPU_LIMITED,
+        Guarantee.DISK_LIMITED,
+    }
+)
 _REASONS = {"wall": Reason.TIMED_OUT, "cpu": Reason.CPU_LIMIT, "disk": Reason.DISK_LIMIT, "abort": Reason.SIGNALLED}
-_PATIENCE_BYTES = 64 << 20  # dropped output after which a run is ended
+_PATIENCE_BYTES = 64 << 20  # of output after which a run is ended, if the limit is small
 _CHUNK = 65536
 _STARTING_SECONDS = 60.0  # for the engine to load, at most
-_ABORT = 6  # SIGABRT, as elsewhere a program that breaks the engine's rules ends
+_ABORT = 6  # SIGABRT: a trap ends the program so in every runtime
 
 
 class OneWallGuest:
-    """One run."""
+    """A run: the process around its program, and the directory that both use."""
 
     layers: int | None = None
     irrevocable = False
+    terminal: int | None = None
 
     def __init__(self, launch: Launch, program: PythonCode, module: Entry, found: Package) -> None:
         self.launch = launch
         self.refused = ""
         self.notes: tuple[str, ...] = (NOTE,)
-        self._own = tempfile.mkdtemp(prefix="agent-sandbox-")
+        self._directory = tempfile.mkdtemp(prefix="agent-sandbox-")
         self._killed = self._closed = False
         try:
             self._process = self._start(launch, program, module, found)
         except BaseException:
-            remove(self._own)
+            remove(self._directory)
             raise
         self._began = time.monotonic()
 
     def _start(self, launch: Launch, program: PythonCode, module: Entry, found: Package) -> subprocess.Popen[bytes]:
-        root, library = os.path.join(self._own, "root"), os.path.join(self._own, "library")
+        root, library = os.path.join(self._directory, "root"), os.path.join(self._directory, "library")
         os.mkdir(library)
-        _put(found.library, os.path.join(library, found.library_name))
-        for made in ("tmp", SCRIPTS.lstrip("/")):
-            os.makedirs(os.path.join(root, made))
+        _link_or_copy(found.library, os.path.join(library, found.library_name))
+        for name in ("tmp", SCRIPTS.lstrip("/")):
+            os.makedirs(os.path.join(root, name))
         with open(os.path.join(root, SCRIPT.lstrip("/")), "w", encoding="utf-8", errors="surrogateescape") as script:
             script.write(program.source)
         limits = launch.limits
@@ -74,7 +90,7 @@ class OneWallGuest:
             "digest": module.digest,
             "library": library,
             "root": root,
-            "report": os.path.join(self._own, "report"),
+            "report": os.path.join(self._directory, "report"),
             "source": program.source,
             "arguments": list(program.argv),
             "env": dict(launch.env),
@@ -85,7 +101,7 @@ class OneWallGuest:
             "cpu_seconds": limits.cpu_seconds,
             "disk_bytes": limits.disk_bytes,
         }
-        path = os.path.join(self._own, "told")
+        path = os.path.join(self._directory, "told")
         with open(path, "w", encoding="ascii") as file:
             json.dump(message, file)
         given = launch.stdin
@@ -95,13 +111,13 @@ class OneWallGuest:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self._own,
+            cwd=self._directory,
             env={"PATH": os.defpath, "LANG": "C.UTF-8"},
         )
 
     def wait(self) -> Completed:
-        """Take its output until it has ended, then say how."""
-        arrived: queue.Queue[tuple[str, bytes]] = queue.Queue(16)  # bounded: who prints faster than it is taken has to wait
+        """Read the output until the run has ended, and return output and exit."""
+        arrived: queue.Queue[tuple[str, bytes]] = queue.Queue(16)  # bounded: a program that prints faster than we read has to wait
         streams = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         for name, stream in streams.items():
             threading.Thread(target=_carry, args=(name, stream, arrived), daemon=True).start()
@@ -111,7 +127,7 @@ class OneWallGuest:
         taken, ended_by = dict.fromkeys(streams, 0), None
         open_streams = set(streams)
         wall = self.launch.limits.wall_seconds
-        deadline = None if wall is None else self._began + wall + _STARTING_SECONDS  # it watches its own clock, once it has begun
+        deadline = None if wall is None else self._began + wall + _STARTING_SECONDS  # the run watches its own clock once it has begun
         while open_streams:
             left = None if deadline is None or ended_by is not None else max(0.0, deadline - time.monotonic())
             try:
@@ -129,7 +145,7 @@ class OneWallGuest:
         return Completed(self._exit(code, ended_by, taken), b"".join(kept["stdout"]), b"".join(kept["stderr"]))
 
     def _take(self, name: str, data: bytes, taken: dict[str, int], kept: dict[str, list[bytes]]) -> bool:
-        """Keep and pass on what the limit allows. Whether patience with it has ended."""
+        """Keep and pass on the output that the limit allows. Return whether so much was dropped that the run must end."""
         limit = self.launch.limits.output_bytes
         room = len(data) if limit is None else max(0, limit - taken[name])
         taken[name] += len(data)
@@ -142,8 +158,8 @@ class OneWallGuest:
 
     def _exit(self, code: int, ended_by: Reason | None, taken: dict[str, int]) -> Exit:
         reported = self._reported()
-        said = reported.get("reason", "")
-        reason = Reason.KILLED if self._killed else ended_by or _REASONS.get(str(said))
+        word = reported.get("reason", "")
+        reason = Reason.KILLED if self._killed else ended_by or _REASONS.get(str(word))
         number = _ABORT if reason is Reason.SIGNALLED else -code if code < 0 else None
         if reason is None:
             reason = Reason.SIGNALLED if number is not None else Reason.EXITED
@@ -158,9 +174,9 @@ class OneWallGuest:
         return Exit(code if number is None else 128 + number, reason, number, tuple(hit), usage)
 
     def _reported(self) -> dict[str, object]:
-        """What the process around the program said at its end. Out of the program's reach."""
+        """Return the report that the process around the program left; empty if there is none. The program cannot reach the file."""
         try:
-            with open(os.path.join(self._own, "report"), encoding="ascii") as file:
+            with open(os.path.join(self._directory, "report"), encoding="ascii") as file:
                 return dict(json.load(file))
         except (OSError, ValueError):
             return {}
@@ -176,10 +192,10 @@ class OneWallGuest:
             self._process.send_signal(number)
 
     def wake_on(self, fd: int) -> None:
-        """Not needed: `wait` here is one that a signal handler interrupts."""
+        """Do nothing: a signal handler interrupts this runtime's `wait`."""
 
     def close(self) -> None:
-        """Kill it if it runs, and free what it holds. Idempotent."""
+        """Kill the run if it goes on, and free its resources. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -190,7 +206,7 @@ class OneWallGuest:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        remove(self._own)
+        remove(self._directory)
 
     def __enter__(self) -> OneWallGuest:
         return self
@@ -199,11 +215,11 @@ class OneWallGuest:
         self.close()
 
 
-def _put(file: str, there: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     try:
-        os.link(file, there)
-    except OSError:  # another filesystem, or one without links
-        shutil.copyfile(file, there)
+        os.link(source, target)
+    except OSError:  # another filesystem, or one without hard links
+        shutil.copyfile(source, target)
 
 
 def _carry(name: str, stream: IO[bytes], arrived: queue.Queue[tuple[str, bytes]]) -> None:
@@ -213,21 +229,21 @@ def _carry(name: str, stream: IO[bytes], arrived: queue.Queue[tuple[str, bytes]]
 
 
 def _feed(stream: IO[bytes], data: bytes) -> None:
-    with suppress(OSError):  # it need not be read
+    with suppress(OSError):  # the program need not read its input
         stream.write(data)
     with suppress(OSError):
         stream.close()
 
 
 def remove(top: str) -> None:
-    """Remove a tree that a program has made, however deep it is: what lies further down is first brought up, so no path grows long."""
+    """Remove a tree that a program has made, however deep. Subdirectories are first moved to the top, so that no path grows long."""
     number = 0
     waiting = [top]
     while waiting:
         directory = waiting.pop()
         with os.scandir(directory) as entries:
-            found = list(entries)
-        for entry in found:
+            listed = list(entries)
+        for entry in listed:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
                 continue
@@ -239,28 +255,8 @@ def remove(top: str) -> None:
     os.rmdir(top)
 
 
-NAME = "wasm-one-wall"
-# Each is given by the engine alone: of the machine a program inside reaches only what WASI has a call for and we have lent it.
-_GUARANTEES = frozenset(
-    {
-        Guarantee.FILES_CONFINED,
-        Guarantee.NO_NETWORK,
-        Guarantee.NO_NEW_PROCESSES,
-        Guarantee.PROCESSES_INVISIBLE,
-        Guarantee.SYSCALLS_FILTERED,
-        Guarantee.MEMORY_WATCHED,
-        Guarantee.CPU_LIMITED,
-        Guarantee.DISK_LIMITED,
-    }
-)
-
-
 class OneWall:
-    """Runs Python code, each time in an engine and a process of its own. Safe to use from many threads."""
-
-    name = NAME
-    brings = frozenset({"python"})
-    views = False  # nothing of the machine can be shown
+    """The one-wall runtime: each run of Python code has its own engine and process. Safe to use from many threads."""
 
     def __init__(self, cache: str, records: str) -> None:
         self._directories = cache, records
@@ -274,41 +270,46 @@ class OneWall:
         return cache_for(self._package, *self._directories)
 
     @property
-    def guarantees(self) -> frozenset[Guarantee]:
-        """What it gives here. It changes no user: started by root, the engine is root's."""
+    def traits(self) -> Traits:
+        """The properties of this runtime. It does not change the user: started by root, the engine runs as root."""
         root = hasattr(os, "geteuid") and os.geteuid() == 0
-        return _GUARANTEES if root else _GUARANTEES | {Guarantee.NOT_HOST_ROOT}
+        guarantees = _GUARANTEES if root else _GUARANTEES | {Guarantee.NOT_HOST_ROOT}
+        python = frozenset({"python"})
+        return Traits(NAME, 5, python, guarantees, python, views=False, features=frozenset(), modules=MODULES, absent=ABSENT)
 
     @property
     def ready(self) -> bool:
-        """Whether the interpreter has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
+        """Whether the interpreter is compiled. Raises `RuntimeUnavailable` if the extra is not installed."""
         return self._cache.entry(MODULE) is not None
 
-    def objection(self, *, terminal: bool, system: bool, watched: bool, observed: bool, preload: tuple[str, ...]) -> str:
-        """Why it does not take such a launch, whatever the program; or nothing."""
-        for wanted, name in (
-            (terminal, "terminal"),
-            (system, "system profile"),
-            (watched, "watch over reads"),
-            (observed, "observer"),
-            (preload, "preloaded modules"),
-        ):
-            if wanted:
-                return f"it has no {name}"
-        return ""
+    def absence(self, *, prepare: bool) -> str:
+        """Return why the runtime cannot be used now; "" if it can. Raises `RuntimeUnavailable` if the extra is not installed."""
+        return "" if self.ready else "it has not been compiled; run: agent-sandbox setup"
+
+    def objection(self, demands: Demands) -> str:
+        """Return why such a launch is refused, whatever the program; "" if it is not."""
+        return missing_means(demands) or ("it has no preloaded modules" if demands.preload else "")
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Raise `RuntimeUnavailable`: one wall has no deterministic runs."""
+        raise RuntimeUnavailable("one wall has no deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
 
     def probe(self) -> Support:
-        """What a launch would enforce here; nothing when it has not been compiled."""
+        """Return the guarantees that a launch would enforce here; none if the interpreter is not compiled or not installed."""
         try:
             if self.ready:
-                return Support(NAME, self.guarantees, {each.value: NOTE for each in Guarantee if each not in self.guarantees})
+                return Support(NAME, self.traits.guarantees, {each.value: NOTE for each in Guarantee if each not in self.traits.guarantees})
             return Support(NAME, frozenset(), {Guarantee.FILES_CONFINED.value: "it has not been compiled; run: agent-sandbox setup"})
         except RuntimeUnavailable as error:
             return Support(NAME, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})
 
     def launch(self, launch: Launch) -> OneWallGuest:
-        """Start a run. Every required guarantee is in force when its program starts, or nothing runs."""
-        if missing := launch.requires - self.guarantees:
+        """Start a run. Every required guarantee is in force when its program starts, or nothing runs.
+
+        Raises `RuntimeUnavailable` for a launch that this runtime cannot take.
+        """
+        if missing := launch.requires - self.traits.guarantees:
             names = tuple(sorted(guarantee.value for guarantee in missing))
             raise RuntimeUnavailable(
                 f"one wall cannot give: {', '.join(names)}", missing=names, hint="run it on Linux, as an ordinary user"
@@ -317,13 +318,7 @@ class OneWall:
             raise RuntimeUnavailable(
                 "this runtime runs Python code, no other program", missing=("native-programs",), hint="run it on Linux"
             )
-        why = self.objection(
-            terminal=launch.terminal is not None,
-            system=launch.system,
-            watched=launch.on_ready is not None,
-            observed=launch.observe,
-            preload=launch.preload,
-        )
+        why = self.objection(Demands.of(launch))
         if launch.talk is not None:
             why = "it has no sessions and no tools"
         if launch.root.steps or launch.writable or launch.cwd != "/tmp":
@@ -334,8 +329,8 @@ class OneWall:
         if entry is None:
             hint = "run: agent-sandbox setup"
             raise RuntimeUnavailable("the interpreter has not been compiled for this machine yet", missing=("compiled-module",), hint=hint)
-        found = self._package
-        return OneWallGuest(launch, launch.program, entry, found)
+        package = self._package
+        return OneWallGuest(launch, launch.program, entry, package)
 
     def close(self, *, leaving: bool = False) -> None:
-        """Nothing waits here."""
+        """Do nothing: this runtime keeps no waiting guests."""

@@ -1,6 +1,6 @@
-"""What a run with one wall runs in: a process that lends the program inside two directories and its streams, and watches what it uses.
+"""The process of a one-wall run: it opens two directories and its streams for the program inside, and watches the limits.
 
-The program and what it may use come in a file that lies beside its directory, out of its reach, and how it ended is left there too.
+Program and limits come in a file beside the program's directory, out of its reach. The report on its end is left there, too.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from agent_sandbox.runtime.wasm.recipe import OURS, preparation
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for it
+LIBRARY_INSIDE = "/usr/local/lib"  # where the interpreter looks for its library
 _LOOK_SECONDS = 0.05
-_OUR_FILES = 16  # that this process has open itself
-_ENTRY_BYTES = 1024  # what each takes at least
+_OUR_FILES = 16  # files that this process has open itself
+_ENTRY_BYTES = 1024  # counted at least for every directory entry
 _ABORTED, _ENDED = 134, 137  # as a shell reports SIGABRT and SIGKILL
 _I32 = wasmtime.ValType.i32()
 _START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {arguments}, {cwd}, seeded=False)"
 
 
 def main() -> None:
-    """The arguments are our root, where packages are, and the file that says what to do."""
+    """Run one program. Arguments: our root, the search path of packages, and the file with the request."""
     root, packages, path = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(each for each in packages.split(os.pathsep) if each and each not in sys.path)
     with open(path, encoding="ascii") as file:
-        told = json.load(file)
+        request = json.load(file)
     try:
-        store, instance = _made(told)
-        _limit_files(told["open_files"])
+        store, instance = _instantiate(request)
+        _limit_files(request["open_files"])
         _turn(store, instance, preparation())
-        threading.Thread(target=_watch, args=(told, *_clocks()), daemon=True).start()
-        given = {name: told[name] for name in ("cwd", "env", "arguments", "source")} | {"path": SCRIPT, "ours": OURS}
+        threading.Thread(target=_watch, args=(request, *_clocks()), daemon=True).start()
+        given = {name: request[name] for name in ("cwd", "env", "arguments", "source")} | {"path": SCRIPT, "ours": OURS}
         code = _turn(store, instance, _START.format(**{name: ascii(value) for name, value in given.items()}))
     except (wasmtime.Trap, wasmtime.WasmtimeError) as trap:
         os.write(2, f"the interpreter was ended: {str(trap).strip().rpartition(chr(10))[2].strip()}\n".encode(errors="replace"))
-        _leave(told, _ABORTED, "abort")
-    _leave(told, code)
+        _leave(request, _ABORTED, "abort")
+    _leave(request, code)
 
 
-def _made(told: dict[str, Any]) -> tuple[wasmtime.Store, wasmtime.Instance]:
+def _instantiate(request: dict[str, Any]) -> tuple[wasmtime.Store, wasmtime.Instance]:
     compiled = bytearray()
-    with checked(Entry(told["module"], told["digest"]), compiled.extend):
+    with checked(Entry(request["module"], request["digest"]), compiled.extend):
         engine = wasmtime.Engine(configuration())
-        module = wasmtime.Module.deserialize(engine, compiled)  # what was checked, whatever becomes of the file
+        module = wasmtime.Module.deserialize(engine, compiled)  # the checked bytes, even if the file changes
     linker = wasmtime.Linker(engine)
     linker.define_wasi()
     linker.allow_shadowing = True
     ended = wasmtime.FuncType([_I32], [])
-    linker.define_func("wasi_snapshot_preview1", "proc_exit", ended, lambda code: _leave(told, code & 0xFF))
-    linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), lambda *_: -1)  # there is nobody there
+    linker.define_func("wasi_snapshot_preview1", "proc_exit", ended, lambda code: _leave(request, code & 0xFF))
+    linker.define_func("host", "call", wasmtime.FuncType([_I32] * 4, [_I32]), lambda *_: -1)  # no host listens
     store = wasmtime.Store(engine)
-    if told["memory_bytes"] is not None:
-        store.set_limits(memory_size=told["memory_bytes"])
+    if request["memory_bytes"] is not None:
+        store.set_limits(memory_size=request["memory_bytes"])
     wasi = wasmtime.WasiConfig()
     wasi.argv = ["python"]
     wasi.inherit_stdin()
     wasi.inherit_stdout()
     wasi.inherit_stderr()
-    wasi.preopen_dir(told["library"], LIBRARY_INSIDE, False)
-    wasi.preopen_dir(told["root"], "/", True)
+    wasi.preopen_dir(request["library"], LIBRARY_INSIDE, False)
+    wasi.preopen_dir(request["root"], "/", True)
     store.set_wasi(wasi)
     return store, linker.instantiate(store, module)
 
@@ -89,7 +89,7 @@ def _turn(store: wasmtime.Store, instance: wasmtime.Instance, code: str) -> int:
 
 
 def _limit_files(most: int | None) -> None:
-    """What a program inside opens is opened by this process."""
+    """Limit the open files of this process, which opens the files of the program inside."""
     if most is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = most + _OUR_FILES
@@ -100,28 +100,28 @@ def _clocks() -> tuple[float, float]:
     return time.monotonic(), time.process_time()
 
 
-def _watch(told: dict[str, Any], began: float, used: float) -> None:
-    """End the run when it has used more than it may. What cannot be counted is too much."""
-    wall, cpu, disk = told["wall_seconds"], told["cpu_seconds"], told["disk_bytes"]
+def _watch(request: dict[str, Any], began: float, used: float) -> None:
+    """End the run when it exceeds a limit. A tree that cannot be measured counts as over the disk limit."""
+    wall, cpu, disk = request["wall_seconds"], request["cpu_seconds"], request["disk_bytes"]
     try:
         while True:
             now, so_far = _clocks()
             if wall is not None and now - began > wall:
-                _leave(told, _ENDED, "wall")
+                _leave(request, _ENDED, "wall")
             if cpu is not None and so_far - used > cpu:
-                _leave(told, _ENDED, "cpu")
-            if disk is not None and written(told["root"], disk) > disk:
+                _leave(request, _ENDED, "cpu")
+            if disk is not None and written(request["root"], disk) > disk:
                 break
             time.sleep(_LOOK_SECONDS)
     finally:
-        _leave(told, _ENDED, "disk")
+        _leave(request, _ENDED, "disk")
 
 
 def written(root: str, enough: int) -> int:
-    """Bytes in a tree, or more than `enough` as soon as that is clear. Raises OSError for what is too deep to be looked at."""
+    """Return the bytes in a tree, or a number above `enough` as soon as that is exceeded. Raises OSError if the tree is too deep."""
     total, waiting = 0, [root]
     while waiting and total <= enough:
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:  # it goes on meanwhile
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:  # the program changes it meanwhile
             for entry in entries:
                 total += max(entry.stat(follow_symlinks=False).st_size, _ENTRY_BYTES)
                 if entry.is_dir(follow_symlinks=False):
@@ -131,7 +131,7 @@ def written(root: str, enough: int) -> int:
     return total
 
 
-def _leave(told: dict[str, Any], code: int, reason: str = "") -> NoReturn:
-    with open(told["report"], "w", encoding="ascii") as file:
+def _leave(request: dict[str, Any], code: int, reason: str = "") -> NoReturn:
+    with open(request["report"], "w", encoding="ascii") as file:
         json.dump({"reason": reason, "cpu": time.process_time()}, file)
     os._exit(code)

@@ -93,7 +93,7 @@ def _hashed(*texts: str) -> str:
 
 @dataclass(frozen=True)
 class Package:
-    """The installed engine and interpreters. `digest` and `javascript_digest` are the SHA-256 digests listed by the makers of the modules."""
+    """The installed engine and interpreters. `digest` and `javascript_digest` are the SHA-256 digests that the makers list."""
 
     engine: str  # its version
     module: str  # path of the Python interpreter

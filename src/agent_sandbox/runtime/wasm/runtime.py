@@ -1,7 +1,9 @@
 """The `wasm` runtime: Python or JavaScript in an interpreter inside WebAssembly, which runs in a guest of the `process` runtime.
 
-Everything that makes a guest a guest is the process runtime's: view, confinement, limits, pool, clearing away. What differs is what its
-zygote has loaded, that its view lies one directory down, and that it starts no program and no other process whatever the policy allows.
+The process runtime does everything else: view, confinement, limits, pool, clean-up. Three things differ: the zygote has the engine loaded,
+the view lies one directory down, and a guest starts no program and no other process, whatever the policy allows.
+
+`proved` completes a probe: it shows by live runs that runs are deterministic and that fuel is limited.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ import os
 import time
 from functools import cached_property
 
-from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Completed, Hosted, JavaScriptCode, Launch, Reason, Support
+from agent_sandbox.runtime.base import Completed, Demands, Hosted, JavaScriptCode, Launch, Reason, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.probe import trial
+from agent_sandbox.runtime.process.probe import probe, trial
 from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote, argv_for, packages
+from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
@@ -26,27 +29,46 @@ from agent_sandbox.runtime.wasm.view import VIEW, moved_down
 
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
 BUILDER = "agent_sandbox.runtime.wasm.compiler"
-# What only a program inside WebAssembly can be given: every instruction is ours to count, and every system call ours to answer.
+# Guarantees that only WebAssembly can give: we count every instruction and answer every system call.
 ONLY_HERE = frozenset({Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC})
+_LANGUAGES = frozenset({"python", "javascript"})
+TRAITS = Traits(
+    name="wasm",
+    cost=10,
+    languages=_LANGUAGES,
+    guarantees=GUARANTEES | ONLY_HERE,
+    brings=_LANGUAGES,
+    features=frozenset(),
+    modules=MODULES,
+    absent=ABSENT,
+)
 _PRELOADED = frozenset(name for names in IMAGES.values() for name in names)
+
+# Every printed value differs from one ordinary run to the next.
+_TELLTALE = """
+import os, random, secrets, tempfile, time, uuid
+time.sleep(3600)
+print(time.time(), time.monotonic(), time.perf_counter(), random.random(), secrets.token_hex(), uuid.uuid1(), tempfile.mkdtemp())
+print([os.stat(os.path.join("/tmp", name)) for name in os.listdir("/tmp")], object())
+"""
+_ENDLESS = "while True: pass"
+_OURS = (Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED)
+_FUEL = 10_000_000  # a hundredth of a second
 
 
 class WasmRuntime:
-    """Guests forked from one zygote that has the compiled interpreters loaded. Safe to use from many threads, and on both sides of a fork.
+    """The wasm runtime: guests are forked from one zygote that has the compiled interpreters loaded.
 
-    `cache` and `records` are directories of this user's: what is compiled, and the digests by which it is known again.
+    Safe to use from many threads, and on both sides of a fork. `cache` and `records` are directories of this user: one holds the compiled
+    files, the other their digests.
     """
 
-    name = "wasm"
-    brings = frozenset({"python", "javascript"})  # languages that need nothing of the machine
-    guarantees = GUARANTEES | ONLY_HERE
-    views = True  # its guests see what a mount plan shows
+    traits = TRAITS
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
-        self._guests = ProcessRuntime(warm=warm, start=self._start)
-        self._guests.name, self._guests.brings = self.name, self.brings  # in what it refuses
-        self._found: dict[str, dict[str, str]] = {}
+        self._guests = ProcessRuntime(warm=warm, start=self._start, traits=TRAITS)
+        self._compiled_paths: dict[str, dict[str, str]] = {}
 
     @cached_property
     def _package(self) -> Package:
@@ -57,59 +79,59 @@ class WasmRuntime:
         return cache_for(self._package, *self._directories)
 
     def _files(self, module: str) -> dict[str, str]:
-        """What a zygote of this kind has to have, as it calls them: modules and images, by their names in the cache."""
+        """Return the modules and images that a zygote of this kind needs: the zygote's names mapped to names in the cache."""
         javascript = javascript_stored_as(self._package.javascript_digest, counting=module == COUNTING)
         return {module: module, JAVASCRIPT: javascript, **{image: stored_as(image) for image in IMAGES}}
 
     def _compiled(self, module: str) -> dict[str, str]:
-        """Looked for once: whoever takes it away afterwards takes it from a zygote that has it."""
-        if module not in self._found:
-            self._found[module] = {name: self._entry(self._files(module)[name]).path for name in (module, JAVASCRIPT)}
-        return self._found[module]
+        """Return the paths of the compiled modules. Looked up once: if a file is removed later, the zygote has it loaded already."""
+        if module not in self._compiled_paths:
+            self._compiled_paths[module] = {name: self._entry(self._files(module)[name]).path for name in (module, JAVASCRIPT)}
+        return self._compiled_paths[module]
 
     @property
     def ready(self) -> bool:
-        """Whether all that ordinary runs need has been compiled. Raises `RuntimeUnavailable` when the extra is not installed."""
+        """Whether everything that ordinary runs need is compiled. Raises `RuntimeUnavailable` if the extra is not installed."""
         return self._has(MODULE)
 
     @property
     def ready_to_count(self) -> bool:
-        """Whether what deterministic runs and runs with a limit on fuel need has been compiled as well."""
+        """Whether the files for deterministic runs and fuel limits are compiled as well."""
         return self._has(MODULE) and self._has(COUNTING)
 
     def _has(self, module: str) -> bool:
         return all(self._cache.entry(name) for name in self._files(module).values())
 
     def building(self, *, counting: bool = False) -> list[str]:
-        """The command that compiles what is missing or not as it was made: a minute, or a second where there is nothing to do.
+        """Return the command that compiles missing and damaged files. It takes a minute, or a second if there is nothing to do.
 
-        `counting` makes the second module, too, for another minute.
+        With `counting` it makes the counting module, too, which takes another minute.
         """
-        return argv_for(BUILDER, *self._told(COUNTING if counting else MODULE))
+        return argv_for(BUILDER, *self._compiler_arguments(COUNTING if counting else MODULE))
 
     def compile_in_background(self) -> str:
-        """Have that done while nobody waits for it; says how it stands. Raises `RuntimeUnavailable` when the extra is not installed."""
+        """Start compiling in the background; return the state in words. Raises `RuntimeUnavailable` if the extra is not installed."""
         from agent_sandbox.runtime.wasm import background_compiler
 
-        return background_compiler.begin(self._cache, self._told(MODULE), now=time.time())
+        return background_compiler.begin(self._cache, self._compiler_arguments(MODULE), now=time.time())
 
     @property
     def standing(self) -> str:
-        """How it stands with compiling, in words. Raises as `ready` does."""
+        """The state of compiling, in words. Raises as `ready` does."""
         from agent_sandbox.runtime.wasm import background_compiler
 
         return background_compiler.standing(self._cache, now=time.time())
 
     @property
     def compiler(self) -> int | None:
-        """The process that compiles just now; None when there is none."""
+        """The id of the process that is compiling, 0 if unknown; None if there is none."""
         from agent_sandbox.runtime.wasm.compiler import holder
 
         return holder(self._cache)
 
     @property
     def identity(self) -> dict[str, str]:
-        """All that a deterministic run rests on beside its input. Raises `RuntimeUnavailable` when it has not been compiled."""
+        """Everything besides its input that determines a deterministic run. Raises `RuntimeUnavailable` if not compiled."""
         images = {f"image {name}": self._entry(stored_as(name)).digest for name in IMAGES}
         return {
             "engine": self._package.engine,
@@ -120,18 +142,16 @@ class WasmRuntime:
             **images,
         }
 
-    def _told(self, module: str) -> list[str]:
-        """What who compiles has to know."""
-        fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order in which it takes them
+    def _compiler_arguments(self, module: str) -> list[str]:
+        """Return the arguments of `compiler`."""
+        fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order of its constructor
         return [packages(), *self._directories, self._cache.key, module, *fields]
 
     def probe(self) -> Support:
-        """What a launch would enforce here: the walls of the process runtime, as a live guest shows, if an interpreter comes up in them;
-        and what only code inside WebAssembly can be given, as live runs show."""
-        from agent_sandbox.runtime.process.probe import probe, trial
+        """Return the guarantees that a launch would enforce here, shown by live runs.
 
-        pass
-
+        These are the guarantees of the process runtime, if an interpreter starts inside it, and those that only WebAssembly can give.
+        """
         walls = ProcessRuntime()
         try:
             support = probe(walls)
@@ -139,27 +159,24 @@ class WasmRuntime:
                 ended = guest.wait().exit
             if ended.code != 0:
                 return _nothing(f"its interpreter ended with {ended.code}")
-            return proved(self, replace(support, runtime=self.name))
+            return proved(self, replace(support, runtime=TRAITS.name))
         except (SandboxError, OSError) as error:
             return _nothing(str(error))
         finally:
             walls.close()
 
     def launch(self, launch: Launch) -> ProcessGuest:
-        """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
+        """Start a run. Every required guarantee is in force when this returns, or nothing has run.
+
+        Raises `RuntimeUnavailable` for a launch that this runtime cannot take.
+        """
         if not isinstance(launch.program, Hosted):
             raise RuntimeUnavailable(
                 "the wasm runtime runs Python code and JavaScript, no other program",
                 missing=("native-programs",),
                 hint='use runtime="process"',
             )
-        if why := self.objection(
-            terminal=launch.terminal is not None,
-            system=launch.system,
-            watched=launch.on_ready is not None,
-            observed=launch.observe,
-            preload=launch.preload,
-        ):
+        if why := self.objection(Demands.of(launch)):
             raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
         if launch.talk is not None and isinstance(launch.program, JavaScriptCode):
             raise RuntimeUnavailable("only Python code can be given tools and turns", missing=("tools",), hint="write it in Python")
@@ -176,21 +193,29 @@ class WasmRuntime:
                 farewell=True,
                 processes=False,
                 executables=(),
-                preload=(module,),  # there is a zygote for each
-                requires=launch.requires - ONLY_HERE,  # ours, not those of the process around it
+                preload=(module,),  # one zygote for each module
+                requires=launch.requires - ONLY_HERE,  # the rest is given by the process runtime
             )
         )
 
-    def objection(self, *, terminal: bool, system: bool, watched: bool, observed: bool, preload: tuple[str, ...]) -> str:
-        """Why it does not take such a launch, whatever the program; or nothing."""
-        for wanted, name in ((terminal, "terminal"), (system, "system profile"), (watched, "watch over reads"), (observed, "observer")):
-            if wanted:
-                return f"it has no {name}"
-        strange = [name for name in preload if name not in _PRELOADED]
+    def absence(self, *, prepare: bool) -> str:
+        """Return why the runtime cannot be used now; "" if it can. With `prepare`, compile missing files in the background.
+
+        Raises `RuntimeUnavailable` if the extra is not installed.
+        """
+        if self.ready:
+            return ""
+        return self.compile_in_background() if prepare else self.standing
+
+    def objection(self, demands: Demands) -> str:
+        """Return why such a launch is refused, whatever the program; "" if it is not."""
+        if why := missing_means(demands):
+            return why
+        strange = [name for name in demands.preload if name not in _PRELOADED]
         return f"it has no image with {', '.join(strange)} imported" if strange else ""
 
     def close(self, *, leaving: bool = False) -> None:
-        """End the waiting guests and the zygote. Running guests go on, and the zygote with them."""
+        """End the waiting guests and the zygote. Running guests go on, and the zygote lives until they end."""
         self._guests.close(leaving=leaving)
 
     def _entry(self, name: str) -> Entry:
@@ -209,33 +234,31 @@ class WasmRuntime:
         return Zygote([word for name, entry in entries.items() for word in (name, entry.path, entry.digest)], program=PROGRAM)
 
 
+def missing_means(demands: Demands) -> str:
+    """Return in words the first demand that no runtime inside WebAssembly can meet; "" if there is none."""
+    for wanted, name in (
+        (demands.terminal, "terminal"),
+        (demands.system, "system profile"),
+        (demands.watch_reads, "watch over reads"),
+        (demands.observe, "observer"),
+    ):
+        if wanted:
+            return f"it has no {name}"
+    return ""
+
+
 def cache_for(found: Package, cache: str, records: str) -> Cache:
-    """Where the files for this engine, its configuration, this interpreter and kind of machine are."""
+    """Return the cache for this engine, its configuration, this interpreter and this kind of machine."""
     parts = (found.engine, found.digest, COMPILED_FOR, os.uname().machine)
     return Cache(cache, records, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24])
 
 
 def _nothing(why: str) -> Support:
-    return Support(WasmRuntime.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
-
-
-if TYPE_CHECKING:
-    pass
-
-# Each of these differs from one ordinary run to the next.
-_TELLTALE = """
-import os, random, secrets, tempfile, time, uuid
-time.sleep(3600)
-print(time.time(), time.monotonic(), time.perf_counter(), random.random(), secrets.token_hex(), uuid.uuid1(), tempfile.mkdtemp())
-print([os.stat(os.path.join("/tmp", name)) for name in os.listdir("/tmp")], object())
-"""
-_ENDLESS = "while True: pass"
-_OURS = (Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED)
-_FUEL = 10_000_000  # a hundredth of a second
+    return Support(TRAITS.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
 
 
 def proved(runtime: WasmRuntime, support: Support) -> Support:
-    """What was found of the walls, and what the program inside them is given besides. Raises what a launch raises."""
+    """Add the guarantees of WebAssembly to the support of the process runtime, as shown by live runs. Raises what a launch raises."""
     if not runtime.ready_to_count:
         why = "the second module, which counts what it executes, has not been compiled: agent-sandbox setup"
         return replace(support, missing={**support.missing, **{each.value: why for each in _OURS}})

@@ -1,6 +1,6 @@
-"""What the zygote of wasm guests runs: load compiled interpreters and images, then be the keeper of runs, each forked from here.
+"""The zygote program of wasm guests: load compiled interpreters and images, then serve as keeper. Every run is forked from here.
 
-No program has run in it, not even one of ours: an engine that has served a call has threads and queues that a fork does not survive.
+No program runs in the zygote, not even one of ours: an engine that has served a call has threads and queues that do not survive a fork.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 
 
 def main() -> None:
-    """The zygote program: first the arguments of every zygote, then a name, a file and a digest for each thing to load."""
+    """Run the zygote. Arguments: those of every zygote, then name, path and digest of each file to load."""
     link, supervisor, words = begin()
     files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
-        # Not before `begin`: the engine is found where packages are.
+        # After `begin`, which adds the directories of packages to the search path: the engine is in one of them.
         from agent_sandbox.runtime.wasm.guest import Guest
         from agent_sandbox.runtime.wasm.machine import Image, Machine
 
@@ -36,9 +36,9 @@ def main() -> None:
             with checked(files.pop(name)) as fd, _low_numbers_taken():
                 machines[name] = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING, beside=machines.get(module))
                 held[name] = _held(fd)
-                fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # for as long as we live: so that it is not removed as something that nobody uses
+                fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # held while we live: an unused file would be removed
         images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
-    except Exception as error:  # whatever the engine has against it
+    except Exception as error:  # the engine may raise anything
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
     seccomp.compile_filter(processes=False, execute=False, system=False)
@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def _allow_stack(size: int) -> None:
-    """The first thread's stack may grow while it is used, up to a limit that is looked at then; the kernel leaves 128 MiB for it."""
+    """Raise the stack limit to `size` if it is lower and the hard limit allows.
+
+    This works after start: the first thread's stack grows on use, and the kernel checks the limit then. It reserves 128 MiB for the stack.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < size:
         resource.setrlimit(resource.RLIMIT_STACK, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
@@ -57,8 +60,10 @@ def _allow_stack(size: int) -> None:
 
 @contextmanager
 def _low_numbers_taken() -> Iterator[None]:
-    """Have whatever is opened meanwhile get a number that a guest does not use for anything else. Which are free here depends on who
-    started us, and how many files they had open."""
+    """Occupy the descriptors up to `FAREWELL_FD`, so that files opened meanwhile get numbers that a guest does not use otherwise.
+
+    Which numbers are free depends on the process that started us and on how many files it had open.
+    """
     taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
     try:
         while taken[-1] <= FAREWELL_FD:
@@ -69,22 +74,22 @@ def _low_numbers_taken() -> Iterator[None]:
 
 
 def _held(fd: int) -> int:
-    """The engine's own descriptor of the file it has loaded, by its number: it maps parts of it for each new instance."""
+    """Return the engine's own descriptor of the file it has loaded. The engine maps parts of the file for each new instance."""
     loaded = os.fstat(fd)
-    return next(other for other in map(int, os.listdir("/proc/self/fd")) if other != fd and _is(other, loaded))
+    return next(other for other in map(int, os.listdir("/proc/self/fd")) if other != fd and _is_file(other, loaded))
 
 
-def _is(fd: int, file: os.stat_result) -> bool:
+def _is_file(fd: int, file: os.stat_result) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), file)
-    except OSError:  # the listing's own, closed by now
+    except OSError:  # the descriptor of the listing itself, closed by now
         return False
 
 
 def _mapped(entry: Entry) -> list[tuple[int, int]]:
-    """Map an image from a sealed copy in memory: what was checked is what guests get, whatever becomes of the file.
+    """Map an image from a sealed copy in memory, so that guests get the checked content even if the file changes.
 
-    Twice: one may be rehearsed on, the other stays as it was made.
+    Return address and size of two mappings: one stays as it was made, the other is for the rehearsal.
     """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agent_sandbox import places
+from agent_sandbox.assembly import here
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.encoding import decode
@@ -25,7 +25,7 @@ _ALL_OF_IT = 64 << 20  # bytes of a ledger that are checked from the beginning; 
     "runs something, looks for its intent and its outcome, and checks the chain of hashes",
 )
 def ledger(bench: Bench, box: Box) -> Found:
-    path = Path(places.ledger().path)
+    path = Path(here().ledger().path)
     size = path.stat().st_size if path.exists() else 0
     attempt = Attempt("files", "nothing", {"note": bench.mark()})
     box.run(attempt)

@@ -1,7 +1,10 @@
-"""Read both sides of a change and tell what differs, as a value that every form of a diff is made from.
+"""Read both sides of a change into a `Preview`, the value that every form of a diff is made from.
 
-Time and memory are bounded whatever a guest wrote. Beyond a bound lines are called replaced instead of compared, and of what is added
-something may be left out, which is counted; of what goes away nothing is, as long as the real file is one that can be read at all.
+A preview also holds the facts besides content, in sentences with escaped names, and the sort of binary content. The sort is a remark for
+people; nothing depends on it.
+
+Time and memory are bounded whatever a guest wrote. Beyond a bound, lines count as replaced instead of being compared, and added content
+may be left out, which is counted. Removed content is not left out; if the real file cannot be read or is too large, the preview says so.
 """
 
 from __future__ import annotations
@@ -17,49 +20,6 @@ from agent_sandbox.workspace.merge.edits import STEPS, Edit, find_edits
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 _BITS = {EntryType.FILE: 0o100000, EntryType.SYMLINK: 0o120000, EntryType.DIRECTORY: 0o040000}
-
-
-def facts(change: Change) -> tuple[str, ...]:
-    """The sentences, in the order in which they are shown."""
-    before, after = change.before, change.after
-    lines: list[str] = []
-    if before is None and after is not None:
-        lines.append(f"new {after.type.value} mode {_mode(after)}")
-    elif after is None and before is not None:
-        lines.append(f"deleted {before.type.value} mode {_mode(before)}")
-    elif before and after:
-        if before.type is not after.type:
-            lines.append(f"was a {before.type.value}, is a {after.type.value}")
-        if before.mode != after.mode:
-            lines += [f"old mode {_mode(before)}", f"new mode {_mode(after)}"]
-        if (before.uid, before.gid) != (after.uid, after.gid):
-            lines.append(f"owner {before.uid}:{before.gid} is now {after.uid}:{after.gid}")
-    if change.renamed_from:
-        lines.append(f"renamed from {named(change.renamed_from)}")
-    if change.link_of:
-        lines.append(f"the same file as {named(change.link_of)}")
-    lines += [f"extended attribute {named(name)} differs" for name in change.xattrs]
-    if change.inside:
-        lines.append(f"and {change.inside:,} {'entry' if change.inside == 1 else 'entries'} below it")
-    return tuple(lines)
-
-
-def warnings(change: Change) -> tuple[str, ...]:
-    """What somebody who looks at the change should not miss."""
-    lines: list[str] = []
-    if change.masks_real:
-        lines.append("a real file that was hidden from the sandbox is here")
-    if change.unread:
-        lines.append("not everything here could be read, so it is taken as changed")
-    if change.after is not None and (remark := lookalike(change.path)):
-        lines.append(remark)
-    return tuple(lines)
-
-
-def _mode(node: Node) -> str:
-    return f"{_BITS.get(node.type, 0) | node.mode:06o}"
-
-
 _MAGIC = (
     (b"\x7fELF", "ELF program"),
     (b"MZ", "Windows program"),
@@ -90,10 +50,51 @@ _INSIDE = ((257, b"ustar", "tar archive"), (8, b"WEBP", "WebP image"), (4, b"fty
 _PLAIN = bytes(byte for byte in range(256) if byte >= 0x20 and byte != 0x7F) + b"\t\n\r\f"
 
 
-def is_binary(content: bytes) -> bool:
-    """Whether it is mostly no text. A few odd bytes, or a NUL, do not hide a text: more than a fifth must be controls or no UTF-8.
+def facts(change: Change) -> tuple[str, ...]:
+    """Return the differences besides content as sentences, in the order in which they are shown."""
+    before, after = change.before, change.after
+    lines: list[str] = []
+    if before is None and after is not None:
+        lines.append(f"new {after.type.value} mode {_mode(after)}")
+    elif after is None and before is not None:
+        lines.append(f"deleted {before.type.value} mode {_mode(before)}")
+    elif before and after:
+        if before.type is not after.type:
+            lines.append(f"was a {before.type.value}, is a {after.type.value}")
+        if before.mode != after.mode:
+            lines += [f"old mode {_mode(before)}", f"new mode {_mode(after)}"]
+        if (before.uid, before.gid) != (after.uid, after.gid):
+            lines.append(f"owner {before.uid}:{before.gid} is now {after.uid}:{after.gid}")
+    if change.renamed_from:
+        lines.append(f"renamed from {named(change.renamed_from)}")
+    if change.link_of:
+        lines.append(f"the same file as {named(change.link_of)}")
+    lines += [f"extended attribute {named(name)} differs" for name in change.xattrs]
+    if change.inside:
+        lines.append(f"and {change.inside:,} {'entry' if change.inside == 1 else 'entries'} below it")
+    return tuple(lines)
 
-    UTF-8 without a NUL is text, whatever else is in it.
+
+def warnings(change: Change) -> tuple[str, ...]:
+    """Return the warnings that a reader of the change must not miss."""
+    lines: list[str] = []
+    if change.masks_real:
+        lines.append("a real file that was hidden from the sandbox is here")
+    if change.unread:
+        lines.append("not everything here could be read, so it is taken as changed")
+    if change.after is not None and (remark := lookalike(change.path)):
+        lines.append(remark)
+    return tuple(lines)
+
+
+def _mode(node: Node) -> str:
+    return f"{_BITS.get(node.type, 0) | node.mode:06o}"
+
+
+def is_binary(content: bytes) -> bool:
+    """Return whether content is mostly not text: more than a fifth is control characters or invalid UTF-8.
+
+    A few odd bytes, or a NUL, do not hide a text. UTF-8 without a NUL is text, whatever else is in it.
     """
     odd = len(content.translate(None, _PLAIN))
     broken = 0
@@ -104,7 +105,7 @@ def is_binary(content: bytes) -> bool:
 
 
 def sort_of(start: bytes) -> str:
-    """The format whose mark the content begins with; "data" if it is none of the commonest."""
+    """Return the format that the magic number of the content names; "data" if it is none of the commonest."""
     for mark, sort in _MAGIC:
         if start.startswith(mark):
             return sort
@@ -112,22 +113,22 @@ def sort_of(start: bytes) -> str:
 
 
 class FormerContents(Protocol):
-    """Whatever holds the old content of changed files: the machine as it is, or what was kept of it."""
+    """A source of the old content of changed files: the machine as it is, or the kept originals."""
 
     def open_old(self, change: Change) -> int:
-        """A descriptor to read the old content of a regular file; the caller closes it. Raises OSError."""
+        """Return a descriptor to read the old content of a regular file; the caller closes it. Raises OSError."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is compared and shown of one change. `added` and `columns` do not count for lines that go away."""
+    """Limits on how much of one change is compared and shown. `added` and `columns` do not apply to removed lines."""
 
     bytes: int = 16 << 20  # of each side, compared line by line
     lines: int = 1_000_000  # likewise
     added: int = 2_000  # added lines shown
     columns: int = 2_000  # characters of an added line
-    inside: int = 200  # entries below a directory that goes away, shown one by one
+    inside: int = 200  # entries below a removed directory, shown one by one
 
 
 DEFAULT = Limits()
@@ -135,13 +136,13 @@ EVERYTHING = Limits(bytes=64 << 20, lines=4_000_000, added=4_000_000, columns=64
 
 
 class Effort:
-    """How many steps of comparing are left for all files together."""
+    """The comparison steps that are left for all files together."""
 
     def __init__(self, steps: int = 30_000_000) -> None:
         self.left = steps
 
     def find(self, old: list[bytes], new: list[bytes]) -> list[Edit]:
-        """The edits between two lists of lines, within what is left."""
+        """Return the edits between two lists of lines, within the steps that are left."""
         steps = max(0, min(STEPS, self.left))
         edits = find_edits(old, new, steps=steps)
         number = sum(edit.old_to - edit.old_from + edit.new_to - edit.new_from for edit in edits)
@@ -151,7 +152,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Binary:
-    """What can be said of content that is no text: of each side its size and sort, None for text or nothing; where they first differ."""
+    """Content that is not text: size and sort of each side, and where they first differ. A size is None for text or nothing."""
 
     old_size: int | None
     new_size: int | None
@@ -162,38 +163,38 @@ class Binary:
 
 @dataclass(frozen=True)
 class Preview:
-    """One change, ready to be shown. Lines keep their newline; `lines_before` of the file are not among them."""
+    """One change, ready to be shown. Lines keep their newline; `lines_before` lines of the file precede them."""
 
     change: Change
-    facts: tuple[str, ...] = ()  # what is different besides content, in sentences
-    warnings: tuple[str, ...] = ()  # what is not to be missed
+    facts: tuple[str, ...] = ()  # differences besides content, in sentences
+    warnings: tuple[str, ...] = ()  # must not be missed
     old: tuple[bytes, ...] = ()
     new: tuple[bytes, ...] = ()
     edits: tuple[Edit, ...] = ()
     lines_before: int = 0
     binary: Binary | None = None
-    unshown: tuple[str, ...] = ()  # what cannot be shown, and why
+    unshown: tuple[str, ...] = ()  # parts that cannot be shown, and why
     more_bytes: int = 0  # of added content that was not compared
 
     @property
     def removed(self) -> int:
-        """How many lines go away."""
+        """The number of removed lines."""
         return sum(edit.old_to - edit.old_from for edit in self.edits)
 
     @property
     def added(self) -> int:
-        """How many lines come, of those that were compared."""
+        """The number of added lines, among those that were compared."""
         return sum(edit.new_to - edit.new_from for edit in self.edits)
 
 
 class _Unreadable(Exception):
-    """One side cannot be read, so nothing can be said of lines."""
+    """One side cannot be read, so lines cannot be compared."""
 
 
 def compare(
     change: Change, contents: Contents, former: FormerContents, *, limits: Limits = DEFAULT, effort: Effort | None = None
 ) -> Preview:
-    """What a change does. What cannot be read is said in the value, never raised."""
+    """Return the preview of a change. Read errors are reported in the value, never raised."""
     preview = Preview(change, facts(change), warnings(change))
     same_content = change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED)
     if same_content or (change.renamed_from and change.kind is Kind.ADDED):
@@ -218,7 +219,7 @@ def compare(
         window = replace(window, old=os.fsencode(change.before.target))
     if change.after and change.after.type is EntryType.SYMLINK:
         window = replace(window, new=os.fsencode(change.after.target))
-    return _told(replace(preview, unshown=tuple(unshown)), window, limits, effort or Effort())
+    return _add_content(replace(preview, unshown=tuple(unshown)), window, limits, effort or Effort())
 
 
 def _open(node: Node | None, side: str, open_it: Callable[[], int], opened: list[int], unshown: list[str]) -> int | None:
@@ -239,8 +240,8 @@ def _stamp(fd: int) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _told(preview: Preview, window: Window, limits: Limits, effort: Effort) -> Preview:
-    """A side that is text is shown as text even if the other is not: making a file binary must not hide what was in it."""
+def _add_content(preview: Preview, window: Window, limits: Limits, effort: Effort) -> Preview:
+    """Add the content. A text side is shown even if the other is binary: making a file binary must not hide its old text."""
     if window.old == window.new and not window.old_left and not window.new_left:
         return preview
     old, new = window.old, window.new
@@ -264,7 +265,7 @@ def _told(preview: Preview, window: Window, limits: Limits, effort: Effort) -> P
         return replace(preview, unshown=(*preview.unshown, why))
     more = 0 if new_binary else window.new_left
     if (more or len(new_lines) > limits.lines) and new_lines:
-        kept = new_lines[: limits.lines] if len(new_lines) > limits.lines else new_lines[:-1]  # the last one may be cut
+        kept = new_lines[: limits.lines] if len(new_lines) > limits.lines else new_lines[:-1]  # the last line may be cut
         more += sum(map(len, new_lines[len(kept) :]))
         new_lines = kept
     return replace(
@@ -278,7 +279,10 @@ def _told(preview: Preview, window: Window, limits: Limits, effort: Effort) -> P
 
 
 def lines_of(content: bytes) -> list[bytes]:
-    """Lines by newline alone: to `splitlines` a carriage return or a vertical tab would end one too. The last may lack its newline."""
+    """Split at newlines only. The last line may lack its newline.
+
+    `splitlines` would also split at carriage returns and vertical tabs.
+    """
     lines = content.split(b"\n")
     last = lines.pop()
     ended = [line + b"\n" for line in lines]

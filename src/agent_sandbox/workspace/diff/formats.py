@@ -1,4 +1,9 @@
-"""The forms of a diff for people: unified, side by side, and a summary."""
+"""Diffs as rows for people: unified, side by side, and a summary.
+
+The unified form is close to git's. It has no `---` and `+++` lines: a removed line that begins with two dashes would look the same. `patch`
+writes what `git apply` takes. Side by side, a line wider than its column continues in the next row. The summary puts the numbers before the
+name: a name may hold any printable text, and could otherwise add numbers of its own.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +38,18 @@ from agent_sandbox.workspace.merge.edits import Edit
 
 _MOST_PAIRS = 100
 NO_NEWLINE = "\\ No newline at end of file"
+NARROWEST = 40  # columns of both sides together
+_CONTINUED = "↳"
+LETTERS = {Kind.ADDED: "A", Kind.DELETED: "D", Kind.RETYPED: "T", Kind.MODIFIED: "M", Kind.MODE: "m", Kind.OWNER: "o", Kind.XATTR: "x"}
+_LONGEST_BARS = 30  # columns
+_SHORTEST_BARS = 5
 
 
 def unified(preview: Preview, *, relative_to: str = "/", limits: Limits = DEFAULT, words: bool = False) -> Iterator[Row]:
-    """The rows of one change. Names are shown relative to a directory that the change lies in; `words` marks what differs in a line."""
+    """Yield the rows of one change as a unified diff. `words` marks the parts of a line that differ.
+
+    Names are shown relative to `relative_to`, a directory that contains the change.
+    """
     yield from opening(preview, relative_to)
     room = limits.added
     path = preview.change.path
@@ -60,7 +73,7 @@ def unified(preview: Preview, *, relative_to: str = "/", limits: Limits = DEFAUL
 
 
 def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
-    """The rows before the content: which file, what else is different about it, what sort it is."""
+    """Yield the rows before the content: the file name, the facts and warnings, and the sort of binary content."""
     new = _name(preview.change.path, relative_to)
     old = _name(preview.change.renamed_from, relative_to) if preview.change.renamed_from else new
     yield ours(TITLE, f"diff --git {named(f'a/{old}')} {named(f'b/{new}')}")
@@ -73,7 +86,7 @@ def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
 
 
 def closing(preview: Preview) -> Iterator[Row]:
-    """The rows after it: what is not shown."""
+    """Yield the rows after the content, about the parts that are not shown."""
     if preview.more_bytes:
         yield ours(WARNING, f"\\ {preview.more_bytes:,} more bytes are added, too much to show")
     for why in preview.unshown:
@@ -81,7 +94,7 @@ def closing(preview: Preview) -> Iterator[Row]:
 
 
 def summed_up(binary: Binary, change: Change) -> str:
-    """Content that is no text, in one sentence."""
+    """Describe binary content in one sentence."""
     old = "text" if binary.old_size is None else f"{binary.old_size:,} bytes of {binary.old_sort}"
     new = "text" if binary.new_size is None else f"{binary.new_size:,} bytes of {binary.new_sort}"
     if change.before is None:
@@ -97,7 +110,10 @@ def _name(path: str, relative_to: str) -> str:
 
 
 def paired_marks(preview: Preview, edit: Edit) -> tuple[dict[int, Marks], dict[int, Marks]]:
-    """By line number. Lines are paired in their order; where there are many of them, pairs mean nothing."""
+    """Return the marks of the old and the new lines of an edit, by line number.
+
+    Lines are paired in order. A large edit has no marks, because its pairs mean nothing.
+    """
     if edit.old_to - edit.old_from > _MOST_PAIRS or edit.new_to - edit.new_from > _MOST_PAIRS:
         return {}, {}
     gone: dict[int, Marks] = {}
@@ -117,19 +133,15 @@ def _content(kind: str, line: bytes, path: str, marks: Marks = (), columns: int 
         yield ours(NOTE, NO_NEWLINE)
 
 
-NARROWEST = 40  # columns of both sides together
-_GOES_ON = "↳"
-
-
 @dataclass(frozen=True)
 class _Line:
-    """A line of one side, by its position in the file."""
+    """A line of one side; `at` is its index among the lines of the preview."""
 
     kind: str
     at: int
     text: str
     marks: Marks = ()
-    more: int = 0  # characters that are not shown
+    more: int = 0  # characters left out
     ended: bool = True
 
     @classmethod
@@ -140,7 +152,7 @@ class _Line:
 
 
 def side_by_side(preview: Preview, columns: int, *, relative_to: str = "/", limits: Limits = DEFAULT, words: bool = False) -> Iterator[Row]:
-    """The rows of one change, in so many columns of a terminal."""
+    """Yield the rows of one change side by side, in `columns` columns of a terminal."""
     yield from opening(preview, relative_to)
     layout = _Layout(preview, max(columns, NARROWEST))
     room = limits.added
@@ -174,7 +186,7 @@ class _Layout:
         self._text = max(1, (columns - len(BETWEEN)) // 2 - self._digits - 2)
 
     def rows(self, left: _Line | None, right: _Line | None) -> Iterator[Row]:
-        """Two lines next to each other, in as many rows as the longer one takes."""
+        """Yield two lines next to each other, in as many rows as the longer one takes."""
         for number, (old, new) in enumerate(zip_longest(self._pieces(left), self._pieces(right))):
             yield Row((self._cell(left, old, number), self._cell(right, new, number, last=True)), self._path)
         if right and right.more:
@@ -187,18 +199,18 @@ class _Layout:
         if line is None or piece is None:
             return Cell(SAME, "") if last else Cell(SAME, "", " " * (self._digits + 2), pad=self._text)
         start, stop, taken = piece
-        label = _GOES_ON if number else str(line.at + self._offset)
+        label = _CONTINUED if number else str(line.at + self._offset)
         marks = tuple((max(a, start) - start, min(b, stop) - start) for a, b in line.marks if a < stop and b > start)
         return Cell(
             line.kind, line.text[start:stop], f"{SIGNS[line.kind]}{label:>{self._digits}} ", marks, 0 if last else self._text - taken
         )
 
     def _pieces(self, line: _Line | None) -> Sequence[tuple[int, int, int]]:
-        """Where a line is broken: start, end, and how many columns that takes."""
+        """Return where a line is broken: start, end and columns of each piece."""
         if line is None:
             return ()
         text = line.text
-        if text.isascii() and text.isprintable():  # the common case: a column for each character
+        if text.isascii() and text.isprintable():  # the common case: one column per character
             starts = range(0, len(text) or 1, self._text)
             return [(start, min(start + self._text, len(text)), min(self._text, len(text) - start)) for start in starts]
         pieces: list[tuple[int, int, int]] = []
@@ -212,25 +224,20 @@ class _Layout:
         return [*pieces, (start, len(text), min(taken, self._text))]
 
 
-LETTERS = {Kind.ADDED: "A", Kind.DELETED: "D", Kind.RETYPED: "T", Kind.MODIFIED: "M", Kind.MODE: "m", Kind.OWNER: "o", Kind.XATTR: "x"}
-_BARS = 30  # columns at most
-_LEAST = 5
-
-
 @dataclass(frozen=True)
 class Measured:
-    """A change and how much it is; `more` says that there is more than was counted."""
+    """A change and its size. `more` is set if there is more than was counted."""
 
     change: Change
     name: str
     added: int = 0
     removed: int = 0
-    sizes: str = ""  # of content that is no text
+    sizes: str = ""  # of binary content
     more: bool = False
 
 
 def measured(preview: Preview, name: str) -> Measured:
-    """How much a change is, for the summary; the lines themselves are let go."""
+    """Return the size of a change for the summary, without its lines."""
     binary = preview.binary
     sizes = ""
     if binary is not None:
@@ -240,10 +247,10 @@ def measured(preview: Preview, name: str) -> Measured:
 
 
 def summary(files: Sequence[Measured], columns: int) -> Iterator[Row]:
-    """The rows, with bars in a scale that they share, and the total."""
+    """Yield a row for each change, with bars on a common scale, and the total."""
     added = max((len(f"{each.added:,}") for each in files), default=1)
     removed = max((len(f"{each.removed:,}") for each in files), default=1)
-    room = min(_BARS, max(_LEAST, columns // 3 - added - removed))
+    room = min(_LONGEST_BARS, max(_SHORTEST_BARS, columns // 3 - added - removed))
     most = max((each.added + each.removed for each in files), default=0)
     room = min(room, most)
     for each in files:
@@ -271,7 +278,7 @@ def _remarks(each: Measured) -> str:
 
 
 def _bars(added: int, removed: int, most: int, room: int) -> tuple[int, int]:
-    """How many signs of each. A side that is not empty has one at least."""
+    """Return how many signs each side gets. A side that is not empty has at least one."""
     if most <= room:
         return added, removed
     plus = max(1, added * room // most) if added else 0

@@ -1,7 +1,8 @@
-"""What `git apply` takes: bytes, exactly, with nothing escaped that git does not escape.
+"""A patch for `git apply`: exact bytes, with nothing escaped that git does not escape.
 
-It carries content, the executable bit, links and renames of the project, relative to it. What it cannot carry is told, never dropped in
-silence. `git apply` compares with what it finds, so a patch does no harm to files that have changed meanwhile: it is refused.
+It carries content, the executable bit, links and renames of the project, relative to it. Anything that it cannot carry is reported, never
+dropped silently. `git apply` compares a patch with the files that it finds. So files that have changed meanwhile come to no harm: the patch
+is refused.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ from agent_sandbox.workspace.escape import components
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+/=@,%^~")
-_SPELT = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
+_ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
+_LARGEST = 256 << 20  # bytes of one side
+_CARRIED = (EntryType.FILE, EntryType.SYMLINK)
 
 
 def git_mode(node: Node) -> int:
-    """The mode that git keeps of an entry."""
+    """Return the mode that git stores for an entry."""
     if node.type is EntryType.SYMLINK:
         return 0o120000
     return 0o040000 if node.type is EntryType.DIRECTORY else 0o100755 if node.mode & 0o100 else 0o100644
 
 
 def blob_name(content: bytes, node: Node | None) -> bytes:
-    """The name that git gives to content: without it a binary patch is refused."""
+    """Return git's object name of content. Git refuses a binary patch without it."""
     if node is None:
         return b"0" * 40
     return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest().encode()
 
 
 def literal(content: bytes) -> Iterator[bytes]:
-    """Content as git packs it: lines of at most 52 bytes, each led by a letter that tells how many."""
+    """Yield content in git's binary form: lines of at most 52 bytes, each after a letter that encodes its length."""
     yield b"literal %d\n" % len(content)
     packed = zlib.compress(content)
     for start in range(0, len(packed), 52):
@@ -50,25 +53,21 @@ def literal(content: bytes) -> Iterator[bytes]:
 
 
 def quoted(name: bytes) -> bytes:
-    """A name as git spells it. Plain names are left alone; any other is quoted, which git always understands."""
+    """Return a name as git spells it. Plain names stay as they are; others are quoted, which git always understands."""
     if all(byte in _PLAIN for byte in name):
         return name
-    spelt = (_SPELT.get(byte) or (bytes((byte,)) if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name)
-    return b'"%s"' % b"".join(spelt)
+    escaped = (_ESCAPES.get(byte) or (bytes((byte,)) if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name)
+    return b'"%s"' % b"".join(escaped)
 
 
 def is_gits(path: str) -> bool:
-    """Whether a part of a path is, to some filesystem, git's own directory: such a patch is refused as a whole."""
+    """Return whether a part of the path is `.git` to some filesystem. Git refuses the whole patch then."""
     return ".git" in components(path)
-
-
-_LARGEST = 256 << 20  # of one side
-_CARRIED = (EntryType.FILE, EntryType.SYMLINK)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that a patch cannot carry. With `content` the patch lacks a change of content, and is not the whole of it."""
+    """Something that a patch cannot carry. With `content` the patch lacks a change of content, so it is incomplete."""
 
     path: str
     what: str
@@ -78,9 +77,9 @@ class LeftOut:
 def write_patch(
     changes: Iterable[Change], contents: Contents, former: FormerContents, *, project: str, write: Callable[[bytes], object]
 ) -> tuple[LeftOut, ...]:
-    """Write the changes in the project as a patch, and return what it does not hold.
+    """Write the changes in the project as a patch. Return what it does not hold.
 
-    Directories that go away are to be given entry by entry. Changes outside the project are not looked at.
+    The entries of a removed directory must be given one by one. Changes outside the project are ignored.
     """
     inside = [change for change in changes if covers(project, change.path) and change.path != project]
     return _Patch(contents, former, project.rstrip("/") + "/", write).all(inside)
@@ -99,8 +98,8 @@ class _Patch:
         for change in changes:
             if change.kind is Kind.DELETED and change.path in renames:
                 continue
-            self._tell_what_is_lost(change, empty=change.path not in filled)
-            if _takes_the_unknown(change):
+            self._note_losses(change, empty=change.path not in filled)
+            if _has_unlisted_entries(change):
                 self._left.append(LeftOut(change.path, "a directory that goes away with something in it that cannot be told", content=True))
             elif is_gits(change.path.removeprefix(self._prefix)):
                 self._left.append(LeftOut(change.path, "git takes no patch for what is its own", content=True))
@@ -113,14 +112,14 @@ class _Patch:
         return tuple(self._left)
 
     def _source(self, change: Change, gone: Mapping[str, Change]) -> Change | None:
-        """The deleted entry that a change is the new name of, where git can be told so."""
+        """Return the deleted entry that a change renames, if git can express the rename."""
         source = gone.get(change.renamed_from)
         if source is None or source.before is None or change.after is None or not _carried(change.after):
             return None
         own = any(is_gits(each.path.removeprefix(self._prefix)) for each in (change, source))
         return source if source.before.type is change.after.type and not own else None
 
-    def _tell_what_is_lost(self, change: Change, *, empty: bool) -> None:
+    def _note_losses(self, change: Change, *, empty: bool) -> None:
         before, after = change.before, change.after
         if after is not None and not _carried(after) and after.type is not EntryType.DIRECTORY:
             self._left.append(LeftOut(change.path, f"a {after.type.value}", content=True))
@@ -166,7 +165,7 @@ class _Patch:
         return content
 
     def _same(self, gone: Change, come: Change) -> bool:
-        """Whether the content is the same: git would take over whatever it finds at the old name, without comparing."""
+        """Return whether the content is the same. Git renames whatever it finds at the old name, without comparing."""
         try:
             old = self._content(gone.before, lambda: self._former.open_old(gone))
             return old == self._content(come.after, lambda: self._contents.open_file(come))
@@ -214,8 +213,8 @@ def _signed(sign: bytes, lines: list[bytes]) -> Iterator[bytes]:
         yield sign + line if line.endswith(b"\n") else sign + line + b"\n\\ No newline at end of file\n"
 
 
-def _takes_the_unknown(change: Change) -> bool:
-    """Whether a directory goes away and what is in it has not been told: git removes nothing that it is not told of."""
+def _has_unlisted_entries(change: Change) -> bool:
+    """Return whether a removed directory has unlisted entries: git removes only files that a patch names."""
     stays = change.after is not None and change.after.type is EntryType.DIRECTORY
     return change.before is not None and change.before.type is EntryType.DIRECTORY and not stays and change.inside > 0
 

@@ -1,7 +1,7 @@
-"""Rows: what the forms of a diff are made of before they are printed.
+"""The parts that the forms of a diff are made of: rows before they are printed, hunks, and the words that differ between two lines.
 
-A row of a guest's content always begins with a sign (a blank, `-` or `+`), and no row of ours does. So no content, whatever it says, can
-be taken for a heading, the start of a hunk or a remark.
+A row of guest content always begins with a sign (a blank, `-` or `+`), and no row of ours does. So no content can pass for a heading, the
+start of a hunk or a remark.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ TITLE, FACT, HUNK, NOTE, HEADING, WARNING = "title", "fact", "hunk", "note", "he
 SAME, REMOVED, ADDED = "same", "removed", "added"  # the guest's
 SIGNS = {SAME: " ", REMOVED: "-", ADDED: "+"}
 BETWEEN = " │ "
+AROUND = 3  # lines of context
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
+_LONGEST = 500  # characters; longer lines are not compared
+_STEPS = 20_000
+
+Marks = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Some text of one kind. `lead` is ours and stands before it; `marks` are the stretches of `text` that differ from its counterpart."""
+    """Text of one kind. `lead` is our prefix; `marks` are the stretches of `text` that differ from its counterpart."""
 
     kind: str
     text: str
     lead: str = ""
     marks: tuple[tuple[int, int], ...] = ()
-    pad: int = 0  # blanks after it, to the next cell
+    pad: int = 0  # blanks up to the next cell
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of output; `path` is the file whose content it shows."""
+    """One line of output. `path` is the file whose content it shows."""
 
     cells: tuple[Cell, ...]
     path: str = ""
@@ -40,26 +46,23 @@ class Row:
 
     @property
     def plain(self) -> str:
-        """As it is printed without colours."""
+        """The row as it is printed without colours."""
         return self.between.join(f"{cell.lead}{visible(cell.text)}{' ' * cell.pad}" for cell in self.cells)
 
 
 def ours(kind: str, text: str) -> Row:
-    """A line that we say."""
+    """Return a row with a text of our own."""
     return Row((Cell(kind, text),))
 
 
 def decoded(line: bytes) -> str:
-    """A line without its newline, as text; bytes that are not UTF-8 are kept apart."""
+    """Decode a line, without its newline. Bytes that are not UTF-8 become surrogate escapes."""
     return line.removesuffix(b"\n").decode(errors="surrogateescape")
-
-
-AROUND = 3  # lines
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """A stretch of both sides, from the first line before the first edit to the last line after the last one."""
+    """Edits that stand close together, with the lines of context before the first and after the last."""
 
     old_from: int
     old_to: int
@@ -68,12 +71,12 @@ class Hunk:
     edits: tuple[Edit, ...]
 
     def title(self, lines_before: int = 0) -> str:
-        """The line that begins it, as every program writes it."""
+        """Return the standard `@@` line that begins the hunk."""
         old = _range(self.old_from, self.old_to, lines_before)
         return f"@@ -{old} +{_range(self.new_from, self.new_to, lines_before)} @@"
 
     def stretches(self) -> Iterator[tuple[tuple[int, int], Edit | None]]:
-        """What it is made of, in order: lines of the old side that stay, and what follows them, None after the last."""
+        """Yield stretches of unchanged old lines, each with the edit that follows it; None after the last."""
         at = self.old_from
         for edit in self.edits:
             yield (at, edit.old_from), edit
@@ -82,7 +85,7 @@ class Hunk:
 
 
 def hunks(edits: Sequence[Edit], old_length: int) -> Iterator[Hunk]:
-    """The hunks of a list of edits of a file with so many old lines."""
+    """Yield the hunks of a list of edits, for a file with `old_length` old lines."""
     group: list[Edit] = []
     for edit in edits:
         if group and edit.old_from - group[-1].old_to > 2 * AROUND:
@@ -105,15 +108,8 @@ def _range(start: int, stop: int, offset: int) -> str:
     return f"{first}" if length == 1 else f"{first},{length}"
 
 
-_WORD = re.compile(r"\w+|\s+|[^\w\s]")
-_LONGEST = 500  # characters; longer lines are not looked at
-_STEPS = 20_000
-
-Marks = tuple[tuple[int, int], ...]
-
-
 def differing(old: str, new: str) -> tuple[Marks, Marks]:
-    """The stretches of both lines that differ; none where too little is the same for that to help."""
+    """Return the stretches of both lines that differ; none if too little is the same for that to help."""
     if max(len(old), len(new)) > _LONGEST:
         return (), ()
     before, after = _WORD.findall(old), _WORD.findall(new)

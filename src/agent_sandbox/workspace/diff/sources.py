@@ -1,6 +1,6 @@
-"""Where the old side of a change is read: on the machine, or from what was kept of it. Also what a directory takes with it when it goes.
+"""Sources of the old side of a change: the machine, or the kept originals. Also the entries that go with a removed directory.
 
-The new side is in the layers of a sandbox: see `stack`.
+The new side is in the layers of a sandbox: see `layers.stack`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agent_sandbox.workspace.nodes import EntryType, describe
 
 @dataclass(frozen=True)
 class Machine:
-    """The old content of files, as it is on the machine now. No link is followed: the overlay did not, either."""
+    """The old content of files, as it is on the machine now. No link is followed: the overlay does not follow them either."""
 
     root: str = "/"
 
     def open_old(self, change: Change) -> int:
-        """As `FormerContents` says."""
+        """Open the old content; see `FormerContents`."""
         root = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return beneath.open_file(root, change.path.lstrip("/"), one_filesystem=False)
@@ -33,9 +33,10 @@ class Machine:
             os.close(root)
 
     def below(self, change: Change, limit: int) -> tuple[Change, ...]:
-        """What is in a directory that goes away, as deletions of their own. Nothing if that is more than the limit or cannot be told.
+        """Return the entries of a removed directory as deletions of their own.
 
-        Nothing, either, where something was hidden from the guest: it cannot have meant to remove what it did not see.
+        Empty if there are more than `limit` or if they cannot be read. Also empty if something in it was hidden from the guest: it cannot
+        have meant to remove what it did not see.
         """
         was_directory = change.before is not None and change.before.type is EntryType.DIRECTORY
         still_directory = change.after is not None and change.after.type is EntryType.DIRECTORY
@@ -61,20 +62,20 @@ class Machine:
             os.close(top)
 
     def one_by_one(self, change: Change, limit: int) -> tuple[Change, ...]:
-        """A change, and after it what it takes away with it, where that can be told."""
+        """Return the change, then the entries that it removes along with it, if they can be listed."""
         below = self.below(change, limit)
         return (replace(change, inside=0), *below) if below else (change,)
 
 
 @dataclass(frozen=True)
 class Formerly(Machine):
-    """The same as it was when a sandbox first changed it, where that was kept: the machine may have moved on since."""
+    """The old content as it was when a sandbox first changed it, if kept: the machine may have moved on since."""
 
     bases: Bases = field(default_factory=dict)
     open_base: Callable[[Base], int] | None = None
 
     def open_old(self, change: Change) -> int:
-        """As `FormerContents` says. What was not kept is read on the machine, if it is still what it was."""
+        """Open the old content; see `FormerContents`. If it was not kept, the real file is read, provided it is unchanged."""
         base = self.bases.get(change.path)
         if base is None or not base.known or base.seen is None:
             return super().open_old(change)

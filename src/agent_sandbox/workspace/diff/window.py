@@ -1,7 +1,7 @@
-"""The part of two files in which they differ, read within a bound.
+"""The part in which two files differ, read within a bound.
 
-Small files are read whole. Of large ones the common beginning and end are passed over without being kept, so that a line added to a huge
-log is shown like any other. A file may change while it is read: sizes are taken once, and what is read is what is shown.
+Small files are read whole. The common beginning and end of large files are skipped without being kept, so that a line added to a huge log
+is shown like any other. A file may change while it is read: sizes are taken once, and the bytes that were read are shown.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 from agent_sandbox._fast.values import dataclass
 
 _CHUNK = 1 << 20
-_AROUND = 3  # lines kept on either side of what differs
-_COMPARED = 1 << 30  # bytes from either end; what lies beyond is taken as different
+_AROUND = 3  # lines of context on either side
+_COMPARED = 1 << 30  # bytes from either end; anything beyond counts as different
 
 
 @dataclass(frozen=True)
 class Window:
-    """What lies between the common beginning and end, in whole lines; `left` is what did not fit, of the old and the new file."""
+    """Whole lines between the common beginning and end of two files. `old_left` and `new_left` are bytes that did not fit."""
 
     old: bytes
     new: bytes
-    start: int = 0  # its offset, in both files
-    lines: int = 0  # before it
+    start: int = 0  # offset in both files
+    lines: int = 0  # lines before it
     old_left: int = 0
     new_left: int = 0
 
@@ -33,7 +33,7 @@ class Window:
 
 
 def read_window(old: int | None, new: int | None, most: int) -> Window:
-    """The window of two open files, at most so many bytes of each; a file that is not there has no content. Raises OSError."""
+    """Read the window of two open files, at most `most` bytes of each. None is a file without content. Raises OSError."""
     old_size, new_size = _size(old), _size(new)
     start = lines = ending = 0
     if old is not None and new is not None and max(old_size, new_size) > most:
@@ -60,7 +60,7 @@ def _read(fd: int | None, start: int, stop: int) -> bytes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """The length of the common beginning, found by halves."""
+    """Return the length of the common beginning, found by bisection."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -74,7 +74,7 @@ def _common(one: bytes, other: bytes) -> int:
 
 
 def _same_beginning(old: int, new: int, most: int) -> tuple[int, int]:
-    """How many bytes are the same from the start, and how many newlines are in them."""
+    """Return the length of the common beginning of two files, and the number of newlines in it."""
     same = newlines = 0
     while same < most:
         one, other = (_read(fd, same, min(same + _CHUNK, most)) for fd in (old, new))
@@ -100,7 +100,7 @@ def _same_end(old: int, new: int, old_size: int, new_size: int, most: int) -> in
 
 
 def _line_start(fd: int, offset: int, most: int) -> int:
-    """The start of a line, some lines before an offset; that of the file, if there is none within so many bytes."""
+    """Return the start of a line, some lines before an offset; 0 if there is none within `most` bytes."""
     wanted, furthest = _AROUND + 1, offset - most
     while offset > max(furthest, 0):
         start = max(0, offset - _CHUNK)
@@ -115,7 +115,7 @@ def _line_start(fd: int, offset: int, most: int) -> int:
 
 
 def _line_after(fd: int, size: int, ending: int, most: int) -> int:
-    """How much of the common end to pass over, so that some whole lines of it are kept; nothing, if they are longer than that."""
+    """Return how much of the common end to skip so that some whole lines are kept; 0 if they exceed `most` bytes."""
     wanted, least = _AROUND + 1, ending - most
     while ending > max(least, 0):
         piece = _read(fd, size - ending, min(size, size - ending + _CHUNK))

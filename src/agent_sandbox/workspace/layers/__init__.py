@@ -1,1 +1,1 @@
-"""The layers that hold what a sandbox changed: how they stack, their history, and how changes are read back from them."""
+"""The layers that hold a sandbox's changes: how they stack, their history, and how changes are read back from them."""

@@ -1,8 +1,9 @@
-"""The change set of a sandbox that rests, kept beside its layers: while nothing runs in it, it need not be read from them again.
+"""The change cache: the change set of an idle sandbox, stored beside its layers, so that they need not be read again.
 
-What a change set is made of are the layers, the bases, and reality where a base is not known. The first two have a key: the history, and
-the file of the bases, to which every run adds its beginning and its end. For the third there are *witnesses*, what was real when it was
-asked; each is asked again. Where that would not be enough, nothing is kept: what hides a whole directory depends on all that is in it.
+A change set depends on the layers, on the bases, and on reality where a base is unknown. The first two are in the key: the history, and the
+file of the bases, to which every run adds its beginning and its end. For reality there are *witnesses*: the status of each real entry that
+was examined, checked again on load. Where witnesses are not enough nothing is cached: a change that hides a whole directory depends on
+everything in it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 NAME = "changes.json"
 _MOST_WITNESSES = 1000
-_KEY, _CHECK = 64, 4
+_KEY, _CHECK = 64, 4  # bytes
+_KINDS = {kind.value: kind for kind in Kind}
+_TYPES = {kind.value: kind for kind in EntryType}
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector: it would go through tens of thousands of new values again and again, and find no cycle in them."""
+    """Disable the garbage collector for a block: it would scan tens of thousands of new values again and again, and find no cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -43,25 +46,25 @@ def uncollected() -> Iterator[None]:
 
 
 class Witnesses:
-    """What was real at the paths whose base is not known. `reliable` is False when that does not tell all that was asked of reality."""
+    """The real entries at paths with an unknown base. `reliable` is False when they do not cover everything that was examined."""
 
     def __init__(self) -> None:
         self.reliable = True
         self.seen: list[list[Any]] = []
 
     def note(self, path: str, status: os.stat_result | None) -> None:
-        """Reality was asked about one path."""
+        """Record the status of one real path."""
         self.seen.append([path, _looks(status)])
         if len(self.seen) > _MOST_WITNESSES:
             self.give_up()
 
     def give_up(self) -> None:
-        """Reality was asked about more than single paths."""
+        """Mark the witnesses as unreliable: more of reality was examined than single paths."""
         self.reliable = False
 
 
 def _looks(status: os.stat_result | None) -> list[int] | None:
-    """Of a directory what is compared of it; of anything else what tells whether it has changed, in whatever way."""
+    """Return the fields that must not change: for a directory those that are compared, for other entries all that reveal a change."""
     if status is None:
         return None
     looks = [status.st_mode, status.st_uid, status.st_gid]
@@ -69,27 +72,27 @@ def _looks(status: os.stat_result | None) -> list[int] | None:
 
 
 def key_of(sandbox: str, bases: str, generations: Sequence[int], masks: Iterable[str]) -> str | None:
-    """Names the layers, bases and masks that a change set is read from; None while a run has not come to its end."""
-    made = sha256(f"{FORMAT} {os.geteuid()}".encode())
+    """Return a key of the layers, bases and masks of a change set; None while a run is unfinished."""
+    digest = sha256(f"{FORMAT} {os.geteuid()}".encode())
     try:
         with open(os.path.join(sandbox, "history.json"), "rb") as file:
-            made.update(file.read())
+            digest.update(file.read())
         for generation in generations:
             path = file_of(bases, generation)
             if os.path.exists(path):
                 if unfinished(path) is not None:
                     return None
                 status = os.stat(path)
-                made.update(f"{generation} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode())
+                digest.update(f"{generation} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode())
     except OSError:
         return None
     for mask in sorted(masks):
-        made.update(os.fsencode(f"\0{mask}{'+' if os.path.lexists(mask) else '-'}"))
-    return made.hexdigest()
+        digest.update(os.fsencode(f"\0{mask}{'+' if os.path.lexists(mask) else '-'}"))
+    return digest.hexdigest()
 
 
 def save(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesses) -> None:
-    """Keep a change set, if it may be kept. Not synced: one that a crash tore is not believed. Raises OSError."""
+    """Store a change set if it is cacheable. Not synced: a file torn by a crash fails its checksum. Raises OSError."""
     if not witnesses.reliable or any(change.unread or change.masks_real for change in changes):
         return
     rows = [_row(change) for change in changes]
@@ -101,7 +104,7 @@ def save(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesses) -> No
 
 
 def load(sandbox: str, key: str) -> ChangeSet | None:
-    """What was kept under this key, if reality still is what it was where it was asked; None if there is nothing to go by."""
+    """Return the change set stored under this key if every witness still holds; otherwise None."""
     try:
         with open(os.open(os.path.join(sandbox, NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             if file.read(_KEY) != key.encode():
@@ -119,7 +122,7 @@ def load(sandbox: str, key: str) -> ChangeSet | None:
 
 
 def _check(body: bytes) -> bytes:
-    """Tells a file that a crash tore; whoever can write to our state needs no forgery."""
+    """Return a checksum that reveals a file torn by a crash. It need not resist forgery: an attacker who can write here needs none."""
     return crc32(body).to_bytes(_CHECK, "big")
 
 
@@ -140,10 +143,6 @@ def _spelt(node: Node | None) -> list[Any] | None:
         return None
     attributes = {name: value.hex() for name, value in node.xattrs.items()} if node.xattrs else None
     return [node.type.value, node.mode, node.uid, node.gid, node.size, node.target, node.device, attributes]
-
-
-_KINDS = {kind.value: kind for kind in Kind}
-_TYPES = {kind.value: kind for kind in EntryType}
 
 
 def _change(row: list[Any]) -> Change:

@@ -1,4 +1,7 @@
-"""The generations and snapshots of a sandbox, and `history.json`, the only truth about its layers."""
+"""The generations and snapshots of a sandbox, and `history.json`, the only authority on its layers.
+
+The first half is pure: each operation returns a new `History`. The second half reads and writes the file.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from agent_sandbox.workspace.durable import explained, write_atomically
 if TYPE_CHECKING:
     from typing import Any
 
-LONGEST_CHAIN = 48  # of frozen layers; the kernel takes some hundreds, but each is looked into for a name that is not there
+NAME = "history.json"
+_LARGEST = 64 << 20  # bytes
+LONGEST_CHAIN = 48  # frozen layers; the kernel takes some hundreds, but searches every one for a name that does not exist
 LONGEST_LABEL = 200
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state that can be gone back to. `chain` are its layers, uppermost first; `automatic` says that nobody asked for it by name."""
+    """A state to go back to. `chain` are its layers, uppermost first; `automatic` means that the user did not ask for it."""
 
     id: int
     label: str
@@ -31,7 +36,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class History:
-    """What a sandbox is now: `active` over `chain`, descending from the snapshot `head`; `used` since it was made, by a run."""
+    """The present state of a sandbox: `active` over `chain`, descended from the snapshot `head`.
+
+    `used` says that a run has used the active generation since it was made.
+    """
 
     active: int = 1
     chain: tuple[int, ...] = ()
@@ -42,17 +50,17 @@ class History:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """All that make it up, uppermost first."""
+        """All layers, uppermost first."""
         return (self.active, *self.chain)
 
     def snapshot(self, number: int) -> Snapshot:
-        """The snapshot with this id."""
+        """Return the snapshot with this id."""
         return next(each for each in self.snapshots if each.id == number)
 
 
 @dataclass(frozen=True)
 class Move:
-    """A new history. What `copies` names, each generation to a new one, has to be there before it is written."""
+    """A new history. Each generation in `copies` has to be copied to its new number before the history is written."""
 
     history: History
     snapshot: Snapshot | None = None
@@ -60,24 +68,24 @@ class Move:
 
 
 def take(history: History, label: str, *, now: float, stacking: bool) -> Move:
-    """A snapshot of what is now."""
+    """Take a snapshot of the present state."""
     return _taken(history, _checked(label), now=now, stacking=stacking, automatic=False)
 
 
 def _taken(history: History, label: str, *, now: float, stacking: bool, automatic: bool) -> Move:
     number = max((each.id for each in history.snapshots), default=0) + 1
     chain, copies = _frozen(history, stacking)
-    made = Snapshot(number, label, history.head, chain, now, automatic)
-    after = replace(history, head=number, snapshots=(*history.snapshots, made))
+    snapshot = Snapshot(number, label, history.head, chain, now, automatic)
+    after = replace(history, head=number, snapshots=(*history.snapshots, snapshot))
     if stacking and history.used:
         after = replace(after, active=history.next, chain=chain, used=False, next=history.next + 1)
     elif not stacking:
         after = replace(after, used=False, next=history.next + len(copies))
-    return Move(after, made, copies)
+    return Move(after, snapshot, copies)
 
 
 def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """The layers of a snapshot of what is now, and what is copied for it."""
+    """Return the layers of a snapshot of the present state, and the copies it needs."""
     if stacking:
         return (history.layers if history.used else history.chain), ()
     if not history.used and history.head is not None:
@@ -86,18 +94,18 @@ def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tu
 
 
 def go_back(history: History, to: Snapshot, *, now: float, stacking: bool) -> Move:
-    """Go back to a snapshot. What is now stays reachable: by a snapshot of its own, unless nothing has run since the last."""
-    kept: Snapshot | None = None
+    """Go back to a snapshot. The present state stays reachable by an automatic snapshot, unless nothing has run since the last."""
+    snapshot: Snapshot | None = None
     if history.used:
         label = f"before rollback to {to.label or to.id}"[:LONGEST_LABEL]
         if stacking:
-            history, kept = _both(_taken(history, label, now=now, stacking=True, automatic=True))
-        else:  # the active generation itself becomes the snapshot's: no copy of it is needed
+            history, snapshot = _both(_taken(history, label, now=now, stacking=True, automatic=True))
+        else:  # the active generation becomes the snapshot's, so it needs no copy
             number = max(each.id for each in history.snapshots) + 1
-            kept = Snapshot(number, label, history.head, (history.active,), now, automatic=True)
-            history = replace(history, snapshots=(*history.snapshots, kept))
+            snapshot = Snapshot(number, label, history.head, (history.active,), now, automatic=True)
+            history = replace(history, snapshots=(*history.snapshots, snapshot))
     fresh = replace(history, active=history.next, chain=to.chain if stacking else (), used=False, next=history.next + 1, head=to.id)
-    return Move(fresh, kept, () if stacking else ((to.chain[0], history.next),))
+    return Move(fresh, snapshot, () if stacking else ((to.chain[0], history.next),))
 
 
 def _both(move: Move) -> tuple[History, Snapshot | None]:
@@ -105,22 +113,22 @@ def _both(move: Move) -> tuple[History, Snapshot | None]:
 
 
 def replaced(history: History, label: str, *, now: float, stacking: bool) -> tuple[Move, int]:
-    """A new generation takes the place of all layers, after a snapshot of them. Returns its number too: it has to be made first.
+    """Replace all layers by one new generation, after a snapshot of them. Also returns its number: it has to be made first.
 
-    `copies` stays empty in a store that copies, because the old active generation becomes the snapshot's.
+    `copies` stays empty even in a store that copies, because the old active generation becomes the snapshot's.
     """
     number = max((each.id for each in history.snapshots), default=0) + 1
     layers = history.layers if history.used or not stacking else history.chain
-    kept = Snapshot(number, label[:LONGEST_LABEL], history.head, layers, now, automatic=True)
-    history = replace(history, snapshots=(*history.snapshots, kept), head=number)
+    snapshot = Snapshot(number, label[:LONGEST_LABEL], history.head, layers, now, automatic=True)
+    history = replace(history, snapshots=(*history.snapshots, snapshot), head=number)
     made = history.next
     if stacking:
-        return Move(replace(history, active=made + 1, chain=(made,), used=True, next=made + 2), kept), made
-    return Move(replace(history, active=made, chain=(), used=True, next=made + 1), kept), made
+        return Move(replace(history, active=made + 1, chain=(made,), used=True, next=made + 2), snapshot), made
+    return Move(replace(history, active=made, chain=(), used=True, next=made + 1), snapshot), made
 
 
 def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
-    """What a snapshot has is the present again, and the snapshot is gone; what is now is not kept."""
+    """Make a snapshot the present state and delete the snapshot; the present state is not kept."""
     rest = forget(history, which)
     if stacking:
         return replace(rest, active=history.next, chain=which.chain, used=True, next=history.next + 1, head=which.parent)
@@ -128,33 +136,33 @@ def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
 
 
 def squashed(history: History) -> tuple[History, int]:
-    """The same with the chain in one new generation, whose number is returned: it has to be made first."""
+    """Replace the chain by one new generation. Also returns its number: it has to be made first."""
     return replace(history, chain=(history.next,), next=history.next + 1), history.next
 
 
 def forget(history: History, which: Snapshot) -> History:
-    """Without a snapshot. Those that descend from it descend from its parent now."""
+    """Remove a snapshot. Its children become children of its parent."""
     rest = tuple(
         replace(each, parent=which.parent) if each.parent == which.id else each for each in history.snapshots if each.id != which.id
     )
     if history.head != which.id:
         return replace(history, snapshots=rest)
-    return replace(history, snapshots=rest, head=which.parent, used=True)  # what is now may be no snapshot's any more
+    return replace(history, snapshots=rest, head=which.parent, used=True)  # the present state may no longer equal any snapshot
 
 
 def referenced(history: History) -> frozenset[int]:
-    """The generations that are still needed."""
+    """Return the generations that are still needed."""
     return frozenset(history.layers).union(*(each.chain for each in history.snapshots))
 
 
 def garbage(history: History, present: Iterable[str]) -> list[str]:
-    """Of the names in a directory of generations, those of generations that nothing refers to. Other names are none of ours."""
+    """Return the names of generations in a directory that nothing refers to. Other names are not ours, and left out."""
     needed = {str(number) for number in referenced(history)}
     return sorted(name for name in present if name.isdecimal() and name.isascii() and name not in needed)
 
 
 def tree(history: History) -> Iterator[tuple[int, Snapshot]]:
-    """The snapshots with how deep they lie: below its parent each, older ones first."""
+    """Yield each snapshot with its depth, below its parent, older ones first."""
     children: dict[int | None, list[Snapshot]] = {}
     for each in history.snapshots:
         children.setdefault(each.parent, []).append(each)
@@ -166,16 +174,19 @@ def tree(history: History) -> Iterator[tuple[int, Snapshot]]:
 
 
 def find(history: History, name: str | int | None) -> Snapshot:
-    """The snapshot of this id or label; without one, the last: what is now descends from it. Raises `PolicyError`, saying what there is."""
+    """Return the snapshot with this id or label; without a name, the last: the one the present state descends from.
+
+    Raises `PolicyError`, listing the snapshots, when none or several match.
+    """
     if not history.snapshots:
         raise PolicyError("this sandbox has no snapshots", hint="make one: agent-sandbox snapshot LABEL")
     if name is None:
         return history.snapshot(history.head) if history.head is not None else history.snapshots[-1]
-    found = [each for each in history.snapshots if str(each.id) == str(name) or each.label == name]
-    if len(found) == 1:
-        return found[0]
-    what = f"there is no snapshot {name!r}" if not found else f"{len(found)} snapshots are called {name!r}"
-    raise PolicyError(what, hint=f"there is: {_listed(found or history.snapshots)}")
+    matches = [each for each in history.snapshots if str(each.id) == str(name) or each.label == name]
+    if len(matches) == 1:
+        return matches[0]
+    what = f"there is no snapshot {name!r}" if not matches else f"{len(matches)} snapshots are called {name!r}"
+    raise PolicyError(what, hint=f"there is: {_listed(matches or history.snapshots)}")
 
 
 def _listed(snapshots: Iterable[Snapshot]) -> str:
@@ -191,13 +202,9 @@ def _checked(label: str) -> str:
     return label
 
 
-NAME = "history.json"
-_LARGEST = 64 << 20
-
-
 @dataclass(frozen=True)
 class Present:
-    """What a run needs of a history. `others` are the generations that only snapshots still need."""
+    """The part of a history that a run needs. `others` are the generations that only snapshots need."""
 
     active: int
     chain: tuple[int, ...] = ()
@@ -206,13 +213,13 @@ class Present:
 
     @classmethod
     def of(cls, history: History) -> Present:
-        """The present of a history."""
+        """Return the present of a history."""
         others = sorted(referenced(history) - set(history.layers))
         return cls(history.active, history.chain, tuple(others), history.used)
 
 
 def save(directory: str, history: History) -> None:
-    """Write it. Afterwards the file holds this history or the one before."""
+    """Write the history atomically. Afterwards the file holds this history or the one before."""
     present = Present.of(history)
     known = {
         "active": present.active,
@@ -228,7 +235,7 @@ def save(directory: str, history: History) -> None:
 
 
 def load(directory: str) -> History | None:
-    """Read it; None when there is none. Raises `WorkspaceError` for one that is damaged, having changed nothing."""
+    """Read the history; None when there is none. Raises `WorkspaceError` if it is damaged, having changed nothing."""
     text = _read(directory)
     if text is None:
         return None
@@ -241,7 +248,7 @@ def load(directory: str) -> History | None:
 
 
 def glance(directory: str) -> Present | None:
-    """What a run needs of it; None when there is no history, or it is not spelt as `save` does."""
+    """Return the part that a run needs, without parsing JSON; None when there is no history in the exact format of `save`."""
     text = _read(directory)
     head, _, rest = (text or "").partition(',"next":')
     active, _, head = head.removeprefix('{"active":').partition(',"chain":[')
@@ -254,7 +261,7 @@ def glance(directory: str) -> Present | None:
 
 
 def damaged(directory: str, why: str = "cannot be read") -> WorkspaceError:
-    """The refusal of a history."""
+    """Return the error for a damaged history."""
     return WorkspaceError(
         f"the history of this sandbox, {os.path.join(directory, NAME)!r}, {why}",
         hint="nothing was deleted; put the file back from a copy, or drop the sandbox with: agent-sandbox reset",
@@ -270,7 +277,7 @@ def _read(directory: str) -> str | None:
             return None
 
 
-def _history(found: dict[str, Any]) -> History:
+def _history(fields: dict[str, Any]) -> History:
     snapshots = tuple(
         Snapshot(
             _number(each["id"]),
@@ -280,11 +287,11 @@ def _history(found: dict[str, Any]) -> History:
             float(each["created"]),
             _flag(each["automatic"]),
         )
-        for each in found["snapshots"]
+        for each in fields["snapshots"]
     )
-    head = None if found["head"] is None else _number(found["head"])
+    head = None if fields["head"] is None else _number(fields["head"])
     history = History(
-        _number(found["active"]), _numbers(found["chain"]), _flag(found["used"]), _number(found["next"]), head, tuple(snapshots)
+        _number(fields["active"]), _numbers(fields["chain"]), _flag(fields["used"]), _number(fields["next"]), head, tuple(snapshots)
     )
     ids = [each.id for each in snapshots]
     earlier: set[int | None] = {None}

@@ -1,12 +1,12 @@
-"""The image of a sandbox of root: one ext4 in one file, which is its disk quota, and the other filesystem that stacked layers need.
+"""The image of a sandbox of root: one ext4 in one file. It is the disk quota, and the separate filesystem that stacked layers need.
 
-    <generation>/<key>/{upper,work,target}     see `layers`
-    trash/                                     generations on their way out
+    <generation>/<key>/{upper,work,target}     see `layers.names`
+    trash/                                     generations being removed
     ballast, spare                             see `kernel.loop`
 
-What is in an image was written by the kernel through the filesystem, never raw, whatever the guest did. It is attached once: whoever does
-it locks the file, the device keeps that lock until it is detached, and whoever comes meanwhile uses the same device. Two devices on one
-file would destroy it.
+The content of an image was written by the kernel through the filesystem, never raw, whatever the guest did. An image is attached only once.
+The first process locks the file, the loop device keeps that lock until it is detached, and later processes share the device. Two devices on
+one file would destroy it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import loop
 from agent_sandbox.workspace.durable import explained, sync_directory
 
-ROOM = 256 << 20  # what a sandbox has free at first, and is given at a time; half of it is to be free always
-LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # what an image may grow to, at least; and what one without a limit
-LEAVE_THE_DISK = 256 << 20  # so much stays free on the disk that images lie on
+ROOM = 256 << 20  # free space of a new sandbox, and the size of one growth; at least half of it should always be free
+LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # minimum capacity of an image; and capacity without a limit
+LEAVE_THE_DISK = 256 << 20  # kept free on the disk that holds the images
 TRASH = "trash"
 _LEAST_ROOM, _LITTLE = 32 << 20, 64 << 10
-_INODES = 1 << 18  # a quarter of a kilobyte each, which the disk has to give at once
+_INODES = 1 << 18  # 256 bytes each, which the disk has to allocate at once
 _STILL_WRITING_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.001
 _SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
-# All of them named, so that no configuration of the machine adds one that another kernel does not know.
+# All features are listed, so that the machine's configuration cannot add one that another kernel does not know.
 _FEATURES = (
     "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,"
     "large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 )
 SOUND = ""
-_LOST = ".lost"  # beside the image, until somebody has been told
+_LOST = ".lost"  # flag file beside the image, until the user has been told
 _SUPERBLOCK, _MAGIC, _NEEDS_RECOVERY, _HAS_ERRORS = 1024, 0xEF53, 4, 2
 
 
@@ -50,7 +50,7 @@ class NoImage(WorkspaceError):
 
 @dataclass(frozen=True)
 class Image:
-    """An attached image. `lost` says that the machine stopped while it was in use, and that nobody has been told (see `said`)."""
+    """An attached image. `lost` says that the machine stopped while it was in use and the user has not been told (see `said`)."""
 
     path: str
     file: int
@@ -59,23 +59,23 @@ class Image:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Device and inode of the file: what a loop device has to be backed by to be this image's."""
+        """Device and inode of the file. A loop device backed by them belongs to this image."""
         status = os.fstat(self.file)
         return status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Let go of it. It stays attached while something is mounted from it."""
+        """Close the descriptors. The image stays attached while something is mounted from it."""
         os.close(self.loop.fd)
         os.close(self.file)
 
 
 def make(path: str, limit_bytes: int | None) -> None:
-    """Make the image at `path`, in one step as far as anybody can see. Raises `NoImage` where none can be had, also on a full disk."""
+    """Create the image at `path` atomically. Raises `NoImage` where that is not possible, also on a full disk."""
     capacity = LARGEST_CAPACITY if limit_bytes is None else max(limit_bytes, LEAST_CAPACITY) // 4096 * 4096
     formatter = find_tool("mkfs.ext4")
     if formatter is None:
         raise NoImage("there is no mkfs.ext4 on this machine", hint="install e2fsprogs")
-    new = path + ".new"  # a fixed name: what a crash left there is made anew
+    new = path + ".new"  # fixed name: a leftover from a crash is replaced
     with explained(f"make the image {path!r}"):
         room = _room_on_disk(path)
         try:
@@ -106,14 +106,14 @@ def _room_on_disk(path: str) -> int:
 
 
 def _formatting(capacity: int) -> tuple[str, ...]:
-    # Nothing is discarded or zeroed: the file is new, and reads as zeros.
+    # Discard and zero nothing: the file is new and reads as zeros.
     extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=1,root_owner=0:0"
     sizes = ("-b", "4096", "-I", "256", "-N", str(_INODES), "-m", "0", "-J", "size=16")
     return ("-F", "-q", "-O", _FEATURES, *sizes, "-E", extended)
 
 
 def _reserve(file: int, capacity: int, room: int) -> None:
-    """Have the disk give what the sandbox may fill at first, and let ballast hold the rest."""
+    """Allocate the disk blocks that the sandbox may fill at first, and put ballast over the rest."""
     from agent_sandbox.kernel import loop
     from agent_sandbox.kernel import syscalls as sc
 
@@ -145,16 +145,16 @@ def _attach(file: int) -> loop.Loop:
 
 
 def attach(path: str) -> Image:
-    """Attach an image of ours, or share the device that it is attached to. Raises `WorkspaceError` when it cannot be used.
+    """Attach an image of ours, or share the device that it is attached to. Raises `WorkspaceError` when it is unusable.
 
-    What a power cut left is put in order first, by the journal, or by `e2fsck -p`.
+    Damage from a power cut is repaired first, by the journal or by `e2fsck -p`.
     """
     with explained(f"open the image {path!r}"):
         file = _open(path)
         try:
             attached = _lock_or_share(file, path)
             if attached is None and (condition := _condition(file, path)) != SOUND:
-                # Remembered before it is put in order: whoever opens it first may be nobody who says so.
+                # Set the flag before the repair: the first process to open the image may not be one that tells the user.
                 os.close(os.open(path + _LOST, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
                 _put_in_order(file, path, condition)
             return Image(path, file, attached or _attach(file), lost=os.path.exists(path + _LOST))
@@ -164,7 +164,7 @@ def attach(path: str) -> Image:
 
 
 def said(image: Image) -> None:
-    """Somebody has been told that what was written last may be lost."""
+    """Clear the data-loss flag once the user has been told that the last writes may be lost."""
     with explained(f"remember what was said of {image.path!r}"):
         os.unlink(image.path + _LOST)
 
@@ -179,7 +179,7 @@ def _open(path: str) -> int:
 
 
 def _lock_or_share(file: int, path: str) -> loop.Loop | None:
-    """Take the lock that says that it is attached nowhere; or the device of whoever has it."""
+    """Take the lock, which proves that the image is not attached, and return None; or return the device of its holder."""
     status = os.fstat(file)
     deadline = time.monotonic() + _STILL_WRITING_SECONDS
     while True:
@@ -189,13 +189,13 @@ def _lock_or_share(file: int, path: str) -> loop.Loop | None:
         except BlockingIOError:
             if (shared := loop.find((status.st_dev, status.st_ino))) is not None:
                 return shared
-        if time.monotonic() > deadline:  # locked and not attached: for a moment before and after, or somebody else's lock
+        if time.monotonic() > deadline:  # locked but not attached: normal for a moment before and after, else a foreign lock
             raise Busy(f"{path!r} is locked by another process", hint="find out which with: lslocks")
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 def _condition(file: int, path: str) -> str:
-    """Whether it was unmounted by whoever used it last; the kernel does that for those who are killed, too. Else what is wrong."""
+    """Return `SOUND` if the last user unmounted the image, else the problem. For a killed process the kernel unmounts."""
     block = os.pread(file, 1024, _SUPERBLOCK)
     if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
         raise _unusable(path, "it holds no filesystem")
@@ -205,7 +205,7 @@ def _condition(file: int, path: str) -> str:
 
 
 def _put_in_order(file: int, path: str, condition: str) -> None:
-    """Have the kernel replay the journal; where that does not help, `e2fsck -p` do what can be done without asking."""
+    """Let the kernel replay the journal; if that is not enough, run `e2fsck -p`, which repairs what needs no decision."""
     attached = _attach(file)
     try:
         os.close(loop.mount_detached(attached.device))
@@ -232,7 +232,7 @@ def _unusable(path: str, why: str) -> WorkspaceError:
 
 @contextmanager
 def opened(path: str) -> Iterator[tuple[Image, int]]:
-    """An attached image and a descriptor of its top directory, for the length of a block."""
+    """Attach an image for the duration of a block; yields it and a descriptor of its top directory."""
     image = attach(path)
     try:
         top = _mounted(image)
@@ -252,16 +252,16 @@ def _mounted(image: Image) -> int:
 
 
 class Growth:
-    """Gives a running sandbox more of its image when little is left. Called again and again with the image's top directory."""
+    """Grows the image of a running sandbox when little space is left. Called repeatedly with the image's top directory."""
 
     def __init__(self, image: Image, limit_bytes: int | None) -> None:
         self._image = image
         self._limit = limit_bytes
         self._free_before: int | None = None
-        self.refused = ""  # why it could not be given more, in words for a person
+        self.refused = ""  # why it could not grow, in words for a person
 
     def __call__(self, top: int) -> None:
-        """Look, and give. Who writes fast gets more at a time: it is to last for four more looks."""
+        """Check the free space, and grow if needed. A fast writer gets more at a time: enough for four more checks."""
         space = os.fstatvfs(top)
         free = space.f_bavail * space.f_frsize
         taken = max(0, (self._free_before or free) - free)
@@ -288,17 +288,17 @@ class Growth:
 
 
 def find_tool(name: str) -> str | None:
-    """A program for filesystems, where distributions put them."""
+    """Return the path of a filesystem tool in the usual directories; None if it is not there."""
     return next((path for place in _SEARCH if os.access(path := f"{place}/{name}", os.X_OK)), None)
 
 
 def _run(program: str, *arguments: str, fine: tuple[int, ...] = (0,)) -> None:
-    """Run a program of the machine on a file of ours, silently. It sees nothing that a guest has written but through the kernel."""
+    """Run a system program silently on a file of ours. It sees guest data only as the kernel wrote it."""
     quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     pid = os.posix_spawn(program, [program, *arguments], {"PATH": ":".join(_SEARCH)}, file_actions=quiet)
     try:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # the application has SIGCHLD ignored; then a mount will show whether it worked
+    except ChildProcessError:  # the application ignores SIGCHLD; a later mount will show whether it worked
         return
     if code not in fine:
         raise OSError(errno.EIO, f"{program} ended with {code}")

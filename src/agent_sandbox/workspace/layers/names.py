@@ -1,4 +1,4 @@
-"""How the layers of a sandbox are named on disk: `<layers>/<key>/{upper,work}`, one for each overlay."""
+"""Names of a sandbox's layers on disk: `<layers>/<key>/{upper,work}`, one key per overlay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 
 _LONGEST_NAME = 255
 
-_DIGEST = "~"  # never the first character of a quoted path, which begins with %2F
+_DIGEST = "~"  # prefix of a digest; a quoted path begins with %2F instead
 
 
 def quote_target(target: str) -> str:
-    """The file name that stands for an absolute path.
+    """Return the file name for an absolute path. Raises ValueError for any other path.
 
     >>> quote_target("/home/a b")
     '%2Fhome%2Fa%20b'
@@ -27,9 +27,9 @@ def quote_target(target: str) -> str:
 
 
 def layer_targets(layers: int) -> tuple[str, ...]:
-    """The targets for which there are layers, sorted. A directory whose target cannot be told is passed over, never removed."""
-    found = (_target_of(layers, key) for key in os.listdir(layers))
-    return tuple(sorted(target for target in found if target is not None))
+    """Return the targets that have layers, sorted. A directory with an unknown target is skipped, never removed."""
+    targets = (_target_of(layers, key) for key in os.listdir(layers))
+    return tuple(sorted(target for target in targets if target is not None))
 
 
 def _target_of(layers: int, key: str) -> str | None:

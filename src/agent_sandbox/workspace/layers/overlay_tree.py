@@ -1,12 +1,12 @@
-"""Walk several layers as the one tree that overlay makes of them.
+"""Walk several layers as the one tree that overlayfs makes of them.
 
-The rules are the kernel's own: the uppermost layer that has a name decides what it is; a whiteout says that nothing is there; directories
-of the same name become one, from the top down, until a whiteout, something that is no directory, or a directory marked opaque ends it.
-Marks are believed only under the prefix of this mount, because a guest can set all others.
+The rules are the kernel's own. The uppermost layer that has a name decides its type. A whiteout means that nothing is there. Directories of
+the same name are merged from the top down, until a whiteout, a non-directory or a directory marked opaque ends the merge. Marks count only
+under the prefix of this mount, because a guest can set all others.
 
-What `beneath` says of a single tree holds here for each layer: one descriptor goes down and up again, and going up is believed only if it
-arrives where it came from. A layer that does not have a directory waits at the last one it has. However deep the tree is, there is one
-descriptor for each layer, and some more that spare the way up in trees of a common depth.
+The guarantees of `beneath` hold for each layer: one descriptor goes down and up again, and a step up is accepted only if it arrives where
+it came from. A layer without the current directory stays at the last one it has. However deep the tree, there is one descriptor per layer,
+plus some that save the way up in trees of common depth.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ from dataclasses import dataclass, field
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import SWAPPED, enter, identity, parent
 
-_NOT_OURS_TO_OPEN = (errno.EACCES, errno.EPERM, errno.EXDEV)  # a mount, too
-_KEPT = 64  # descriptors of outer directories, of all layers together
+_NOT_OURS_TO_OPEN = (errno.EACCES, errno.EPERM, errno.EXDEV)  # EXDEV: a mount
+_KEPT = 64  # descriptors of outer directories, all layers together
 
 
 @dataclass(slots=True)
 class Merged:
-    """One name of the merged tree, as its uppermost layer has it. `directory` is the descriptor of what holds it there.
+    """One name of the merged tree, as in its uppermost layer. `directory` is a descriptor of the directory that holds it there.
 
-    Descriptors and `names` are good until the next entry is taken.
+    Descriptors and `names` are valid until the next entry is taken.
     """
 
     name: str
     depth: int
     status: os.stat_result
     directory: int
-    attributes: dict[str, bytes]  # with the overlay's own
+    attributes: dict[str, bytes]  # including the overlay's own
     whiteout: bool = False
-    own: int | None = None  # of a directory or a regular file: itself in that layer; None when it may not be opened
-    opaque: bool = False  # of a directory: nothing below the layers shows through
-    names: Sequence[str] = ()  # of a directory: what is in it, whiteouts too
+    own: int | None = None  # a directory or regular file, open in that layer; None when it may not be opened
+    opaque: bool = False  # for a directory: nothing below the layers shows through
+    names: Sequence[str] = ()  # for a directory: its entries, including whiteouts
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one layer contributes to a merged directory."""
+    """The part of a merged directory that is in one layer."""
 
     layer: int
     identity: tuple[int, int]
-    outer: int = -1  # descriptor of the directory it was entered from, unless that had to be given up
-    above: tuple[int, int] | None = None  # what that is; None at the top
-    mode: int | None = None  # to be put back
+    outer: int = -1  # descriptor of the directory it was entered from; -1 if that was closed
+    above: tuple[int, int] | None = None  # identity of that directory; None at the top
+    mode: int | None = None  # restored on leaving
     whiteouts_by_attribute: bool = False
-    types: dict[str, int] = field(default_factory=dict)  # what is in it, as `beneath.names` tells it
+    types: dict[str, int] = field(default_factory=dict)  # its entries, as `beneath.names` returns them
 
 
 @dataclass(slots=True)
 class _Level:
     parts: list[_Part]
     names: list[str]
-    holders: dict[str, list[_Part]] | None = None  # which layers have a name; None when there is only one part
+    holders: dict[str, list[_Part]] | None = None  # the parts that have each name; None when there is only one part
 
 
 def walk(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[Merged, None, None]:
-    """Everything in the merged tree of these directories, uppermost first: each directory before what is in it, in the order of names.
+    """Yield every entry of the merged tree of these directories, uppermost first: directories before their contents, sorted by name.
 
-    Whiteouts are given too. Directories that their owner may not read are made readable while the walk is in them. Raises `TooMany` after
-    `limit` entries, and `Moved` when a directory is moved away under us.
+    Whiteouts are included. Directories that their owner may not read are made readable while the walk is in them. Raises `TooMany` after
+    `limit` entries, and `Moved` when a directory is moved away during the walk.
     """
     walker = _Walker(prefix, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=upper) for upper in uppers], limit)
     try:
@@ -76,7 +76,7 @@ def walk(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTRY_LIMIT
 
 
 def mark(directory: int | str, prefix: str) -> bytes:
-    """What the overlay of this mount has marked a directory with: b"y" is opaque, b"x" has whiteouts by attribute in it."""
+    """Return the overlay's mark on a directory: b"y" for opaque, b"x" if it contains whiteouts by attribute, else b""."""
     name = prefix + "opaque"
     try:
         return os.getxattr(directory, name) if name in os.listxattr(directory) else b""
@@ -89,7 +89,7 @@ def mark(directory: int | str, prefix: str) -> bytes:
 @dataclass(slots=True)
 class _Walker:
     prefix: str
-    here: list[int]  # a descriptor for each layer, as deep as that layer has what we are in
+    here: list[int]  # one descriptor per layer, as deep as the layer reaches along the current path
     left: int
     levels: list[_Level] = field(default_factory=list)
     kept: int = 0  # descriptors of outer directories
@@ -112,7 +112,7 @@ class _Walker:
                         os.close(fd)
 
     def _take(self, level: _Level, name: str) -> tuple[Merged | None, Sequence[int]]:
-        """What a name is, and descriptors to close after that. None when it has gone, or is to be looked at again."""
+        """Return the entry of a name, and descriptors to close after use. None if it has gone, or will be tried again."""
         holders = level.parts if level.holders is None else level.holders[name]
         part, closed = holders[0], False
         kind = part.types[name]
@@ -129,12 +129,12 @@ class _Walker:
             whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
             attributes = {} if whiteout else beneath.xattrs(directory, name)
         except FileNotFoundError:
-            if level.holders is not None and len(holders) > 1:  # the next layer decides
+            if level.holders is not None and len(holders) > 1:  # the next layer decides now
                 level.holders[name] = holders[1:]
                 level.names.append(name)
             return None, ()
         kind = stat.S_IFMT(status.st_mode)
-        if kind in (stat.S_IFREG, stat.S_IFDIR) and not closed and self.left > 0:  # it is being swapped
+        if kind in (stat.S_IFREG, stat.S_IFDIR) and not closed and self.left > 0:  # its type was swapped: try again
             part.types[name] = kind
             level.names.append(name)
             self.left -= 1
@@ -153,7 +153,7 @@ class _Walker:
         return Merged(name, len(self.levels) - 1, status, directory, attributes, whiteout, own), (own,)
 
     def close(self) -> None:
-        """Go up to the top, putting modes back. Afterwards no descriptor is left."""
+        """Go up to the top, restoring modes. Afterwards no descriptor is left."""
         try:
             while self.levels:
                 self._leave()
@@ -163,7 +163,7 @@ class _Walker:
                     os.close(fd)
 
     def _enter(self, name: str, holders: list[_Part]) -> tuple[Merged, Sequence[int]]:
-        """Go down into a directory in each layer that has a part in it. Returns what it is, and descriptors to close after that."""
+        """Go down into a directory in each layer that has a part of it. Returns its entry, and descriptors to close after use."""
         parts: list[_Part] = []
         looks: list[tuple[os.stat_result, dict[str, bytes]]] = []
         opened: list[int] = []
@@ -178,7 +178,7 @@ class _Walker:
                         raise
                     if error.errno == errno.ENOENT:
                         continue
-                    opaque = True  # a whiteout, or something else that is no directory
+                    opaque = True  # a whiteout or another non-directory
                     break
                 opened.append(own)
                 parts.append(_Part(holder.layer, (status.st_dev, status.st_ino), outer, holder.identity, mode))
@@ -202,7 +202,7 @@ class _Walker:
         return entry, self._keep(parts)
 
     def _keep(self, parts: list[_Part]) -> list[int]:
-        """Keep the descriptors of where we came from, or, when that are many already, give them back to be closed."""
+        """Keep the descriptors of the outer directories; if too many are open, return them to be closed."""
         if self.kept + len(parts) <= _KEPT:
             self.kept += len(parts)
             return []
@@ -212,7 +212,7 @@ class _Walker:
         return outer
 
     def _leave(self) -> None:
-        """Go up from the innermost directory in every layer that has a part in it."""
+        """Go up from the innermost directory in every layer that has a part of it."""
         level = self.levels.pop()
         waiting = list(level.parts)
         try:
@@ -227,7 +227,7 @@ class _Walker:
                 finally:
                     _close(current, part.mode)
         except BaseException:
-            # The way up is lost. `close` closes what is current; here, what was kept of the layers not yet reached and further up.
+            # The way up is lost. `close` closes the current descriptors; close here the outer ones of the remaining layers and levels.
             for lost in (*waiting, *(each for above in self.levels for each in above.parts)):
                 if lost.outer >= 0:
                     os.close(lost.outer)

@@ -1,10 +1,10 @@
-"""Read back from the layers of a sandbox what it changed.
+"""Read a sandbox's changes back from its layers.
 
-The raw upper directories are read, never a mounted overlay. Of the overlay's attributes only those with the prefix of this mount are
-believed, and of these only whiteout and opaque: the overlay is mounted so that a guest cannot set them and the kernel makes no others.
-What was copied up but is the same as on the machine is no change. Times are not compared.
+The raw upper directories are read, never a mounted overlay. Only overlay attributes with the prefix of this mount count, and of these only
+whiteout and opaque: the overlay is mounted so that a guest cannot set them and the kernel sets no others. A copied-up entry that equals the
+machine's is no change. Times are not compared.
 
-The top directory of a layer itself is not compared: its mode and owner are set by whoever mounts the overlay.
+The top directory of a layer is not compared: mounting the overlay sets its mode and owner.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.nodes import EntryType, Node, describe, same_content
 from agent_sandbox.workspace.reality import Reality
 
+NO_BASES: Bases = MappingProxyType({})
+_PATH_CHARACTERS = 64 << 20  # all paths together: 10,000 nested directories with long names would fill the memory
+_COMPARED_BYTES = 16 << 30
+
 
 class Counterpart:
-    """What is real beside an overlay's layers. A context manager. `left` is how many bytes may still be read to compare."""
+    """The real entries that correspond to an overlay's layers. A context manager.
+
+    `left` is the number of bytes that may still be read for comparisons.
+    """
 
     def __init__(self, reality: Reality, *, prefix: str, left: int) -> None:
         self.left = left
@@ -37,7 +44,7 @@ class Counterpart:
         self._prefix = prefix
         self._path: str | None = None
         self._directory: int | None = None
-        self._file = -1  # the one looked at last, if it had to be opened
+        self._file = -1  # the current entry, if it had to be opened
 
     def __enter__(self) -> Counterpart:
         return self
@@ -46,7 +53,7 @@ class Counterpart:
         self._close_file()
 
     def status(self, path: str, name: str) -> os.stat_result | None:
-        """The status of a name in the directory at `path`, of a link itself. What follows is about this entry."""
+        """Return the status of a name in the directory at `path`, for a link its own. It becomes the current entry."""
         self._close_file()
         if path != self._path:
             self._path, self._directory = path, self._reality.directory(path)
@@ -58,7 +65,7 @@ class Counterpart:
             return None
 
     def node(self, name: str, status: os.stat_result, ours: Merged | None = None) -> Node | None:
-        """The node of that status; None when it has gone. `ours` is what it will be compared with."""
+        """Return the node of the current entry; None when it has gone. `ours` is the entry to compare it with."""
         directory = self._directory
         if directory is None:
             return None
@@ -71,7 +78,7 @@ class Counterpart:
             return None
 
     def has_content_of(self, ours: Merged, status: os.stat_result | None, seen: Seen | None) -> bool | None:
-        """Whether a file of a layer has the content that is real, or that was `seen`; None when that cannot be told."""
+        """Return whether a layer's file has the real content, or the content of `seen`; None when that cannot be determined."""
         own = ours.own
         try:
             if own is None:
@@ -89,7 +96,7 @@ class Counterpart:
                 os.close(own)
 
     def forget(self) -> None:
-        """To be called when somebody else has used the same `Reality`."""
+        """Drop the current directory; call this after another use of the same `Reality`."""
         self._path = None
 
     def _attributes_of_file(self, directory: int, name: str, status: os.stat_result, ours: Merged) -> dict[str, bytes] | None:
@@ -118,11 +125,6 @@ class Counterpart:
             self._file = -1
 
 
-NO_BASES: Bases = MappingProxyType({})
-_PATH_CHARACTERS = 64 << 20  # of all paths together: 10,000 nested directories with long names would fill the memory
-_COMPARED_BYTES = 16 << 30
-
-
 def read_stack(
     stack: Stack,
     *,
@@ -132,15 +134,15 @@ def read_stack(
     limit: int = beneath.ENTRY_LIMIT,
     witnesses: Witnesses | None = None,
 ) -> ChangeSet:
-    """What the layers of a sandbox change on the machine at `machine_root`.
+    """Return the changes that the layers of a sandbox make to the machine at `machine_root`.
 
-    `masks` are the absolute paths that were hidden from the guest. Where `bases` knows what was real when a layer first covered a path, the
-    change is from that; elsewhere from what is real now. Raises `TooMany` beyond `limit` entries: a list that leaves something out is worse
-    than none. `witnesses` are told what reality was asked.
+    `masks` are the absolute paths that were hidden from the guest. Where `bases` knows the entry when a layer first covered a path, the
+    change is relative to that, elsewhere to the entry that is real now. Raises `TooMany` beyond `limit` entries: an incomplete list is
+    worse than none. `witnesses` records each real entry examined.
     """
     changes: list[Change] = []
     budget = _Budget(entries=limit)
-    there = frozenset(mask for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask))
+    masks_with_something = frozenset(mask for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask))
     for target in stack.targets:
         try:
             with (
@@ -148,7 +150,7 @@ def read_stack(
                 Counterpart(reality, prefix=stack.prefix, left=budget.compared) as real,
                 uncollected(),
             ):
-                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), there, budget, witnesses)
+                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), masks_with_something, budget, witnesses)
                 for entry in stack.walk(target, limit=budget.entries):
                     reader.read(entry, changes)
                 budget.compared = real.left
@@ -175,16 +177,16 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Surroundings:
-    """What is known of a directory of the layers when its entries are read."""
+    """The context of a layer's directory while its entries are read."""
 
-    path: str  # with a slash at the end
-    relative: str  # the same from the top of the overlay, without it
-    real: bool  # there is, or when it was covered there was, a real directory at this place
-    masked: bool  # it lies at or below a mask
-    hides: bool = False  # nothing real shows through: it is opaque, or lies below one that is, where no directory is marked again
+    path: str  # with a trailing slash
+    relative: str  # relative to the top of the overlay, without the slash
+    real: bool  # a real directory is here, or was when it was covered
+    masked: bool  # is at or below a mask
+    hides: bool = False  # nothing real shows through: opaque, or below an opaque one, where the kernel sets no further marks
 
     def below(self, name: str) -> str:
-        """The path of an entry from the top of the overlay."""
+        """Return the path of an entry relative to the top of the overlay."""
         return f"{self.relative}/{name}" if self.relative else name
 
 
@@ -199,16 +201,16 @@ class _Reader:
     masks_with_something: frozenset[str]
     budget: _Budget
     witnesses: Witnesses | None = None
-    around: list[_Surroundings] = field(default_factory=list)  # of the directories from the top down to where we are
+    around: list[_Surroundings] = field(default_factory=list)  # the directories from the top down to the current one
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    children: dict[str, list[str]] | None = None  # of the bases, made when first needed
+    children: dict[str, list[str]] | None = None  # of the bases, computed when first needed
 
     def __post_init__(self) -> None:
         masked = any(covers(mask, self.target) for mask in self.masks)
         self.around.append(_Surroundings(self.target.rstrip("/") + "/", "", True, masked))
 
     def read(self, entry: Merged, changes: list[Change]) -> None:
-        """Add the changes that one entry stands for. Entries come as `walk` gives them."""
+        """Add the changes of one entry. Entries come in the order of `walk`."""
         if len(self.around) > entry.depth + 1:
             del self.around[entry.depth + 1 :]
         around = self.around[-1]
@@ -237,11 +239,11 @@ class _Reader:
         covers_directory = before is not None and before.type is EntryType.DIRECTORY
         hides = after.type is EntryType.DIRECTORY and (entry.opaque or around.hides)
         if after.type is EntryType.DIRECTORY:
-            # Even below an opaque one the real directory counts: what is the same is no change.
+            # Below an opaque directory the real one still counts: an equal entry is no change.
             self.around.append(_Surroundings(path + "/", around.below(entry.name), covers_directory, masked, hides))
             merged = not hides and (before is None or covers_directory)
             if masked and merged and status is not None and stat.S_ISDIR(status.st_mode):
-                return  # the empty directory that covers the real one; what the guest put into it comes next
+                return  # the empty directory that masks the real one; its entries come next
         kind, unread = self._kind(before, after, entry, base, status)
         if kind is not None:
             old, new = before.xattrs if before else {}, after.xattrs
@@ -258,7 +260,7 @@ class _Reader:
     def _kind(
         self, before: Node | None, after: Node, entry: Merged, base: Base | None, status: os.stat_result | None
     ) -> tuple[Kind | None, bool]:
-        """What happened, or None; and whether not everything could be read. What cannot be compared is taken as different."""
+        """Return the kind of change, or None; and whether something was unreadable. Anything that cannot be compared counts as changed."""
         if before is None:
             return Kind.ADDED, after.type is EntryType.DIRECTORY and entry.own is None
         if before.type is not after.type:
@@ -270,7 +272,7 @@ class _Reader:
             if not same:
                 return Kind.MODIFIED, same is None
         unread = after.type is EntryType.DIRECTORY and entry.own is None
-        owners = not self.stack.userxattr  # rootless there is only one, who gets what is copied up of others, with another mode
+        owners = not self.stack.userxattr  # rootless there is one owner, who also gets copied-up files of others, with another mode
         if before.mode != after.mode and (owners or before.uid == after.uid):
             return Kind.MODE, unread
         if owners and (before.uid, before.gid) != (after.uid, after.gid):
@@ -278,7 +280,7 @@ class _Reader:
         return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
 
     def _completed(self, change: Change, before: Node | None, entry: Merged) -> Change:
-        """With what only few have: a link to another, and entries that go with a directory."""
+        """Add the rarer fields: a link to another path, and the entries that a directory takes with it."""
         if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
             first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
             return replace(change, link_of=first) if first != change.path else change
@@ -292,7 +294,7 @@ class _Reader:
         return Change(path, Kind.DELETED, before, None, self.target, inside=inside, masks_real=self._mask_below(path))
 
     def _removed_by_opaque(self, within: _Surroundings, kept: frozenset[str]) -> Iterator[Change]:
-        """What an opaque directory, the last that was read, hides."""
+        """Yield the deletions that an opaque directory, the last one read, implies."""
         names = {*self.reality.names(within.relative), *self._based_in(within.path)} - kept
         self.real.forget()
         for name in sorted(names):
@@ -309,7 +311,7 @@ class _Reader:
                 yield self._deleted(path, within.below(name), before)
 
     def _based_in(self, directory: str) -> list[str]:
-        """What was in a real directory as far as it has been kept, whether or not it still is."""
+        """Return the names in a real directory that have a base, whether or not they still exist."""
         if self.children is None:
             self.children = {}
             for path in self.bases:
@@ -321,7 +323,7 @@ class _Reader:
         return any(covers(path, mask) for mask in self.masks_with_something)
 
     def _count(self, relative: str) -> int:
-        """How many real entries are below a real directory, as far as may be looked."""
+        """Return the number of real entries below a real directory, within limits and permissions."""
         directory = self.reality.directory(relative)
         self.real.forget()
         if directory is None:

@@ -1,11 +1,11 @@
-"""Tell which added entries are deleted ones under another name, by their content.
+"""Find renames: added entries with the content of deleted ones.
 
-An overlay knows no renames: a file that was moved is one that is gone and one that is new. Both stay in the change set, because carrying
-it over needs both; `renamed_from` is for whoever reads it. Files count as moved when their content is the same, and texts also when most of
-it is, as git counts them. A directory counts when everything in it moved along.
+An overlay records no renames: a moved file is a deleted one and an added one. Both stay in the change set, because promotion needs both;
+`renamed_from` is for the reader. Files count as moved when their content is equal, and texts also when most of it is, as in git. A
+directory counts when everything in it moved along.
 
-Bounded in what is read and compared: beyond the bounds a rename is not found, and nothing else is lost. Empty files are all alike and are
-left alone.
+Reading and comparing are bounded: beyond the bounds a rename is not found, and nothing else is lost. Empty files are all alike and are
+ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
 
-_ENTRIES = 50_000  # looked at in deleted directories
-_DEPTH = 200  # of these
+_ENTRIES = 50_000  # examined in deleted directories
+_DEPTH = 200  # depth of deleted directories
 _BYTES = 256 << 20  # read
-_TEXT = 64 << 10  # the largest that is compared by lines
-_PAIRS = 500  # of texts that are compared by lines
+_TEXT = 64 << 10  # largest text compared by lines
+_PAIRS = 500  # pairs of texts compared by lines
 _ALIKE = 0.5
 _CHUNK = 1 << 20
 
@@ -36,10 +36,10 @@ _CHUNK = 1 << 20
 def find_renames(
     changes: ChangeSet, contents: Contents, *, machine_root: str = "/", open_old: Callable[[str], int] | None = None
 ) -> ChangeSet:
-    """The same changes, with `renamed_from` where an added entry was moved there.
+    """Return the same changes, with `renamed_from` set where an added entry was moved.
 
-    `contents` holds what was added. `open_old` opens a deleted file by its absolute path, for the caller who has kept what it was; without
-    it the file is read where it still is, on the machine at `machine_root`.
+    `contents` holds the added files. `open_old` opens a deleted file by its absolute path, for callers that kept the originals; without it
+    the file is read at its place on the machine at `machine_root`.
     """
     added = [change for change in changes if change.kind is Kind.ADDED and change.after]
     deleted = [change for change in changes if change.kind is Kind.DELETED and change.before]
@@ -50,22 +50,22 @@ def find_renames(
         old = _Old(root, open_old or (lambda path: beneath.open_file(root, path.lstrip("/"), one_filesystem=False)))
         for change in deleted:
             old.add(change)
-        found = _Search(old, contents).search(added)
+        renames = _Search(old, contents).search(added)
     finally:
         os.close(root)
-    if not found:
+    if not renames:
         return changes
-    return ChangeSet(tuple(replace(change, renamed_from=found[change.path]) if change.path in found else change for change in changes))
+    return ChangeSet(tuple(replace(change, renamed_from=renames[change.path]) if change.path in renames else change for change in changes))
 
 
 @dataclass(slots=True)
 class _Old:
-    """What is gone, with what was below deleted directories."""
+    """The deleted entries, including those below deleted directories."""
 
     root: int
     open: Callable[[str], int]
     nodes: dict[str, Node] = field(default_factory=dict)
-    inside: dict[str, set[str]] = field(default_factory=dict)  # the names in each directory that was looked through
+    inside: dict[str, set[str]] = field(default_factory=dict)  # names in each directory that was walked
     left: int = _ENTRIES
 
     def add(self, change: Change) -> None:
@@ -75,13 +75,13 @@ class _Old:
             try:
                 self._look_through(change.path)
             except (OSError, TooMany):
-                self.inside.clear()  # a directory known in part must not pass for a whole one
+                self.inside.clear()  # a partly known directory must not pass for a complete one
 
     def _look_through(self, path: str) -> None:
         directory = beneath.open_directory(self.root, path.lstrip("/"), one_filesystem=False)
         try:
             self.inside[path] = set()
-            ways = [path]  # of the directories that the walk is in
+            ways = [path]  # paths of the directories that the walk is in
             with closing(beneath.walk(directory, limit=self.left, unlock=False)) as entries:
                 for entry in entries:
                     self.left -= 1
@@ -106,9 +106,9 @@ class _Old:
 class _Search:
     old: _Old
     contents: Contents
-    found: dict[str, str] = field(default_factory=dict)  # from the new path to the old
+    found: dict[str, str] = field(default_factory=dict)  # new path to old path
     used: set[str] = field(default_factory=set)
-    children: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))  # what was added, by directory
+    children: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))  # added entries by directory
     left: int = _BYTES
 
     def search(self, added: Sequence[Change]) -> dict[str, str]:
@@ -135,7 +135,7 @@ class _Search:
                 digest = self._digest(partial(self.contents.open_file, change), change.after.size)
                 if digest in digests:
                     wanted.append((change, digests[digest]))
-        # The more of the end of two paths is the same, the likelier one was the other: first three names, then two, then one, then none.
+        # The longer the common end of two paths, the likelier the rename: try three names, then two, one and none.
         for length in (3, 2, 1, 0):
             ends: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
             for same in {id(paths): paths for _, paths in wanted}.values():
@@ -162,17 +162,17 @@ class _Search:
         except OSError:
             return ""
         try:
-            made = hashlib.sha256()
+            digest = hashlib.sha256()
             while piece := os.read(fd, _CHUNK):
-                made.update(piece)
-            return made.hexdigest()
+                digest.update(piece)
+            return digest.hexdigest()
         except OSError:
             return ""
         finally:
             os.close(fd)
 
     def _by_lines(self, files: Sequence[Change]) -> None:
-        """Texts of which at least half is the same, best first."""
+        """Match texts that are at least half the same, best first."""
         olds = [(path, size) for path, size in self.old.files() if path not in self.used and size <= _TEXT]
         news = [(change, change.after.size) for change in files if change.after and change.after.size <= _TEXT]
         if len(olds) * len(news) > _PAIRS:
@@ -193,7 +193,7 @@ class _Search:
                 self.used.add(old_path)
 
     def _directories(self, added: Sequence[Change]) -> None:
-        """Those of which everything moved, from the innermost out."""
+        """Match directories whose entire content moved, from the innermost out."""
         for change in added:
             self.children[change.path.rpartition("/")[0]].append(change)
         for change in reversed(added):
@@ -205,7 +205,7 @@ class _Search:
                     self.used.add(old)
 
     def _where_from(self, within: Sequence[Change]) -> str:
-        """The old directory that held exactly these, or nothing."""
+        """Return the old directory that held exactly these entries, or ""."""
         first = next((self.found[change.path] for change in within if change.path in self.found), "")
         old = first.rpartition("/")[0]
         if self.old.inside.get(old) != {change.path.rpartition("/")[2] for change in within}:
@@ -229,7 +229,7 @@ def _end(path: str, names: int) -> tuple[str, ...]:
 
 
 def _lines(open_it: Callable[[], int]) -> Counter[bytes]:
-    """The lines of a text, counted; of anything else, none."""
+    """Return the lines of a text with their counts; none for binary or unreadable files."""
     try:
         with open(open_it(), "rb") as file:
             content = file.read(_TEXT + 1)

@@ -1,7 +1,7 @@
-"""Write what several generations hold as one: for long chains, for rootless snapshots, and to forget what has been promoted.
+"""Squash several generations into one: for long chains, for rootless snapshots, and to drop promoted changes.
 
-The new generation, mounted over the same base, shows the same tree. Nothing of the old ones is touched, and nobody uses the new one before
-this has returned: what a crash leaves of it is to be thrown away. The caller makes it last (syncfs) before pointing to it.
+Mounted over the same base, the new generation shows the same tree. The old ones are not touched, and the new one is not used before this
+has returned: its remains after a crash are to be thrown away. The caller syncs it (syncfs) before pointing to it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MAKE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def squash(stack: Stack, into: int, *, link: bool, without: Collection[str] = (), machine_root: str = "/") -> None:
-    """Write the merged content of a stack into the empty directory `into`, a new generation.
+    """Write the merged content of a stack into the empty directory `into`, a new generation. Raises `WorkspaceError`.
 
-    With `link` files are hard links to those of the old generations, which takes the same filesystem, and that nobody ever writes to
-    either; else they are copies, in which files that were one inode are one again.
+    With `link`, files are hard links to those of the old generations. That requires the same filesystem, and that neither is ever written
+    to. Otherwise they are copies; files that shared an inode share one again.
 
-    `without` are the absolute paths of changes that have been carried over: they are left out, so that there the machine at `machine_root`
-    shows again. A directory among them stays as the place of what remains in it. Raises `WorkspaceError`.
+    `without` are the absolute paths of promoted changes. They are left out, so that the machine at `machine_root` shows there again. A
+    directory among them stays if entries below it remain.
     """
     dropped = _Dropped.of(without)
     with explained("write the layers of this sandbox as one"):
@@ -97,10 +97,10 @@ class _Level:
 
     name: str
     entry: Merged | None  # None for the top
-    dropped: _Dropped | None  # what is to be left out below it
-    hidden: bool = False  # in the old layers nothing real shows through here
-    sealed: bool = False  # nor does it in the new one
-    made: bool = False  # those that may turn out superfluous are made when something has to be written below
+    dropped: _Dropped | None  # paths to leave out below it
+    hidden: bool = False  # nothing real shows through here in the old layers
+    sealed: bool = False  # nor in the new one
+    made: bool = False  # possibly superfluous directories are made only when an entry below is written
 
 
 @dataclass(slots=True)
@@ -109,12 +109,12 @@ class _Writer:
     reality: Reality
     top: int
     link: bool
-    here: int  # of the innermost directory that is made
+    here: int  # descriptor of the innermost directory that is made
     levels: list[_Level]
     first_links: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def write(self, entry: Merged) -> None:
-        """Write one entry, or leave it out. Entries come as `walk` gives them."""
+        """Write one entry, or leave it out. Entries come in the order of `walk`."""
         self.leave_to(entry.depth)
         level = self.levels[-1]
         dropped = level.dropped.below.get(entry.name) if level.dropped is not None else None
@@ -125,7 +125,7 @@ class _Writer:
         elif not entry.whiteout:
             self._make_pending()
             self._copy(entry)
-        elif not level.sealed:  # in a sealed one there is nothing to cover, and the kernel would list it
+        elif not level.sealed:  # in a sealed directory there is nothing to cover, and the kernel would list the whiteout
             self._make_pending()
             self._white_out(entry.name)
 
@@ -145,7 +145,7 @@ class _Writer:
                     self.here = above
 
     def without_marks(self, attributes: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Those that are not the overlay's own."""
+        """Return the attributes without the overlay's own."""
         return {name: value for name, value in attributes.items() if not name.startswith(self.stack.prefix)}
 
     def _begin(self, entry: Merged, above: _Level, dropped: _Dropped | None) -> None:
@@ -157,7 +157,7 @@ class _Writer:
         if dropped is None or not (dropped.itself or self._is_real(entry)):
             self._make_pending()
         if hidden and dropped is not None:
-            # The machine is to show again in some places below, so it cannot be covered as a whole any more: cover the rest by name.
+            # The machine must show again in places below, so the directory can no longer be opaque: cover the rest by name.
             covered = {*entry.names, *(name for name, place in dropped.below.items() if place.itself)}
             for name in self.reality.names(self._path()):
                 if name not in covered:
@@ -168,7 +168,7 @@ class _Writer:
         return "/".join(level.name for level in self.levels[1:])
 
     def _is_real(self, entry: Merged) -> bool:
-        """Whether the machine has the same directory, whatever is in it."""
+        """Return whether the machine has an equal directory, regardless of its contents."""
         path, _, name = self._path().rpartition("/")
         directory, status = self.reality.directory(path), self.reality.status(path, name)
         if directory is None or status is None or not stat.S_ISDIR(status.st_mode):
@@ -180,10 +180,10 @@ class _Writer:
         return real == ours and ours.type is EntryType.DIRECTORY
 
     def _make_pending(self) -> None:
-        made = len(self.levels)
-        while not self.levels[made - 1].made:
-            made -= 1
-        for level in self.levels[made:]:
+        count = len(self.levels)
+        while not self.levels[count - 1].made:
+            count -= 1
+        for level in self.levels[count:]:
             os.mkdir(level.name, 0o700, dir_fd=self.here)
             below = os.open(level.name, _MAKE, dir_fd=self.here)
             os.close(self.here)
@@ -214,7 +214,7 @@ class _Writer:
     def _link_to(self, first: str, name: str) -> bool:
         try:
             handle = beneath.open_beneath(self.top, first, os.O_PATH)
-        except PermissionError:  # below a directory that is closed, and by now so is ours
+        except PermissionError:  # below a directory whose mode denies us access; our copy has that mode by now
             return False
         try:
             return self._hard_link(None, f"/proc/self/fd/{handle}", name)
@@ -225,7 +225,7 @@ class _Writer:
         try:
             os.link(source, name, src_dir_fd=directory, dst_dir_fd=self.here, follow_symlinks=directory is None)
         except OSError as error:
-            if error.errno == errno.EMLINK:  # as many as the filesystem permits
+            if error.errno == errno.EMLINK:  # the filesystem's limit of links
                 return False
             raise
         return True

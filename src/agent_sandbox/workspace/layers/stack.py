@@ -1,7 +1,8 @@
-"""The layers of a sandbox, seen as one: a run's own, and below it those that snapshots froze.
+"""The stack: the layers of a sandbox as one. A run's own layer is on top, over those that snapshots froze.
 
-A generation is a directory that holds `<key>/upper` for each overlay (see `layers`); the newest comes first. Whoever renders, compares or
-promotes asks here and never by path, so that what they get is what the guest saw.
+A generation is a directory that holds `<key>/upper` for each overlay (see `layers.names`); the newest comes first. Rendering, comparing and
+promoting read layers through a `Stack`, never by path, so they get what the guest saw. `stacked`, `made` and `tidy` open, create and remove
+generations.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from agent_sandbox.workspace.layers.names import layer_targets, quote_target
 from agent_sandbox.workspace.layers.overlay_tree import Merged
 from agent_sandbox.workspace.removal import remove_tree
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 class Stack:
-    """Opened generations, uppermost first. A context manager, and `changes.Contents`. Not for two threads at once.
+    """Opened generations, uppermost first. A context manager, and `changes.Contents`. Not thread-safe.
 
-    `userxattr` says how the overlays are mounted; `owner_shift` is what the ids in the layers are moved by.
+    `userxattr` says how the overlays are mounted; `owner_shift` is the offset of the owner ids in the layers.
     """
 
     def __init__(self, generations: tuple[int, ...], *, userxattr: bool, owner_shift: int = 0) -> None:
@@ -37,20 +40,20 @@ class Stack:
         self.owner_shift = owner_shift
         self.prefix = "user.overlay." if userxattr else "trusted.overlay."
         self.targets = tuple(sorted({target for generation in generations for target in layer_targets(generation)}))
-        self._open: tuple[str, str] | None = None  # target and directory that were asked for last: files come directory by directory
+        self._open: tuple[str, str] | None = None  # target and directory of the last call: files come directory by directory
         self._parts: list[int] = []
 
     @classmethod
     def of(cls, generations: Sequence[int], *, userxattr: bool, owner_shift: int = 0) -> Stack:
-        """The stack of these descriptors. They are duplicated: the caller closes its own, and closing the stack closes ours."""
+        """Return the stack of these descriptors. They are duplicated: the caller closes its own, closing the stack closes the copies."""
         with ExitStack() as undo:
             own: list[int] = []
             for generation in generations:
                 own.append(os.dup(generation))
                 undo.callback(os.close, own[-1])
-            made = cls(tuple(own), userxattr=userxattr, owner_shift=owner_shift)
+            stack = cls(tuple(own), userxattr=userxattr, owner_shift=owner_shift)
             undo.pop_all()
-        return made
+        return stack
 
     def __enter__(self) -> Stack:
         return self
@@ -62,21 +65,21 @@ class Stack:
         self._generations = ()
 
     def uppers(self, target: str) -> list[int]:
-        """The top directories of the layers of an overlay, for the caller to close. Raises `WorkspaceError` when one is damaged."""
+        """Open the upper directories of an overlay, for the caller to close. Raises `WorkspaceError` when one is damaged."""
         key = quote_target(target)
-        found: list[int] = []
+        uppers: list[int] = []
         try:
             for generation in self._generations:
                 upper = _open_upper(generation, key, target)
                 if upper is not None:
-                    found.append(upper)
+                    uppers.append(upper)
         except BaseException:
-            _close_all(found)
+            _close_all(uppers)
             raise
-        return found
+        return uppers
 
     def walk(self, target: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[Merged, None, None]:
-        """Everything that the layers of an overlay hold, merged: see `merged.walk`."""
+        """Yield the merged entries in the layers of an overlay: see `overlay_tree.walk`."""
         uppers = self.uppers(target)
         try:
             yield from overlay_tree.walk(uppers, self.prefix, limit=limit)
@@ -84,7 +87,7 @@ class Stack:
             _close_all(uppers)
 
     def open_file(self, change: Change) -> int:
-        """A descriptor to read a changed file as the guest last saw it. Raises OSError for what is no regular file of these layers."""
+        """Open a changed file as the guest last saw it. Raises OSError unless it is a regular file in these layers."""
         relative = change.path.removeprefix(change.target.rstrip("/"))
         where, _, name = relative.lstrip("/").rpartition("/")
         if not relative.startswith("/"):
@@ -105,10 +108,10 @@ class Stack:
         self._open, self._parts = None, []
 
     def _resolve(self, target: str, where: str) -> list[int]:
-        """The directories that make up a merged one, by the rules of `merged`."""
+        """Open the directories that make up a merged one, by the rules of `overlay_tree`."""
         parts = self.uppers(target)
         while where and parts:
-            name, _, rest = (where, "", "") if len(parts) == 1 else where.partition("/")  # in a single layer marks do not matter
+            name, _, rest = (where, "", "") if len(parts) == 1 else where.partition("/")  # in a single layer, marks do not matter
             outer = parts
             try:
                 parts = self._below(outer, name)
@@ -118,30 +121,30 @@ class Stack:
         return parts
 
     def _below(self, parts: list[int], name: str) -> list[int]:
-        found: list[int] = []
+        directories: list[int] = []
         try:
             for part in parts:
                 try:
-                    found.append(beneath.open_beneath(part, name, os.O_PATH | os.O_DIRECTORY))
+                    directories.append(beneath.open_beneath(part, name, os.O_PATH | os.O_DIRECTORY))
                 except OSError as error:
                     if error.errno == errno.ENOENT:
                         continue
                     if error.errno in beneath.SWAPPED:
-                        break  # a whiteout, or something else that is no directory
+                        break  # a whiteout or another non-directory
                     raise
-                if overlay_tree.mark(f"/proc/self/fd/{found[-1]}", self.prefix) == b"y":
+                if overlay_tree.mark(f"/proc/self/fd/{directories[-1]}", self.prefix) == b"y":
                     break
         except BaseException:
-            _close_all(found)
+            _close_all(directories)
             raise
-        return found
+        return directories
 
 
 def _open_upper(generation: int, key: str, target: str) -> int | None:
     try:
         return beneath.open_directory(generation, f"{key}/upper")
     except OSError as error:
-        # Killed while it was being made, there is only the empty directory, or nothing: then nobody has written to it either.
+        # A run killed while it made the layer leaves the empty directory, or nothing. Then nothing was written to it.
         if error.errno == errno.ENOENT and not _holds_anything(generation, key):
             return None
         raise WorkspaceError(
@@ -166,24 +169,21 @@ def _close_all(descriptors: list[int]) -> None:
         os.close(fd)
 
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 @contextmanager
 def stacked(top: int, numbers: Iterable[int], *, userxattr: bool, owner_shift: int) -> Iterator[Stack]:
-    """The stack of these generations, uppermost first. One that is not there has nothing in it."""
+    """Open the stack of these generations, uppermost first, for a block. A missing generation counts as empty."""
     with ExitStack() as opened:
-        found: list[int] = []
+        generations: list[int] = []
         for number in numbers:
             with suppress(FileNotFoundError):
-                found.append(os.open(str(number), _DIRECTORY, dir_fd=top))
-                opened.callback(os.close, found[-1])
-        yield opened.enter_context(Stack.of(found, userxattr=userxattr, owner_shift=owner_shift))
+                generations.append(os.open(str(number), _DIRECTORY, dir_fd=top))
+                opened.callback(os.close, generations[-1])
+        yield opened.enter_context(Stack.of(generations, userxattr=userxattr, owner_shift=owner_shift))
 
 
 @contextmanager
 def made(top: int, number: int) -> Iterator[int]:
-    """A new, empty generation to fill, on the disk at the end of the block. What an abandoned attempt left at its number is moved aside."""
+    """Create an empty generation for the block to fill, and sync it at the end. A leftover with its number is moved to the trash."""
     _move_aside(top, str(number))
     os.mkdir(str(number), 0o700, dir_fd=top)
     generation = os.open(str(number), _DIRECTORY, dir_fd=top)
@@ -195,7 +195,10 @@ def made(top: int, number: int) -> Iterator[int]:
 
 
 def tidy(top: int, history: History, *, until: float = math.inf) -> None:
-    """Remove what nothing refers to, as far as there is time; the rest stays aside for the next who tidies. Raises `WorkspaceError`."""
+    """Remove unreferenced generations until the time `until`; the rest waits in the trash for the next call.
+
+    Raises `WorkspaceError` when something cannot be removed.
+    """
     for name in garbage(history, os.listdir(top)):
         _move_aside(top, name)
     try:
@@ -223,4 +226,4 @@ def _move_aside(top: int, name: str) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            number += 1  # an earlier one is still there
+            number += 1  # an earlier one is still in the trash

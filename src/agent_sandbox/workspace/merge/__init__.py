@@ -1,8 +1,8 @@
-"""Merge what a sandbox changed with what has changed in reality meanwhile. Pure: bytes and values in, values out.
+"""Merge the changes of a sandbox with changes made in reality meanwhile. Pure: bytes and values in, values out.
 
-*Ours* is the sandbox, *theirs* is reality, the *base* is what was real when the sandbox first covered a path.
+*Ours* is the sandbox, *theirs* is reality, the *base* is the real state when the sandbox first covered a path.
 
-edits.py   how one list of lines became another, in bounded time
+edits.py   the edits between two lists of lines, in bounded time
 text.py    three texts into one, or into conflicts
 tree.py    one path, whole trees, and answers to conflicts
 """

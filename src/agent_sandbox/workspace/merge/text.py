@@ -1,13 +1,13 @@
-"""Merge two versions of a text that grew out of one base, line by line.
+"""Merge two versions of a text with a common base, line by line.
 
-*Ours* is what the sandbox made of it, *theirs* is what is real now. A change of one side alone is taken, the same change on both sides is
-taken once, and where both changed the same lines, or lines that touch, it is a conflict: a value with all three, never a guess. Lines end
-with a newline and are otherwise bytes: a carriage return before it is part of the line, and the last may lack it.
+*Ours* is the sandbox's version, *theirs* is the real one now. A change of one side alone is taken, and the same change on both sides is
+taken once. Where both changed the same lines, or lines that touch, there is a conflict: a value with all three versions, never a guess.
+Lines end with a newline and are otherwise bytes: a carriage return before it is part of the line, and the last line may lack the newline.
 
-Where each line occurs once, the result is git's, conflicts and all. Where lines repeat, there are several shortest ways to read an edit,
-and ours may be another one: then one of the two may see a conflict that the other does not.
+Where each line occurs once, the result equals git's, conflicts included. Where lines repeat, an edit has several shortest readings, and
+ours may differ from git's: then one of the two may see a conflict that the other does not.
 
-What has a NUL in it is not text, and what is too large is not searched: such a file is one conflict as a whole, unless only one side
+Content with a NUL is not text, and content that is too large is not searched. Such a file is one conflict as a whole, unless only one side
 changed it.
 """
 
@@ -25,7 +25,7 @@ Lines = tuple[bytes, ...]
 
 @dataclass(frozen=True)
 class Labels:
-    """How the sides are called behind conflict markers."""
+    """The names of the sides behind conflict markers."""
 
     ours: str = "sandbox"
     base: str = "base"
@@ -34,7 +34,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class TextConflict:
-    """Lines that both sides changed, and what they were. `base` is None when it is not known."""
+    """Lines that both sides changed, and their base; `base` is None if it is not known."""
 
     base: Lines | None
     ours: Lines
@@ -46,34 +46,34 @@ Piece = Lines | TextConflict
 
 @dataclass(frozen=True)
 class Merged:
-    """The text in pieces. `why` says why it was not merged line by line but is a conflict as a whole, or is empty."""
+    """The text in pieces. `why` says why the whole text is one conflict; it is empty if lines were merged."""
 
     pieces: tuple[Piece, ...]
     why: str = ""
 
     @property
     def conflicts(self) -> tuple[TextConflict, ...]:
-        """Where both sides changed the same."""
+        """The pieces that both sides changed."""
         return tuple(piece for piece in self.pieces if isinstance(piece, TextConflict))
 
     def text(self) -> bytes:
-        """The merged text. Raises ValueError while there are conflicts."""
+        """Return the merged text. Raises ValueError while there are conflicts."""
         if self.conflicts:
             raise ValueError("a text with conflicts has to be resolved first")
         return b"".join(line for piece in self.pieces if isinstance(piece, tuple) for line in piece)
 
     def ours(self) -> bytes:
-        """What merges, and in conflicts what the sandbox has."""
+        """Return the text with the sandbox's side of every conflict."""
         return b"".join(line for piece in self.pieces for line in (piece.ours if isinstance(piece, TextConflict) else piece))
 
     def theirs(self) -> bytes:
-        """What merges, and in conflicts what is real."""
+        """Return the text with the real side of every conflict."""
         return b"".join(line for piece in self.pieces for line in (piece.theirs if isinstance(piece, TextConflict) else piece))
 
     def with_markers(self, labels: Labels | None = None) -> bytes:
-        """The text with every conflict in it as all tools mark them, the base between both sides.
+        """Return the text with the usual markers around every conflict, the base between both sides.
 
-        A side that lacks the newline at its end gets one: a marker needs a line of its own.
+        A side without a newline at its end gets one: a marker needs a line of its own.
         """
         named = labels or Labels()
         return b"".join(line for piece in self.pieces for line in (_marked(piece, named) if isinstance(piece, TextConflict) else piece))
@@ -102,7 +102,7 @@ def _ends_with_carriage_return(conflict: TextConflict) -> bool:
 
 
 def merge_text(base: bytes | None, ours: bytes, theirs: bytes, *, steps: int = STEPS) -> Merged:
-    """Merge; without a base every difference is a conflict. Takes bounded time whatever the texts are."""
+    """Merge two texts in bounded time, whatever they hold. Without a base every difference is a conflict."""
     if ours == theirs or theirs == base:
         return Merged((split_lines(ours),))
     if ours == base:
@@ -127,13 +127,13 @@ def _not_for_lines(sides: tuple[bytes, ...]) -> str:
 
 
 def split_lines(content: bytes) -> Lines:
-    """Lines by newline alone, each with its own; the last may lack it."""
+    """Split at newlines only. Each line keeps its newline; the last may lack it."""
     *ended, last = content.split(b"\n")
     return (*(line + b"\n" for line in ended), last) if last else tuple(line + b"\n" for line in ended)
 
 
 def split_whole(content: bytes) -> Lines:
-    """All of it as one piece, which is no line."""
+    """Return the content as one piece that is not a line."""
     return (content,) if content else ()
 
 
@@ -150,7 +150,7 @@ def _two_way(mine: Lines, yours: Lines, edits: list[Edit]) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class _Region:
-    """Lines of the base that edits changed which touch one another, and those edits, by side."""
+    """Base lines changed by edits that touch one another, and these edits, by side."""
 
     start: int
     stop: int
@@ -176,7 +176,7 @@ def _three_way(old: Lines, mine: Lines, yours: Lines, our_edits: list[Edit], the
 
 
 def _regions(our_edits: list[Edit], their_edits: list[Edit]) -> Iterator[_Region]:
-    """Edits of the two sides that overlap or touch belong together: the one may rest on what the other changed."""
+    """Yield groups of edits that overlap or touch: an edit may depend on lines that the other side changed."""
     ordered = sorted([(edit, True) for edit in our_edits] + [(edit, False) for edit in their_edits], key=lambda each: _extent(each[0]))
     group: list[tuple[Edit, bool]] = []
     stop = 0
@@ -204,13 +204,13 @@ def _region(group: list[tuple[Edit, bool]], stop: int) -> _Region:
 
 
 def _side(lines: Lines, region: _Region, edits: tuple[Edit, ...]) -> Lines:
-    """What one side has for these lines of the base."""
+    """Return one side's version of these lines of the base."""
     first, last = edits[0], edits[-1]
     return lines[first.new_from - (first.old_from - region.start) : last.new_to + (region.stop - last.old_to)]
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Lines that follow one another as one piece."""
+    """Yield the pieces, with consecutive lines joined into one piece."""
     lines: list[bytes] = []
     for piece in pieces:
         if isinstance(piece, TextConflict):

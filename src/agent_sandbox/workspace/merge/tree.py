@@ -1,8 +1,14 @@
-"""Merge one path: what it was, what the sandbox made of it (*ours*) and what is real now (*theirs*).
+"""Merge one path, merge whole trees, and answer conflicts. *Ours* is the sandbox's version, *theirs* is the real one now.
 
-Content, link target, permission bits, owner and attributes are merged each for itself: who changed it alone decides, both the same is no
-question, and anything else is a conflict. Where there is no base every difference is one, and it says so. Nothing is read or written here:
-the versions come with their content.
+Content, link target, permission bits, owner and attributes are merged separately. If one side alone changed a property, that side decides;
+if both made the same change, it is taken; anything else is a conflict. Without a base every difference is a conflict, and the conflict says
+so. Nothing is read or written here: versions come with their content.
+
+In a tree each path is merged by itself, and then the paths must fit together: the parent of a path must be a directory. Two valid trees may
+merge into an invalid one, if one side puts a file into a directory that the other removed or replaced by a link. That is a conflict of the
+parent.
+
+An answer applies to conflicts only. Properties that merged cleanly stay merged, also when a side is preferred.
 """
 
 from __future__ import annotations
@@ -22,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Version:
-    """What is at a path on one side. A file has its `content`, or only its digest when it is too large or was not kept."""
+    """The entry at a path on one side. A file has its `content`, or only a digest if it is too large or was not kept."""
 
     node: Node
     content: bytes | None = None
     digest: str = ""
 
     def holds_the_same(self, other: Version | None) -> bool:
-        """Whether both are files with the same content; what cannot be told counts as different."""
+        """Return whether both are files with the same content. Unknown content counts as different."""
         if other is None:
             return False
         if self.content is not None and other.content is not None:
@@ -38,7 +44,7 @@ class Version:
 
 
 class ConflictKind(Enum):
-    """What both sides cannot have."""
+    """Kinds of merge conflict."""
 
     CONTENT = "both changed the same lines"
     WHOLE = "both changed it, and it cannot be merged line by line"
@@ -55,7 +61,7 @@ class ConflictKind(Enum):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A question for somebody. `known` is False when there was no base to compare with; `merged` is there when it is about text."""
+    """A merge conflict to be answered. `known` is False if there was no base; `merged` is set if it is about text."""
 
     path: str
     kind: ConflictKind
@@ -67,14 +73,14 @@ class Conflict:
     why: str = ""
 
     def sentence(self) -> str:
-        """The question, for a person."""
-        said = f"{self.path!r}: {self.kind.value}" + (f": {self.why}" if self.why else "")
-        return said if self.known else f"{said} (what it was before is not known)"
+        """Describe the conflict for a person."""
+        text = f"{self.path!r}: {self.kind.value}" + (f": {self.why}" if self.why else "")
+        return text if self.known else f"{text} (what it was before is not known)"
 
 
 @dataclass(frozen=True)
 class MergedEntry:
-    """What a path shall be, None being nothing. Where there are `conflicts`, the sandbox's side stands in for the answer."""
+    """The merged state of a path; None is no entry. While there are `conflicts`, it is the sandbox's side."""
 
     path: str
     result: Version | None
@@ -82,7 +88,7 @@ class MergedEntry:
 
 
 def merge_entry(path: str, base: Version | None, ours: Version | None, theirs: Version | None, *, known: bool = True) -> MergedEntry:
-    """Merge one path. With `known` False there is no base, and `base` is not looked at."""
+    """Merge one path. With `known` False there is no base, and `base` is ignored."""
     base = base if known else None
     if _same(ours, theirs) or (known and _same(theirs, base)):
         return MergedEntry(path, ours)
@@ -91,12 +97,12 @@ def merge_entry(path: str, base: Version | None, ours: Version | None, theirs: V
     if ours is None or theirs is None:
         kind = ConflictKind.DELETED_OURS if ours is None else ConflictKind.DELETED_THEIRS
         return MergedEntry(path, ours, (Conflict(path, kind, base, ours, theirs, known),))
-    merging = _Merging(path, base, ours, theirs, known)
+    merge = _EntryMerge(path, base, ours, theirs, known)
     if ours.node.type is not theirs.node.type or ours.node.device != theirs.node.device:
-        merging.conflict(ConflictKind.ADDED if known and base is None else ConflictKind.TYPE)
-        return MergedEntry(path, ours, tuple(merging.conflicts))
-    result = merging.of_one_type()
-    return MergedEntry(path, result, tuple(merging.conflicts))
+        merge.conflict(ConflictKind.ADDED if known and base is None else ConflictKind.TYPE)
+        return MergedEntry(path, ours, tuple(merge.conflicts))
+    result = merge.of_one_type()
+    return MergedEntry(path, result, tuple(merge.conflicts))
 
 
 def _same(one: Version | None, other: Version | None) -> bool:
@@ -105,8 +111,8 @@ def _same(one: Version | None, other: Version | None) -> bool:
     return one.node == other.node and (one.node.type is not EntryType.FILE or one.holds_the_same(other))
 
 
-class _Merging:
-    """Two versions of the same type, property by property."""
+class _EntryMerge:
+    """The merge of two versions of the same type, property by property."""
 
     def __init__(self, path: str, base: Version | None, ours: Version, theirs: Version, known: bool) -> None:
         self._path, self._base, self._ours, self._theirs, self._known = path, base, ours, theirs, known
@@ -117,7 +123,7 @@ class _Merging:
 
     def of_one_type(self) -> Version:
         mine, real = self._ours.node, self._theirs.node
-        # What was something else before is no base for any of its properties.
+        # An entry that had another type before is no base for any property.
         old = self._base if self._base is not None and self._base.node.type is mine.type else None
         was = old.node if old is not None else None
         content, digest, size = self._content(old) if mine.type is EntryType.FILE else (None, "", 0)
@@ -143,7 +149,7 @@ class _Merging:
         return real
 
     def _content(self, old: Version | None) -> tuple[bytes | None, str, int]:
-        """Content, its digest where it is not at hand, and its size."""
+        """Return the content, its digest if the content is not at hand, and its size."""
         ours, theirs = self._ours, self._theirs
         taken = ours
         if not ours.holds_the_same(theirs) and not theirs.holds_the_same(old):
@@ -181,40 +187,43 @@ Tree = Mapping[str, Version]
 
 @dataclass(frozen=True)
 class MergedTree:
-    """What shall be at each path; a path without anything is not in it. Paths with conflicts hold the sandbox's side meanwhile."""
+    """The merged version of each path; a path without an entry is absent. A path with conflicts has the sandbox's side."""
 
     tree: Tree
     conflicts: tuple[Conflict, ...] = ()
 
 
 def merge_tree(base: Tree, ours: Tree, theirs: Tree, *, unknown: Container[str] = ()) -> MergedTree:
-    """Merge every path of the three. `unknown` are paths that have no base."""
+    """Merge every path of three trees. `unknown` are the paths that have no base."""
     entries = {
         path: merge_entry(path, base.get(path), ours.get(path), theirs.get(path), known=path not in unknown)
         for path in sorted({*base, *ours, *theirs})
     }
-    homeless = _without_a_directory(entries)
+    bad_parents = _parents_that_are_no_directory(entries)
     conflicts = [conflict for entry in entries.values() for conflict in entry.conflicts]
     conflicts += [
         Conflict(path, ConflictKind.TREE, base.get(path), ours.get(path), theirs.get(path), path not in unknown)
-        for path in sorted(homeless)
+        for path in sorted(bad_parents)
     ]
     tree = {path: entry.result for path, entry in entries.items() if entry.result is not None}
     return MergedTree(tree, tuple(sorted(conflicts, key=lambda conflict: conflict.path)))
 
 
-def _without_a_directory(entries: Mapping[str, MergedEntry]) -> set[str]:
-    """Parents that have something below them in the result, or may have, and are no directory there. Others' parents are not judged."""
-    found: set[str] = set()
+def _parents_that_are_no_directory(entries: Mapping[str, MergedEntry]) -> set[str]:
+    """Return parents that have, or may have, entries below them in the result but are no directories there.
+
+    A parent that is not part of the merge, or that has conflicts itself, is not judged.
+    """
+    bad_parents: set[str] = set()
     for path, entry in entries.items():
         parent = path.rpartition("/")[0]
-        nothing = entry.result is None and not entry.conflicts  # a conflict may be answered by the side that has something
+        nothing = entry.result is None and not entry.conflicts  # a conflict may be answered with the side that has an entry
         if nothing or parent not in entries or entries[parent].conflicts:
             continue
         above = entries[parent].result
         if above is None or above.node.type is not EntryType.DIRECTORY:
-            found.add(parent)
-    return found
+            bad_parents.add(parent)
+    return bad_parents
 
 
 if TYPE_CHECKING:
@@ -229,10 +238,10 @@ _OF_ONE_PROPERTY = (ConflictKind.MODE, ConflictKind.OWNER, ConflictKind.TARGET, 
 
 
 def resolve(entry: MergedEntry, how: Word | Choice, labels: Labels | None = None) -> MergedEntry:
-    """The entry with its conflicts answered. Those that cannot be answered in this way stay.
+    """Return the entry with its conflicts answered. Conflicts that cannot be answered in this way stay.
 
-    "ours" is the sandbox's side, "theirs" is reality's. "markers" answers conflicts within a text. A function is given each conflict, and
-    returns one of these words, the content that the file shall have, or None to leave it. Raises ValueError for any other word.
+    "ours" is the sandbox's side, "theirs" is reality's. "markers" answers conflicts within a text. A function is called with each conflict.
+    It returns one of these words, the content for the file, or None to leave the conflict. Raises ValueError for any other word.
     """
     result = entry.result
     left: list[Conflict] = []
@@ -256,7 +265,7 @@ def _with_markers(conflict: Conflict, labels: Labels | None) -> bytes | None:
 
 
 def _file(like: Version | None, content: bytes) -> Version:
-    """A file with this content, otherwise like what is there; of a thing that is no file only the owner is taken."""
+    """Return a file with this content and the metadata of `like`. If `like` is no file, only its owner is taken."""
     assert like is not None, "a conflict has a side"
     node = like.node if like.node.type is EntryType.FILE else Node(EntryType.FILE, 0o644, like.node.uid, like.node.gid)
     return Version(replace(node, size=len(content)), content)

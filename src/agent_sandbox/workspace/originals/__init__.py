@@ -1,10 +1,12 @@
-"""Originals: what was real when a layer first covered a path. A merge stands on them, and drift is measured against them.
+"""Originals: the real state of each path when a layer first covered it. Merges are based on them; drift is measured against them.
 
-records.py    how an original is written, one line each
-runs.py       that a run begins and ends
-files.py      recall, carry over, forget; the contents of files
-capture.py    the walk through a layer at the end of a run, and the look at reality for each path
+An original is held in a `fingerprint.Base`; the modules here call it a base.
 
-The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` when nothing was covered. A run that is
-killed in between has no originals, and the next one knows.
+records.py    the line format of bases
+runs.py       the begin and end records of a run
+files.py      the files of bases and contents: recall, carry over, forget
+capture.py    the walk through a layer at the end of a run, and the look at each real path
+
+The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` if nothing was covered. A run that is
+killed in between has no originals, and the next run detects that.
 """

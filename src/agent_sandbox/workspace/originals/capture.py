@@ -1,4 +1,17 @@
-"""Capture what is real at every path that a run's layer covers for the first time, at the end of the run."""
+"""Capture originals: at the end of a run, record the real state of every path that its layer covers for the first time.
+
+The state found now is the state at the start of the run if the inode has not changed since: its ctime cannot be set. A name that does not
+exist is judged by its directory. A moved directory carries its contents along without leaving a trace in them. So every directory on the
+way down must be unchanged, or known to be the one that an earlier run saw or that the overlay copied up. The overlay records that in an
+attribute, but not for users other than root, nor on filesystems without handles. There a directory is trusted if its last change was to
+its entries. Not noticed there: a directory that was moved in during the run and then gained or lost a name.
+
+Only directories of the layer are walked. One that has not changed since the run began has no new names, so its entries are skipped: the
+cost is that of the layer's directories and of this run's changes, not of all runs before. Files in a directory that the guest made earlier
+and then moved are skipped too. They get no base, and need none where nothing is real.
+
+On a network filesystem the times are the server's, and only as good as its clock.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +37,29 @@ from agent_sandbox.workspace.originals.runs import append, spell_done
 from agent_sandbox.workspace.reality import Reality
 
 _FLUSH = 1 << 20
+# The kernel stamps file times with a clock that ticks every few milliseconds and lags by up to one tick.
+TICK_NS = 20_000_000
+_ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, flags, handle type, filesystem; the handle follows
 
 
 @dataclass
 class Budget:
-    """How much of reality is read at the end of one run. Beyond it a base is kept without content, or a directory without a list."""
+    """Limits on how much of reality is read at the end of one run.
+
+    Beyond them a base is kept without content, or a directory without a list.
+    """
 
     kept_file: int = 8 << 20
-    kept: int = 512 << 20  # bytes, of all runs of a sandbox together
+    kept: int = 512 << 20  # bytes, over all runs of a sandbox
     read_file: int = 64 << 20
     read: int = 1 << 30
     listed: int = 200_000
-    characters: int = 64 << 20  # of all paths: 10,000 nested directories would fill the disk with theirs
+    characters: int = 64 << 20  # of all paths: those of 10,000 nested directories would fill the disk
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How many bases were added, and of how many of these reality had moved already."""
+    """The number of bases added, and how many of them are unknown because reality had already changed."""
 
     added: int
     unknown: int
@@ -48,20 +67,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class Place:
-    """What is known of a real directory while the entries of the layer's directory are looked at. `status` is None where there is none."""
+    """The real directory behind a layer's directory while its entries are examined. `status` is None if there is none."""
 
     status: os.stat_result | None
-    steady: bool  # it is what it was when the run began
+    steady: bool  # the same as when the run began
     masked: bool
 
 
 @dataclass
 class Keeper:
-    """The bases that one run adds, on their way into the files."""
+    """The bases that one run adds, buffered on their way into the files."""
 
     directory: str
     generation: int
-    before: int  # what changed before this had not changed during the run
+    before: int  # an entry with an older ctime did not change during the run
     already: Recalled
     prefix: str
     masks: frozenset[str]
@@ -69,28 +88,28 @@ class Keeper:
     now_ns: Callable[[], int]
     contents: ContentWriter
     unknown: int = 0
-    _kept: set[str] = field(default_factory=set)
+    _paths: set[str] = field(default_factory=set)
     _text: list[str] = field(default_factory=list)
     _size: int = 0
-    _nothing: dict[str, list[str]] = field(default_factory=dict)
+    _absent: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many bases were added."""
-        return len(self._kept)
+        """The number of bases added."""
+        return len(self._paths)
 
     def unmoved(self, status: os.stat_result | None) -> bool:
-        """Whether this has not changed since the run began; None is nothing, which has not."""
+        """Return whether an entry is unchanged since the run began. None means no entry, which is unchanged."""
         return status is None or status.st_ctime_ns < self.before
 
     def keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: Place, masked: bool) -> None:
-        """Add the base of one path. `real` is the directory it is in, `status` what is there."""
+        """Add the base of one path. `real` is its directory, `status` the status of the entry."""
         now = os.fstat(real) if real is not None else None
         if now is not None and place.status is not None and (now.st_dev, now.st_ino) != (place.status.st_dev, place.status.st_ino):
-            self._add(Base(path, None, known=False))  # the directory was swapped just now
+            self._add(Base(path, None, known=False))  # the directory has just been swapped
         elif status is None or real is None:
             if place.steady and self.unmoved(now):
-                self._nothing.setdefault(path.rpartition("/")[0] or "/", []).append(name)
+                self._absent.setdefault(path.rpartition("/")[0] or "/", []).append(name)
                 self._count(path)
             else:
                 self._add(Base(path, None, known=False))
@@ -98,7 +117,7 @@ class Keeper:
             self._add(self._base(path, real, name, place, content=not masked))
 
     def _base(self, path: str, real: int, name: str, place: Place, *, content: bool) -> Base:
-        """What is there, and whether it was when the run began: judged by its times after it was read."""
+        """Return the base of an entry. Its times, taken after the read, decide whether it changed during the run."""
         kept = ""
         try:
             seen = look(real, name, now_ns=self.now_ns())
@@ -121,7 +140,7 @@ class Keeper:
                 return replace(seen, digest=digest_of(real, name)), ""
             fd = beneath.open_file(real, name, one_filesystem=False)
         except PermissionError:
-            return seen, ""  # what we may not read the guest could not either
+            return seen, ""  # the guest could not read it either
         with open(fd, "rb", buffering=0) as file:
             content = file.read(size + 1) or b""
         if len(content) != size:
@@ -129,7 +148,10 @@ class Keeper:
         return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
 
     def list(self, path: str, relative: str, reality: Reality, place: Place) -> None:
-        """Note all that is below a real directory. Content is read only where times will not tell later whether it changed."""
+        """Record everything below a real directory. Content is read only if the times will not show a later change.
+
+        A list that is incomplete gets no `below` line.
+        """
         directory = reality.directory(relative)
         if directory is None:
             return
@@ -140,12 +162,12 @@ class Keeper:
                 del places[entry.depth + 1 :]
                 inner = f"{path}/{entry.path}"
                 settled = entry.status.st_ctime_ns + SETTLED_NS < self.now_ns()
-                if inner not in self.already and inner not in self._kept:
+                if inner not in self.already and inner not in self._paths:
                     content = not settled and not any(covers(mask, inner) for mask in self.masks)
                     self._add(self._base(inner, entry.directory, entry.name, places[-1], content=content))
                 if stat.S_ISDIR(entry.status.st_mode):
                     if entry.own is None:
-                        return  # another filesystem, or one that we may not enter: the list has a hole
+                        return  # another filesystem, or a directory that we may not enter: the list is incomplete
                     places.append(Place(entry.status, places[-1].steady and self.unmoved(entry.status), False))
         except (OSError, TooMany, beneath.Moved):
             return
@@ -157,7 +179,7 @@ class Keeper:
         self._append(records.spell_base(base))
 
     def _count(self, path: str) -> None:
-        self._kept.add(path)
+        self._paths.add(path)
         self.budget.characters -= len(path)
         if self.budget.characters < 0:
             raise TooMany("this sandbox covers more than can be kept track of", hint="agent-sandbox reset drops it")
@@ -169,42 +191,39 @@ class Keeper:
             self.write("")
 
     def flush_nothing(self) -> None:
-        """Write down the names where nothing was, those of a directory together."""
-        for parent, names in self._nothing.items():
+        """Write the names that did not exist, one line per directory."""
+        for parent, names in self._absent.items():
             self._append(records.spell_nothing(parent, names))
-        self._nothing.clear()
+        self._absent.clear()
 
     def write(self, last: str) -> None:
-        """Write what is waiting, and this."""
+        """Write the buffered lines, then `last`."""
         append(self.directory, self.generation, "".join([*self._text, last]))
         self._text.clear()
         self._size = 0
 
 
-_ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, flags, the kind of handle, the filesystem; then the handle
-
-
 def looked_into(upper: int, path: str, prefix: str, real: int) -> bool | None:
-    """Whether the directory at `path` of a layer was copied from the real one of the same name in `real`.
+    """Return whether a layer's directory at `path` was copied up from the real one of the same name in `real`.
 
-    None where overlays do not note it: for a user who is not root, over a filesystem that has no handles, and on the way to what is hidden,
-    where the directory that was copied is one of ours that hides it, on a filesystem of another kind.
+    The overlay records the file handle of the directory that it copied. Return None where it does not: for users other than root, on
+    filesystems without handles, and above masked paths. There the copied directory is our own cover, on another kind of filesystem.
     """
     origin = attribute(upper, path, prefix + "origin")
     if origin is None:
-        return False  # the guest made this one: nothing ties it to the real one
+        return False  # made by the guest: nothing ties it to the real one
     if len(origin) <= _ORIGIN.size:
         return None
-    noted = _ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :]
+    recorded = _ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :]
     try:
         kind, handle = name_to_handle_at(real, path.rpartition("/")[2])
     except OSError:
         return False
-    return (kind, handle) == noted if (kind, len(handle)) == (noted[0], len(noted[1])) else None
+    return (kind, handle) == recorded if (kind, len(handle)) == (recorded[0], len(recorded[1])) else None
 
 
 def attribute(directory: int, path: str, name: str) -> bytes | None:
-    """An attribute of what is at `path` below a directory of a layer; None if it has none."""
+    """Return an extended attribute of `path` below a layer's directory; None if it has none."""
     try:
         handle = open_beneath(directory, path, os.O_PATH | os.O_NOFOLLOW)
     except OSError:
@@ -215,9 +234,6 @@ def attribute(directory: int, path: str, name: str) -> bytes | None:
         return None
     finally:
         os.close(handle)
-
-
-TICK_NS = 20_000_000
 
 
 def keep(
@@ -233,11 +249,11 @@ def keep(
     budget: Budget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Kept:
-    """Keep the bases of the active generation: `uppers` are its targets and descriptors of their upper directories.
+    """Keep the bases of the active generation. `uppers` are its targets and descriptors of their upper directories.
 
-    `since_ns` is what `begin` returned, `already` the bases of the whole chain, `prefix` that of this overlay's attributes. What is at a
-    mask is noted without its content: it was hidden for a reason. Raises WorkspaceError; what is not kept then is taken as unknown by the
-    next run.
+    `since_ns` is the result of `begin`, `already` the bases of the whole chain, `prefix` the prefix of this overlay's attributes. An entry
+    at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; the next run then takes everything not kept as
+    unknown.
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
@@ -254,30 +270,30 @@ def keep(
 
 
 def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
-    """Directories as they are at this moment, for whoever has just made them what they are. Raises OSError."""
-    found: list[Base] = []
+    """Return the bases of directories as they are now, for a caller that has just put them into that state. Raises OSError."""
+    bases: list[Base] = []
     with Reality(machine_root) as reality:
         for path in paths:
             parent, _, name = path.rpartition("/")
             directory = reality.directory(parent.lstrip("/"))
             seen = look(directory, name, now_ns=time.time_ns()) if directory is not None else None
-            found.append(Base(path, seen))
-    return found
+            bases.append(Base(path, seen))
+    return bases
 
 
 class _Cover:
-    """One overlay's layer, and what it covers."""
+    """One overlay's layer, and the real tree that it covers."""
 
     def __init__(self, keeper: Keeper, target: str, upper: int, reality: Reality) -> None:
         self._keeper, self._upper, self._reality = keeper, upper, reality
         self._prefix = target.rstrip("/") + "/"
         top = reality.directory("")
         masked = any(covers(mask, target) for mask in keeper.masks)
-        self._places: list[Place | None] = [Place(os.fstat(top) if top is not None else None, True, masked)]  # from the top to where we are
+        self._places: list[Place | None] = [Place(os.fstat(top) if top is not None else None, True, masked)]  # from the top to the current
         self._hidden: list[tuple[str, str, Place]] = []
 
     def look(self) -> None:
-        """Keep the bases of all that is new in it."""
+        """Keep the bases of everything new in the layer."""
         keeper = self._keeper
         if not keeper.unmoved(os.fstat(self._upper)):
             self._directory("", self._upper)
@@ -287,11 +303,11 @@ class _Cover:
             if entry.own is not None and not keeper.unmoved(entry.status):
                 self._directory(entry.path, entry.own)
         keeper.flush_nothing()
-        for path, relative, place in self._hidden:  # last: what the layer has below them itself has been kept with its content by now
+        for path, relative, place in self._hidden:  # last: the layer's own entries below them have bases with content by now
             keeper.list(path, relative, self._reality, place)
 
     def _directory(self, relative: str, own: int) -> None:
-        """What is in one directory of the layer."""
+        """Keep the bases of the entries in one directory of the layer."""
         keeper, reality = self._keeper, self._reality
         place = self._place(relative)
         for name in sorted(beneath.names(own, limit=beneath.ENTRY_LIMIT)):
@@ -314,7 +330,7 @@ class _Cover:
                     self._hidden.append((path, inner, Place(status, place.steady and keeper.unmoved(status), False)))
 
     def _place(self, relative: str) -> Place:
-        """What is known of the real directory at a place, and of those on the way to it."""
+        """Return the real directory at a path. Fills in the directories above it."""
         place = self._places[0]
         assert place is not None
         names = relative.split("/")
@@ -334,10 +350,10 @@ class _Cover:
         return Place(status, above.steady and same, masked)
 
     def _is_same(self, relative: str, parent: str, status: os.stat_result) -> bool:
-        """Whether a real directory that changed during the run is the one that was there before."""
+        """Return whether a real directory that changed during the run is the one that was there before."""
         base = self._keeper.already.get(self._prefix + relative)
         if base is not None and base.known and base.seen is not None:
             return (base.seen.device, base.seen.inode) == (status.st_dev, status.st_ino)
         real = self._reality.directory(parent)
-        noted = looked_into(self._upper, relative, self._keeper.prefix, real) if real is not None else False
-        return status.st_ctime_ns == status.st_mtime_ns if noted is None else noted
+        copied = looked_into(self._upper, relative, self._keeper.prefix, real) if real is not None else False
+        return status.st_ctime_ns == status.st_mtime_ns if copied is None else copied

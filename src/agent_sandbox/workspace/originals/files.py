@@ -1,9 +1,10 @@
-"""The files in which bases are kept: of each generation `<generation>.jsonl` and, one after the other, what files held in `.content`.
+"""The files that hold bases: for each generation `<generation>.jsonl`, and `<generation>.content` with file contents back to back.
 
-Nothing is synced but the beginning of a run.
-After a crash lines may be missing, and content may be torn: a missing line is a base that is not known, and content is believed only if it
-has the digest that is noted. The beginning is synced because the run it stands for may have covered paths without any line: those must not
-later be given a base that is younger than the run.
+Contents share one file because a file each would cost many times as much to write.
+
+Only the begin record of a run is synced. After a crash, lines may be missing and content may be torn. A missing line makes its base
+unknown, and content is trusted only if it has the recorded digest. The begin record is synced because its run may have covered paths that
+have no line: those must not later get a base that is younger than the run.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _SUFFIX = ".content"
 
 
 def contents_of(directory: str, generation: int) -> str:
-    """The file with what files held when this generation first covered them."""
+    """Return the path of the file with the original contents that this generation first covered."""
     return os.path.join(directory, f"{generation}{_SUFFIX}")
 
 
 class ContentWriter:
-    """Adds to the contents of a generation. `most` are the bytes that all generations together may have: a guest chooses what it covers."""
+    """The writer of a generation's contents. `most` limits the bytes of all generations: a guest chooses what it covers."""
 
     def __init__(self, directory: str, generation: int, most: int) -> None:
         self._directory, self._generation, self._most = directory, generation, most
@@ -36,8 +37,8 @@ class ContentWriter:
         self._left = 0
 
     def add(self, content: bytes) -> str:
-        """Keep it, and say where; empty when there is no room for it. Raises WorkspaceError."""
-        # Whoever calls takes an OSError as reality's: this one is our own disk's, and then there is no base at all.
+        """Store content and return its location; empty if there is no room. Raises WorkspaceError."""
+        # Callers blame an OSError on the real file. This one is our own disk's, and then no base is written at all.
         with explained(f"keep content in {self._directory!r}"):
             if self._fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -53,14 +54,17 @@ class ContentWriter:
             return place
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def open_content(directory: str, base: Base) -> int:
-    """A descriptor of what a file held. Raises WorkspaceError when it was not kept or is damaged: then there is no base to merge with."""
+    """Return a descriptor of a file's original content.
+
+    Raises WorkspaceError if it was not kept or is damaged: then there is no base to merge with.
+    """
     place = records.place_of(base.kept)
     if base.seen is None or place is None:
         raise WorkspaceError(f"what {base.path!r} held before was not kept", hint="choose one side")
@@ -76,24 +80,24 @@ def open_content(directory: str, base: Base) -> int:
 
 
 class Recalled(Mapping[str, Base]):
-    """Bases as they were written. They are read when the first is asked for, and only what is asked for is parsed."""
+    """Bases by path. The files are read on first use, and only the lines looked up are parsed."""
 
     def __init__(self, read: Callable[[], Iterator[bytes]]) -> None:
         self._read: Callable[[], Iterator[bytes]] | None = read
-        self._found: dict[str, bytes] = {}  # empty where nothing was
+        self._by_path: dict[str, bytes] = {}  # a line each; empty where nothing existed
         self._listed: set[str] = set()
 
     @property
     def _lines(self) -> dict[str, bytes]:
         if self._read is not None:
-            self._take(self._read())
+            self._index(self._read())
             self._read = None
-        return self._found
+        return self._by_path
 
     @property
     def listed(self) -> set[str]:
-        """The directories of which everything below has a base."""
-        return self._listed if self._lines is self._found else set()
+        """The directories below which everything has a base."""
+        return self._listed if self._lines is self._by_path else set()
 
     def __getitem__(self, path: str) -> Base:
         line = self._lines[path]
@@ -108,28 +112,28 @@ class Recalled(Mapping[str, Base]):
     def __contains__(self, path: object) -> bool:
         return path in self._lines
 
-    def _take(self, found: Iterator[bytes]) -> None:
-        """The first line about a path is the one that counts."""
-        for line in found:
+    def _index(self, lines: Iterator[bytes]) -> None:
+        """Index lines by path. The first line about a path counts."""
+        for line in lines:
             if line.startswith(records.PATH):
                 path = records.path_of(line, records.PATH)
                 if path is not None:
-                    self._found.setdefault(path, line)
+                    self._by_path.setdefault(path, line)
             elif line.startswith(records.WITHIN):
                 for path in records.nothing_in(line):
-                    self._found.setdefault(path, b"")
+                    self._by_path.setdefault(path, b"")
             elif line.startswith(records.BELOW) and (path := records.path_of(line, records.BELOW)) is not None:
                 self._listed.add(path)
 
     def line_of(self, path: str) -> bytes:
-        """As it was written; empty where nothing was."""
+        """Return the line of a path as written; empty where nothing existed."""
         return self._lines[path]
 
 
 def recall(directory: str, generations: Sequence[int]) -> Recalled:
-    """The bases of a chain of generations, oldest first: what was real when the first of them covered a path.
+    """Return the bases of a chain of generations, oldest first: the real state when the first of them covered a path.
 
-    A path that is not in it has no base: it is as if `known` were False.
+    A path that is missing has no base, as if `known` were False.
     """
 
     def read() -> Iterator[bytes]:
@@ -141,9 +145,9 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
 
 
 def forget(directory: str, generations_in_use: Collection[int]) -> None:
-    """Remove the bases of all other generations, and contents that none of these needs. May be repeated.
+    """Remove the bases of all other generations, and contents that the generations in use do not need. Safe to repeat.
 
-    A squashed generation goes on using the contents of those that it stands for.
+    A squashed generation still uses the contents of the generations that it replaces.
     """
     with explained(f"tidy {directory!r}"), suppress(FileNotFoundError):
         kept = {file_of(directory, generation) for generation in generations_in_use}
@@ -166,32 +170,32 @@ def carry(
     removed: Collection[str] = (),
     anew: Collection[Base] = (),
 ) -> None:
-    """Write the bases of a generation that stands for several, oldest first. Afterwards all of it is there, or nothing.
+    """Write the bases of a generation that replaces several, given oldest first. Atomic: afterwards all of them are there, or none.
 
-    `without` are paths that have left the layers. `removed` are real directories that are gone for good: all below them leaves as well.
-    `anew` are bases that take the place of what was known of their paths.
+    `without` are paths that have left the layers. `removed` are real directories that are gone for good: everything below them leaves too.
+    `anew` are bases that replace the known ones of their paths.
     """
     with explained(f"carry bases over in {directory!r}"):
-        found = recall(directory, generations)
+        bases = recall(directory, generations)
         gone, trees = frozenset(without).union(base.path for base in anew), frozenset(removed)
         text = bytearray()
         nothing: dict[str, list[str]] = {}
-        for path in found:
+        for path in bases:
             if path in gone or _is_below(path, trees):
                 continue
-            if line := found.line_of(path):
+            if line := bases.line_of(path):
                 text += line + b"\n"
             else:
                 parent, _, name = path.rpartition("/")
                 nothing.setdefault(parent or "/", []).append(name)
-        spelt = [records.spell_base(base) for base in anew]
-        spelt += [records.spell_nothing(parent, names) for parent, names in nothing.items()]
-        spelt += [records.spell_below(path) for path in sorted(found.listed) if path not in gone and not _is_below(path, trees)]
+        lines = [records.spell_base(base) for base in anew]
+        lines += [records.spell_nothing(parent, names) for parent, names in nothing.items()]
+        lines += [records.spell_below(path) for path in sorted(bases.listed) if path not in gone and not _is_below(path, trees)]
         open_runs = [left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None]
-        spelt.append(spell_run(min(open_runs)) if open_runs else spell_done(0))
+        lines.append(spell_run(min(open_runs)) if open_runs else spell_done(0))
         new = file_of(directory, into) + ".new"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(bytes(text) + "".join(spelt).encode())
+            file.write(bytes(text) + "".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
         os.rename(new, file_of(directory, into))

@@ -1,13 +1,13 @@
-"""How bases are written: one line each, in the order in which they were found.
+"""The line format of bases: one line each, in the order in which they were captured.
 
-    {"run":N}                                 a run began at this time; what is covered first from here on is judged by it
-    {"path":P,"known":…,"kept":…,"seen":…}    what was at a path, and where its content is
-    {"within":P,"nothing":NAMES}              a directory of the layer, and names in it where nothing was
-    {"below":P}                               everything that was real below this directory has its line
+    {"run":N}                                 a run began at this time; paths first covered from here on are judged by it
+    {"path":P,"known":…,"kept":…,"seen":…}    the entry at a path, and the location of its content
+    {"within":P,"nothing":NAMES}              a directory of the layer, and names in it that did not exist
+    {"below":P}                               every real entry below this directory has its line
     {"done":N}                                the run that began at this time has all its lines
 
-Paths and names are bytes in hexadecimal, because JSON has no place for what is not UTF-8. Only whole lines count. A line that is lost is a
-base that is not known, and that a run has no `done` tells the next one.
+Paths and names are bytes in hexadecimal, because JSON cannot hold bytes that are not UTF-8. Only whole lines count. A lost line makes its
+base unknown. A missing `done` tells the next run that this one did not finish.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ PATH, WITHIN, BELOW = b'{"path":"', b'{"within":"', b'{"below":"'
 
 
 def spell_base(base: Base) -> str:
-    """What was at a path."""
-    # Numbers, truth values and hexadecimal need no escapes; spelt like this it takes a tenth of the time.
+    """Return the line for one base."""
+    # Numbers, booleans and hexadecimal need no escapes. Formatting by hand takes a tenth of the time.
     known = "true" if base.known else "false"
     return f'{{"path":"{_hex(base.path)}","known":{known},"kept":"{base.kept}","seen":{_spell_seen(base.seen)}}}\n'
 
 
 def spell_nothing(directory: str, names: Iterable[str]) -> str:
-    """Names of a directory where nothing was."""
+    """Return the line for names of a directory that did not exist."""
     return as_json({"within": _hex(directory), "nothing": _hex("\0".join(names))}) + "\n"
 
 
 def spell_below(path: str) -> str:
-    """That all real entries below a directory have their lines."""
+    """Return the line that says that all real entries below a directory have their lines."""
     return as_json({"below": _hex(path)}) + "\n"
 
 
@@ -62,7 +62,7 @@ def _spell_seen(seen: Seen | None) -> str:
 
 
 def path_of(line: bytes, kind: bytes) -> str | None:
-    """The path of a line of this kind, without reading the rest of it: thousands of them are looked through for one."""
+    """Return the path of a line of this kind, None if malformed. Skips the rest: thousands of lines are searched for one."""
     return _unhexed(line[len(kind) : line.find(b'"', len(kind))])
 
 
@@ -74,7 +74,7 @@ def _unhexed(text: bytes) -> str | None:
 
 
 def nothing_in(line: bytes) -> Iterator[str]:
-    """The paths of a `within` line."""
+    """Yield the paths of a `within` line."""
     directory = path_of(line, WITHIN)
     names = _unhexed(_field(line, b'"nothing":"'))
     if directory is not None and names is not None:
@@ -82,13 +82,13 @@ def nothing_in(line: bytes) -> Iterator[str]:
 
 
 def place_of(kept: str) -> tuple[int, int] | None:
-    """The generation whose file of contents holds it, and from which byte on."""
+    """Parse a content location into the generation that holds it and its byte offset. Return None if malformed."""
     generation, _, at = kept.partition(":")
     return (int(generation), int(at)) if generation.isdecimal() and at.isdecimal() and len(kept) < 40 else None
 
 
 def kept_in(line: bytes) -> str:
-    """Where the content of a `path` line is, without reading the rest of it."""
+    """Return the content location of a `path` line without parsing the rest."""
     return _field(line, b'"kept":"').decode("ascii", errors="replace")
 
 
@@ -98,8 +98,11 @@ def _field(line: bytes, name: bytes) -> bytes:
 
 
 @cache
-def _spelling() -> re.Pattern[bytes]:
-    """A `path` line. By a pattern, because a list of changes reads one for each of them, and JSON takes four times as long."""
+def _base_pattern() -> re.Pattern[bytes]:
+    """Return the pattern of a `path` line.
+
+    A pattern, because a list of changes reads one line per change, and JSON takes four times as long.
+    """
     import re
 
     number, types = rb"(-?[0-9]{1,20})", b"|".join(_TYPES)
@@ -110,11 +113,11 @@ def _spelling() -> re.Pattern[bytes]:
 
 
 def read_base(path: str, line: bytes, *, listed: bool) -> Base:
-    """The base in a `path` line; one that is not known, if the line makes no sense."""
-    found = _spelling().fullmatch(line)
-    if found is None:
+    """Parse the base in a `path` line. A malformed line gives a base that is not known."""
+    match = _base_pattern().fullmatch(line)
+    if match is None:
         return Base(path, None, known=False)
-    known, kept, kind, mode, uid, gid, size, target, rdev, xattrs, device, inode, mtime, ctime, looked, digest = found.groups()
+    known, kept, kind, mode, uid, gid, size, target, rdev, xattrs, device, inode, mtime, ctime, looked, digest = match.groups()
     if kind is None:
         return Base(path, None, known == b"true", kept.decode(), listed)
     try:
@@ -128,7 +131,7 @@ def read_base(path: str, line: bytes, *, listed: bool) -> Base:
             int(rdev),
             _read_xattrs(xattrs) if xattrs != b"{}" else {},
         )
-    except (ValueError, AttributeError):  # half a byte in hexadecimal, or attributes that are none
+    except (ValueError, AttributeError):  # an odd number of hexadecimal digits, or malformed attributes
         return Base(path, None, known=False)
     seen = Seen(node, int(device), int(inode), int(mtime), int(ctime), int(looked), digest.decode())
     return Base(path, seen, known == b"true", kept.decode(), listed)

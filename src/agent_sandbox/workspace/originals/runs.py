@@ -1,4 +1,4 @@
-"""That runs began and ended, among the lines of `lines`. Every run comes here, so nothing else is loaded for it."""
+"""The begin and end records of runs, in the format of `records`. Every run uses this module, so it loads none of the others."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from agent_sandbox.workspace.durable import explained, sync_directory
 
 RUN, DONE = b'{"run":', b'{"done":'
-_TAIL = 64  # more than a `done` takes
+_TAIL = 64  # bytes; a `done` line is shorter
 
 
 def file_of(directory: str, generation: int) -> str:
-    """The file with the bases of one generation."""
+    """Return the path of the file with the bases of one generation."""
     return os.path.join(directory, f"{generation}.jsonl")
 
 
 def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
-    """A run begins on these generations, the active one last. Returns the time by which its bases are to be judged.
+    """Record that a run begins on these generations, the active one last. Return the time by which its bases are judged.
 
-    That is now, unless an earlier run on them ended without its bases being kept: what that one covered first is not told apart from what
-    this one does, so its beginning counts.
+    That is now, unless an earlier run on them ended without its bases being kept. Paths first covered by that run cannot be told apart from
+    those of this run, so its start counts.
     """
     with explained(f"begin a run in {directory!r}"):
         try:
@@ -35,24 +35,24 @@ def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
 
 
 def end(directory: str, generation: int, since_ns: int) -> None:
-    """The run that began then has covered nothing."""
+    """Record that the run begun at `since_ns` covered nothing."""
     with explained(f"end a run in {directory!r}"):
         append(directory, generation, spell_done(since_ns))
 
 
 def has_run(directory: str, generation: int) -> bool:
-    """Whether anything has run in a generation since it was made or carried over."""
+    """Return whether anything has run in a generation since it was made or carried over."""
     return any(line.startswith(RUN) for line in read_lines(directory, generation))
 
 
 def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
-    """Add lines. Raises OSError."""
+    """Append lines. Raises OSError."""
     path = file_of(directory, generation)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(fd).st_size
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        data = (b"\n" if torn else b"") + text.encode()  # so that a line which a crash tore takes none of ours with it
+        data = (b"\n" if torn else b"") + text.encode()  # a line torn by a crash must not swallow one of ours
         while data:
             data = data[os.write(fd, data) :]
         if sync:
@@ -64,7 +64,7 @@ def append(directory: str, generation: int, text: str, *, sync: bool = False) ->
 
 
 def unfinished(path: str) -> int | None:
-    """When the first run began that has no `done`; None if each has."""
+    """Return when the first run without a `done` began; None if every run has one."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -78,9 +78,9 @@ def unfinished(path: str) -> int | None:
         return None
 
 
-def _first_open(found: list[bytes]) -> int | None:
+def _first_open(lines: list[bytes]) -> int | None:
     began: int | None = None
-    for line in found:
+    for line in lines:
         if line.startswith(RUN) and began is None:
             began = number_of(line, RUN)
         elif line.startswith(DONE):
@@ -89,7 +89,7 @@ def _first_open(found: list[bytes]) -> int | None:
 
 
 def read_lines(directory: str, generation: int) -> list[bytes]:
-    """All lines of a generation; none if it has no file."""
+    """Return all lines of a generation; none if it has no file."""
     try:
         with open(file_of(directory, generation), "rb") as file:
             return whole_lines(file.read())
@@ -98,21 +98,21 @@ def read_lines(directory: str, generation: int) -> list[bytes]:
 
 
 def spell_run(since_ns: int) -> str:
-    """That a run began."""
+    """Return the line that says that a run began."""
     return f'{{"run":{since_ns}}}\n'
 
 
 def spell_done(since_ns: int) -> str:
-    """That it has all its lines."""
+    """Return the line that says that a run has all its lines."""
     return f'{{"done":{since_ns}}}\n'
 
 
 def whole_lines(content: bytes) -> list[bytes]:
-    """The lines that are there from their beginning to their end. What a crash tore is left out, wherever it is."""
+    """Return the complete lines. A line torn by a crash is left out, wherever it is."""
     return [line for line in content.split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
 
 
 def number_of(line: bytes, kind: bytes) -> int | None:
-    """The time in a `run` or `done` line."""
+    """Return the time in a `run` or `done` line; None if malformed."""
     digits = line[len(kind) : -1]
     return int(digits) if digits.isdigit() and len(digits) < 20 else None

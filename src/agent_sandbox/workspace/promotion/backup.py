@@ -1,6 +1,6 @@
-"""Keep what was there before: as a rule by moving the staging directory into the state directory, in one step.
+"""Keep the replaced entries for an undo: as a rule by moving the staging directory into the state directory, in one step.
 
-Where that lies on another filesystem everything is copied, and the copy counts only when it is complete and on the disk.
+If that is on another filesystem, everything is copied, and the copy counts only once it is complete and on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def keep_olds(journal: Journal, place: int, staging: str) -> None:
-    """Afterwards `journal.olds` holds what was in the staging directory, which is gone. Can be interrupted and repeated."""
+    """Move the contents of the staging directory to `journal.olds` and remove it. Can be interrupted and repeated."""
     home = os.open(journal.path, _DIRECTORY)
     try:
         if not os.path.isdir(journal.olds):
@@ -38,7 +38,7 @@ def _move(home: int, place: int, staging: str) -> None:
         try:
             os.rename(staging, "olds", src_dir_fd=place, dst_dir_fd=home)
             return
-        except FileNotFoundError:  # somebody has taken it away, and with it the undo; the promotion stands
+        except FileNotFoundError:  # it was removed, and with it the undo; the promotion stands
             os.mkdir("olds", 0o700, dir_fd=home)
             return
         except OSError as error:
@@ -54,20 +54,20 @@ def _move(home: int, place: int, staging: str) -> None:
 
 
 def rescue(journal: Journal, staging: int, slot: str, name: str) -> None:
-    """Keep one thing of the staging directory that is not ours to remove."""
+    """Keep an entry of the staging directory that is not ours to remove."""
     os.makedirs(journal.kept, mode=0o700, exist_ok=True)
-    called = f"{slot}-{os.fsdecode(os.fsencode(name)[:200])}"
+    new_name = f"{slot}-{os.fsdecode(os.fsencode(name)[:200])}"
     kept = os.open(journal.kept, _DIRECTORY)
     try:
         try:
-            renameat2(staging, slot, kept, called, RENAME_NOREPLACE)
+            renameat2(staging, slot, kept, new_name, RENAME_NOREPLACE)
         except FileNotFoundError:
             return  # kept already, before an interruption
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            remove_tree(kept, called)  # what an interrupted copy has left
-            replicate(staging, slot, kept, called)
+            remove_tree(kept, new_name)  # left by an interrupted copy
+            replicate(staging, slot, kept, new_name)
             syncfs(kept)
         os.fsync(kept)
     finally:
@@ -76,28 +76,28 @@ def rescue(journal: Journal, staging: int, slot: str, name: str) -> None:
 
 
 def replicate(source: int, name: str, target: int, new: str) -> None:
-    """Copy a tree of our own making, or a file, with modes, owners, times and attributes. Raises OSError."""
+    """Copy a file, or a tree of our own making, with modes, owners, times and attributes. Raises OSError."""
     status = os.stat(name, dir_fd=source, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
-        _entry(source, name, status, target, new)
+        _copy_entry(source, name, status, target, new)
         return
     top = beneath.open_directory(source, name)
-    opened: list[tuple[int, int, str, os.stat_result]] = []  # directories that are being filled, with where their look comes from
+    opened: list[tuple[int, int, str, os.stat_result]] = []  # directories being filled, and the sources of their metadata
     try:
-        opened.append((_made(target, new), source, name, status))
+        opened.append((_make_directory(target, new), source, name, status))
         for item in beneath.walk(top):
             while len(opened) > item.depth + 1:
                 _finish(*opened.pop())
             if stat.S_ISDIR(item.status.st_mode):
                 fd = os.dup(item.directory)
-                opened.append((_made(opened[-1][0], item.name), fd, item.name, item.status))
+                opened.append((_make_directory(opened[-1][0], item.name), fd, item.name, item.status))
             else:
-                _entry(item.directory, item.name, item.status, opened[-1][0], item.name)
+                _copy_entry(item.directory, item.name, item.status, opened[-1][0], item.name)
         while len(opened) > 1:
             _finish(*opened.pop())
-        made, _, _, _ = opened.pop()
-        _dress(made, source, name, status)
-        os.close(made)
+        copied, _, _, _ = opened.pop()
+        _copy_metadata(copied, source, name, status)
+        os.close(copied)
     finally:
         for fd, directory, _, _ in opened:
             os.close(fd)
@@ -114,29 +114,29 @@ def _exists(directory: int, name: str) -> bool:
     return True
 
 
-def _made(directory: int, name: str) -> int:
+def _make_directory(directory: int, name: str) -> int:
     os.mkdir(name, 0o700, dir_fd=directory)
     return beneath.open_directory(directory, name)
 
 
-def _finish(made: int, directory: int, name: str, status: os.stat_result) -> None:
+def _finish(copied: int, directory: int, name: str, status: os.stat_result) -> None:
     try:
-        _dress(made, directory, name, status)
+        _copy_metadata(copied, directory, name, status)
     finally:
-        os.close(made)
+        os.close(copied)
         os.close(directory)
 
 
-def _entry(source: int, name: str, status: os.stat_result, target: int, new: str) -> None:
+def _copy_entry(source: int, name: str, status: os.stat_result, target: int, new: str) -> None:
     if stat.S_ISREG(status.st_mode):
         content = beneath.open_file(source, name)
         try:
-            made = os.open(new, _NEW_FILE, 0o600, dir_fd=target)
+            copied = os.open(new, _NEW_FILE, 0o600, dir_fd=target)
             try:
-                copy(content, made, os.fstat(content).st_size, path=name)
-                _dress(made, source, name, status)
+                copy(content, copied, os.fstat(content).st_size, path=name)
+                _copy_metadata(copied, source, name, status)
             finally:
-                os.close(made)
+                os.close(copied)
         finally:
             os.close(content)
         return
@@ -149,11 +149,11 @@ def _entry(source: int, name: str, status: os.stat_result, target: int, new: str
     os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
 
-def _dress(made: int, source: int, name: str, status: os.stat_result) -> None:
-    with suppress(PermissionError):  # who owned it is in the journal too
-        os.fchown(made, status.st_uid, status.st_gid)
+def _copy_metadata(copied: int, source: int, name: str, status: os.stat_result) -> None:
+    with suppress(PermissionError):  # the owner is in the journal too
+        os.fchown(copied, status.st_uid, status.st_gid)
     for attribute, value in beneath.xattrs(source, name).items():
         with suppress(OSError):  # not every filesystem has every attribute; they are in the journal too
-            os.setxattr(made, attribute, value)
-    os.fchmod(made, stat.S_IMODE(status.st_mode))
-    os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.setxattr(copied, attribute, value)
+    os.fchmod(copied, stat.S_IMODE(status.st_mode))
+    os.utime(copied, ns=(status.st_atime_ns, status.st_mtime_ns))

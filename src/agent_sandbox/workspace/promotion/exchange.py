@@ -1,4 +1,10 @@
-"""Make moves, one after the other, and look each time at what came out of the tree. `taking_back` undoes them."""
+"""Make moves one by one, check each entry that comes out of the tree, and take moves back if the promotion does not finish.
+
+Single steps are not recorded: which inode lies where shows which moves were made. So taking back can be interrupted and repeated, and is
+the same for a promotion that met a surprise and for one that died. One rule decides. An entry in the slot of a move that is not the one we
+staged there came out of the tree, so it goes back. If another program has put something else in its place, that stays, and the entry is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,12 @@ from agent_sandbox.workspace.promotion.steps import Move, carried, split
 from agent_sandbox.workspace.promotion.target import Anchor, Surprise
 from agent_sandbox.workspace.promotion.verify import glance, is_inode, status_of, surprise, touched
 
+Rescue = Callable[[Move], None]  # keeps the entry in the slot of a move, which is not ours to remove
+_PATIENCE = 1000  # times that another program may replace a file while we give it back
+
 
 def check(move: Move, anchor: Anchor) -> None:
-    """Raise `Surprise` if a look at the tree already shows that a move cannot be made. Changes nothing."""
+    """Raise `Surprise` if the tree already shows that a move cannot be made. Changes nothing."""
     parent, name = split(move.path)
     directory = anchor.directory(parent)
     status = os.fstat(anchor.directory(move.path)) if move.in_place else status_of(directory, name)
@@ -25,7 +34,10 @@ def check(move: Move, anchor: Anchor) -> None:
 
 
 def make(move: Move, anchor: Anchor, staging: int) -> None:
-    """Make one move and look at what came out. Raises `Surprise` or OSError; it may have been made then, and has to be taken back."""
+    """Make one move and check the entry that came out.
+
+    Raises `Surprise` or OSError; the move may have been made by then, and has to be taken back.
+    """
     if move.in_place:
         assert move.old is not None and move.new is not None
         _adjust(anchor.directory(move.path), move.path, move.old, move.new)
@@ -50,7 +62,7 @@ def make(move: Move, anchor: Anchor, staging: int) -> None:
 
 
 def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Seen | None) -> None:
-    """Rename; a directory whose owner we are and that we may not write to is opened up meanwhile, since its `..` changes."""
+    """Rename. A directory that we own but may not write to is made writable meanwhile, because its `..` changes."""
     try:
         renameat2(source, name, target, new, flags)
     except PermissionError:
@@ -67,8 +79,8 @@ def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Se
             renameat2(source, name, target, new, flags)
         finally:
             for _, _, seen in opened:
-                for place, called in ((source, name), (target, new)):
-                    chmod(place, called, seen, seen.node.mode)
+                for place, entry_name in ((source, name), (target, new)):
+                    chmod(place, entry_name, seen, seen.node.mode)
 
 
 def chmod(directory: int, name: str, seen: Seen, mode: int) -> None:
@@ -94,7 +106,7 @@ def _adjust(directory: int, path: str, old: Seen, new: Seen) -> None:
 
 
 def dress(directory: int, wanted: Seen, other: Seen) -> None:
-    """Give a directory a mode and attributes; those that only the other look has are taken away."""
+    """Give a directory the mode and attributes of `wanted`. Attributes that only `other` has are removed."""
     for name, value in wanted.node.xattrs.items():
         if carried(name, powers=True) and other.node.xattrs.get(name) != value:
             os.setxattr(directory, name, value)
@@ -109,14 +121,10 @@ def dress(directory: int, wanted: Seen, other: Seen) -> None:
         os.fchmod(directory, wanted.node.mode)
 
 
-Rescue = Callable[[Move], None]  # keeps what lies in the slot of a move, which is not ours to remove
-_PATIENCE = 1000  # times that somebody may replace a file while we give it back
-
-
 def take_back(move: Move, anchor: Anchor, staging: int | None, rescue: Rescue) -> None:
-    """Undo one move, or what has been done of it.
+    """Undo one move, or the part of it that was made.
 
-    Without a staging directory only moves that were not made can be taken back. Raises `Surprise` when the old cannot be brought back.
+    Without a staging directory only moves that were not made can be taken back. Raises `Surprise` if the old entry cannot be restored.
     """
     if move.in_place:
         assert move.old is not None and move.new is not None
@@ -126,7 +134,7 @@ def take_back(move: Move, anchor: Anchor, staging: int | None, rescue: Rescue) -
     from_the_tree = staging is not None and status_of(staging, move.slot) is not None and not _pristine(move, staging)
     try:
         directory = anchor.directory(parent)
-    except Surprise:  # somebody has moved or removed the directory: it is theirs, and what is not in it any more is kept
+    except Surprise:  # another program has moved or removed the directory: that stands, and the entry is kept
         if from_the_tree:
             rescue(move)
         return
@@ -140,25 +148,25 @@ def take_back(move: Move, anchor: Anchor, staging: int | None, rescue: Rescue) -
     elif move.old is not None and not is_inode(there, move.old) and (there is None or is_inode(there, move.new)):
         raise Surprise(move.path, "what was there before is neither in its place nor in the staging directory")
     if move.old is not None and move.old.node.type is EntryType.DIRECTORY and not move.old.node.mode & 0o200:
-        chmod(directory, name, move.old, move.old.node.mode)  # it may have been opened up to be moved
+        chmod(directory, name, move.old, move.old.node.mode)  # it may have been made writable for the move
 
 
 def _pristine(move: Move, staging: int) -> bool:
-    """Whether what lies in the slot is what we staged there, and nobody has touched it."""
+    """Return whether the slot holds the entry that we staged there, untouched."""
     if move.new is None or not is_inode(status_of(staging, move.slot), move.new):
         return False
     return not surprise(staging, move.slot, move.new, move.within)
 
 
 def _withdraw(move: Move, directory: int, name: str, staging: int, rescue: Rescue) -> None:
-    """Take away what we added, unless somebody has made it theirs."""
+    """Remove the entry that we added, unless another program has changed it."""
     rename(directory, name, staging, move.slot, RENAME_NOREPLACE, move.new)
     if not _pristine(move, staging):
         _return(move, directory, name, staging, rescue)
 
 
 def _return(move: Move, directory: int, name: str, staging: int, rescue: Rescue) -> None:
-    """Put what lies in the slot where nothing is."""
+    """Put the entry in the slot back where nothing is. If something is there, keep the entry."""
     try:
         rename(staging, move.slot, directory, name, RENAME_NOREPLACE, move.old or move.new)
     except FileExistsError:
@@ -166,19 +174,19 @@ def _return(move: Move, directory: int, name: str, staging: int, rescue: Rescue)
 
 
 def _give_back(move: Move, directory: int, name: str, staging: int, there: os.stat_result | None, rescue: Rescue) -> None:
-    """Put what came out of the tree, and lies in the slot, back in its place."""
+    """Put the entry that came out of the tree, and lies in the slot, back in its place."""
     if there is None or move.new is None:
         _return(move, directory, name, staging, rescue)
         return
     if not is_inode(there, move.new):
-        rescue(move)  # somebody has put something else there: theirs stays
+        rescue(move)  # another program has put something else there, which stays
         return
     ours = _fingerprint(staging, move.slot)
     rename(staging, move.slot, directory, name, RENAME_EXCHANGE, move.old, move.new)
     if _pristine(move, staging):
         return
-    # What came out is not what we had put there: somebody has saved since. Theirs goes back, and whatever then comes out that we have not
-    # put there ourselves is newer still and goes back too.
+    # The entry that came out is not ours: another program has saved since. Its file goes back. If the next one that comes out is not ours
+    # either, it is newer still and goes back too.
     for _ in range(_PATIENCE):
         newer = _fingerprint(staging, move.slot)
         renameat2(staging, move.slot, directory, name, RENAME_EXCHANGE)
@@ -189,6 +197,6 @@ def _give_back(move: Move, directory: int, name: str, staging: int, there: os.st
 
 
 def _fingerprint(directory: int, name: str) -> tuple[int, int, int] | None:
-    """What tells a file from another one that has got its inode number after it was removed."""
+    """Return values that tell a file from a later one that reuses its inode number."""
     status = status_of(directory, name)
     return (status.st_ino, status.st_size, status.st_mtime_ns) if status else None

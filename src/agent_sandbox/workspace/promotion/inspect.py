@@ -1,4 +1,8 @@
-"""Look at what a change set would change: what is really there now, down to everything in directories that would go."""
+"""Inspect the tree before a promotion: its real state now, and the tree as it would be afterwards.
+
+`look_at` reads the real state, including everything in directories that would go. `NewTree` answers the questions of `protected` about the
+new tree: where links lead, which names exist, and the text of files.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +22,33 @@ from agent_sandbox.workspace.promotion.steps import seen_from, split
 from agent_sandbox.workspace.promotion.target import Anchor, Surprise
 from agent_sandbox.workspace.protected import classes_of_all
 
+_LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts whatever it says
+
 
 def look_at(root: str, changes: ChangeSet) -> dict[str, Seen | None]:
-    """What is really at the paths of these changes now, and below directories that would go.
+    """Return the real state of the paths of these changes now, and of everything below directories that would go.
 
-    Files that were changed a moment ago are read for their digest: their times do not tell yet whether they change again. Raises OSError,
-    and `WorkspaceError` when there is no such root. A path that is no plain path below the root is not looked at, and not in the result.
+    Files changed a moment ago are read for their digest: their times do not show yet whether they change again. Raises OSError, and
+    `WorkspaceError` if there is no such root. A path that is not a plain path below the root is skipped, and not in the result.
     """
-    found: dict[str, Seen | None] = {}
+    states: dict[str, Seen | None] = {}
     with Anchor(root) as anchor:
-        missing = "\0"  # below it there is nothing either
+        missing = "\0"  # the last missing path, with a slash: below it nothing exists either
         for change in changes:
             try:
                 path = relative(change.path, root)
             except ValueError:
                 continue
             if path.startswith(missing):
-                found[change.path] = None
+                states[change.path] = None
                 continue
             seen = _seen(anchor, path)
-            found[change.path] = seen
+            states[change.path] = seen
             if seen is None:
                 missing = path + "/"
             elif seen.node.type is EntryType.DIRECTORY and (change.after is None or change.after.type is not EntryType.DIRECTORY):
-                _below(anchor.directory(path), change.path, found)
-    return found
+                _below(anchor.directory(path), change.path, states)
+    return states
 
 
 def _seen(anchor: Anchor, path: str) -> Seen | None:
@@ -63,30 +69,33 @@ def _root(anchor: Anchor) -> Seen:
 
 
 def seen_at(directory: int, name: str, *, content: bool = False) -> Seen | None:
-    """One entry as it is now, with a digest if its times do not tell enough, or if `content` is wanted anyway. Raises OSError."""
+    """Return an entry as it is now. Raises OSError.
+
+    It has a digest if its times do not tell enough, or if `content` is set.
+    """
     now = time.time_ns()
-    found = look(directory, name, now_ns=now)
-    if found is None or found.node.type is not EntryType.FILE or (found.ctime_ns + SETTLED_NS < now and not content):
-        return found
-    return replace(found, digest=digest_of(directory, name))
+    seen = look(directory, name, now_ns=now)
+    if seen is None or seen.node.type is not EntryType.FILE or (seen.ctime_ns + SETTLED_NS < now and not content):
+        return seen
+    return replace(seen, digest=digest_of(directory, name))
 
 
-def _below(directory: int, path: str, found: dict[str, Seen | None]) -> None:
+def _below(directory: int, path: str, states: dict[str, Seen | None]) -> None:
     for entry in walk(directory, unlock=False):
-        found[f"{path}/{entry.path}"] = seen_at(entry.directory, entry.name)
-
-
-_LARGEST_TEXT = 1 << 20  # of a file whose text decides; a larger one counts whatever it says
+        states[f"{path}/{entry.path}"] = seen_at(entry.directory, entry.name)
 
 
 def protected_classes(changes: ChangeSet, expected: Expected, contents: Contents, *, root: str) -> dict[str, frozenset[str]]:
-    """The protected classes of each change that has any, by path, judged by the real tree and by the new content. Raises OSError."""
+    """Return the protected classes of each change that has any, by path. Raises OSError.
+
+    They are judged by the real tree and by the new content.
+    """
     with NewTree(root, changes, contents) as tree:
         return classes_of_all(changes, root, gone=expected, links=tree.link, names=tree.names, texts=tree.texts)
 
 
 class NewTree:
-    """A context manager. Every function is one that `protected` takes."""
+    """The tree as it would be with the changes. A context manager. Its methods are the functions that `protected` takes."""
 
     def __init__(self, root: str, changes: ChangeSet, contents: Contents) -> None:
         self._root = root
@@ -101,14 +110,14 @@ class NewTree:
         self._anchor.__exit__(None, None, None)
 
     def link(self, path: str) -> str | None:
-        """The target of the link that would be at a path; None if there would be none."""
+        """Return the target of the link that would be at a path; None if there would be none."""
         if path in self._after:
             node = self._after[path]
             return node.target if node is not None and node.type is EntryType.SYMLINK else None
         above = os.path.dirname(path)
         while len(above) > len(self._root):
             if above in self._after and ((node := self._after[above]) is None or node.type is not EntryType.DIRECTORY):
-                return None  # it goes with the directory it is in
+                return None  # it goes with its directory
             above = os.path.dirname(above)
         try:
             directory, name = self._place(path)
@@ -117,14 +126,17 @@ class NewTree:
             return None
 
     def names(self, directory: str) -> list[str]:
-        """The names in a real directory."""
+        """Return the names in a real directory; none if it cannot be listed."""
         try:
             return os.listdir(self._anchor.directory(relative(directory, self._root)))
         except (OSError, Surprise, ValueError):
             return []
 
     def texts(self, change: Change) -> tuple[bytes | None, bytes | None]:
-        """What a file says now and what it would say; None where there is none. Raises ValueError for what cannot be read in full."""
+        """Return the text of a file now and after the change; None where there is no file.
+
+        Raises ValueError if a text cannot be read in full.
+        """
         before = after = None
         if change.before is not None and change.before.type is EntryType.FILE:
             before = self._text(lambda: beneath.open_file(*self._place(change.path), one_filesystem=False))

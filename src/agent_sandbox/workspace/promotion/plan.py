@@ -1,10 +1,10 @@
 """Turn a change set into steps, without touching anything.
 
-Everything a plan needs is in its arguments: the changes, what is really there now, which changes are of a protected class, and what was
-approved. What cannot be promoted, or not without a further yes, is said as values.
+Everything a plan needs is in its arguments: the changes, the real state now, the protected classes of the changes, and the approvals.
+Changes that cannot be promoted, or that need a further approval, are returned as values.
 
-Files that are one inode in the sandbox become separate files: each is replaced, compared and taken back by itself, and an inode with a
-second name outside the tree could be written through it.
+Hard links in the sandbox become separate files. Each is replaced, compared and taken back by itself, and an inode with a second name
+outside the tree could be written through that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_sandbox.workspace.promotion.steps import Adjust, Held, Item, LeftOut,
 from agent_sandbox.workspace.protected import POWERS
 
 Expected = Mapping[str, Seen | None]
-LARGEST_BYTES = 64 << 30  # of content in one promotion, holes counted: all of it is read for its digest
+LARGEST_BYTES = 64 << 30  # of content in one promotion, holes included: all of it is read for its digest
 _LONGEST_PATH = 4095
 _LONGEST_NAME = 255
 _NO_NAMES = frozenset({"", ".", ".."})
@@ -42,30 +42,31 @@ def plan(
     digests: Mapping[str, str] | None = None,
     largest_bytes: int = LARGEST_BYTES,
 ) -> Plan:
-    """The steps that make the tree at `root` have these changes.
+    """Return the plan that brings these changes to the tree at `root`.
 
-    `expected` says what is really at each path now (absolute, with all that is below a directory that goes), as `expecting.look_at` finds
-    it; `classes` are those of `protected.classes_of_all`. With `digests`, the content of these paths must be that: what somebody was shown.
+    `expected` is the real state of each path now (absolute, with everything below a directory that goes), as `inspect.look_at` returns it.
+    `classes` is the result of `protected.classes_of_all`. With `digests`, the content of these paths must have these digests: those of the
+    content that a person was shown.
     """
-    making = _Making(root, expected, sorted(expected), classes, approved, digests or {})
+    builder = _PlanBuilder(root, expected, sorted(expected), classes, approved, digests or {})
     for change in changes:
-        making.add(change)
+        builder.add(change)
     if bulk := classes.get(root, frozenset()) - approved:
-        making.held.append(Held(root, bulk))
-    made = Plan(root, tuple(ordered(making.steps())), tuple(making.refused), tuple(making.held), tuple(making.left_out))
-    if made.bytes > largest_bytes:
-        item = max((item for step in made.steps if isinstance(step, Put) for item in step.items), key=lambda item: item.size)
-        why = f"with it there are {made.bytes:,} bytes of content, more than the {largest_bytes:,} that one promotion may hold"
-        return Plan(root, (), (*made.refused, Refusal(os.path.join(root, item.path), why)), made.held, made.left_out)
-    return made
+        builder.held.append(Held(root, bulk))
+    result = Plan(root, tuple(ordered(builder.steps())), tuple(builder.refused), tuple(builder.held), tuple(builder.left_out))
+    if result.bytes > largest_bytes:
+        item = max((item for step in result.steps if isinstance(step, Put) for item in step.items), key=lambda item: item.size)
+        why = f"with it there are {result.bytes:,} bytes of content, more than the {largest_bytes:,} that one promotion may hold"
+        return Plan(root, (), (*result.refused, Refusal(os.path.join(root, item.path), why)), result.held, result.left_out)
+    return result
 
 
 def relative(path: str, root: str) -> str:
-    """An absolute path as names below the root; "" is the root itself. Raises ValueError, with the reason, for what is no such path."""
+    """Return an absolute path relative to the root; "" is the root itself. Raises ValueError, with the reason, for any other path."""
     if not path.startswith("/") or not covers(root, path):
         raise ValueError("it lies outside the tree")
     length = len if path.isascii() else _bytes_of
-    if length(path) > _LONGEST_PATH:  # first: what follows looks at each name
+    if length(path) > _LONGEST_PATH:  # first: the checks below look at each name
         raise ValueError("it is too long")
     below = path[len(root.rstrip("/")) :].removeprefix("/")
     names = below.split("/") if below else []
@@ -83,7 +84,7 @@ def _bytes_of(name: str) -> int:
 
 
 @dataclass
-class _Making:
+class _PlanBuilder:
     root: str
     expected: Expected
     sorted_paths: list[str]
@@ -95,7 +96,7 @@ class _Making:
     left_out: list[LeftOut] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
     _items: list[Item] = field(default_factory=list)  # of the last step, while it is a Put of a directory
-    _within: str = ""  # its path, and a slash
+    _within: str = ""  # its path with a slash
 
     def steps(self) -> list[Step]:
         self._close()
@@ -129,7 +130,7 @@ class _Making:
         now = self.expected.get(change.path)
         covered = any(isinstance(step, Remove) and covers(step.path, path) for step in self._steps[-1:])
         if now is None or covered or (self._within and path.startswith(self._within)):
-            return  # gone already, or it goes with the directory it is in
+            return  # gone already, or it goes with its directory
         self._close()
         self._steps.append(Remove(path, now, dict(self._inside(change.path, now))))
 
@@ -157,13 +158,13 @@ class _Making:
     def _adjust(self, change: Change, path: str, now: Seen, look: Look) -> None:
         self._close()
         if change.kind is Kind.ADDED:
-            return  # somebody else has made a directory of this name: it is theirs, and what is new goes into it
+            return  # another program has made this directory: it stays as it is, and new entries go into it
         attributes = {name: value for name, value in now.node.xattrs.items() if carried(name, powers=True)}
         if look.mode != now.node.mode or look.xattrs != attributes:
             self._steps.append(Adjust(path, now, look))
 
     def _inside(self, path: str, now: Seen | None) -> Iterator[tuple[str, Seen]]:
-        """What is expected below a directory that goes, by paths relative to it."""
+        """Yield the entries expected below a directory that goes, by path relative to it."""
         if now is None or now.node.type is not EntryType.DIRECTORY:
             return
         start = path + "/"
@@ -181,7 +182,10 @@ class _Making:
 
 
 def ordered(steps: list[Step]) -> Iterator[Step]:
-    """Directories that are opened up for their owner first, those that are closed last: between them there is work to do in them."""
+    """Yield directories that are opened up for their owner first, and those that are closed last.
+
+    The steps in between may work in them.
+    """
     opening = [step for step in steps if isinstance(step, Adjust) and step.look.mode & ~step.expected.node.mode & 0o300]
     closing = [step for step in steps if isinstance(step, Adjust) and not step.look.mode & ~step.expected.node.mode & 0o300]
     yield from opening

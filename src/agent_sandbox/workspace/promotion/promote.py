@@ -1,8 +1,8 @@
 """Carry a plan out: all of it, or none.
 
-Readers of the tree may see a mixture while it happens. What is promised is that afterwards, or after the recovery of what was
-interrupted, all of the plan is there or nothing of it; that nothing outside the tree is written; and that what somebody else saves
-meanwhile is not lost: it stays in the tree, and the promotion is taken back.
+Readers of the tree may see a mixture meanwhile. Promised is: afterwards, or after recovery from an interruption, the tree has all of the
+plan or none of it; nothing outside the tree is written; and no change that another program saves meanwhile is lost: it stays in the tree,
+and the promotion is taken back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent_sandbox.workspace.promotion.steps import Move, Plan, split
 from agent_sandbox.workspace.promotion.target import Anchor, Surprise
 from agent_sandbox.workspace.removal import remove_tree
 
-REMEMBERED = 20  # promotions, undos counted, whose old files are kept
+REMEMBERED = 20  # promotions, undos included, whose old entries are kept
 _REMEDIES = {
     errno.ENOSPC: "free some space; the changes are still in the sandbox",
     errno.EDQUOT: "your disk quota is used up; the changes are still in the sandbox",
@@ -41,7 +41,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Promotion:
-    """What was done. `number` is 0 when there was nothing to do; `digest` names exactly what was put where, for the record."""
+    """A finished promotion. `number` is 0 if there was nothing to do; `digest` identifies exactly what was put where, for the record."""
 
     number: int
     root: str
@@ -50,7 +50,7 @@ class Promotion:
     digest: str
     paths: tuple[str, ...]
     undoes: int = 0
-    note: str = ""  # what is left to be done, in words
+    note: str = ""  # what is left to do, in words
 
 
 def promote(
@@ -63,11 +63,11 @@ def promote(
     undoes: int = 0,
     clock: Callable[[], float] = time.time,
 ) -> Promotion:
-    """Make the tree what the plan says, and remember what was there for an undo in `promotions`, the project's directory in the state.
+    """Make the tree what the plan says. The old entries are kept in `promotions`, the project's state directory, for an undo.
 
-    Raises `PolicyError` for a plan with something refused or held, `Drift` when the tree is not what the plan expects, `Busy` when somebody
-    else promotes to it, `Unfinished` when an earlier promotion cannot be brought to an end, and `WorkspaceError` when the disk refuses.
-    In each case the tree is as it was.
+    Raises `PolicyError` for a plan with something refused or held, `Drift` if the tree is not what the plan expects, `Busy` if another
+    process promotes to it, `Unfinished` if an earlier promotion cannot be finished, and `WorkspaceError` if the disk refuses. In each case
+    the tree is as it was.
     """
     _refuse(plan)
     if not plan.steps:
@@ -76,7 +76,7 @@ def promote(
         if (recovered := recover_locked(promotions)).problems:
             raise Unfinished(recovered.problems[0], hint="nothing can be promoted before that")
         with Anchor(plan.root) as anchor, _alone(anchor, wait):
-            return _Promoting(plan, contents, anchor, next_journal(promotions), undoes, clock).run()
+            return _PromotionRun(plan, contents, anchor, next_journal(promotions), undoes, clock).run()
 
 
 def _refuse(plan: Plan) -> None:
@@ -88,7 +88,7 @@ def _refuse(plan: Plan) -> None:
 
 
 def refuse_impossible(plan: Plan) -> None:
-    """Raise `PolicyError` for a plan with something that is never promoted, whoever agrees."""
+    """Raise `PolicyError` for a plan with changes that are never promoted, whoever approves them."""
     if plan.refused:
         first, count = plan.refused[0], len(plan.refused)
         what = "a change" if count == 1 else f"{count:,} changes"
@@ -100,7 +100,7 @@ def refuse_impossible(plan: Plan) -> None:
 
 @contextmanager
 def _alone(anchor: Anchor, wait: bool) -> Iterator[None]:
-    """Nobody else promotes to this tree, not even with another state directory. The lock ends with the descriptor."""
+    """Lock the tree against any other promotion, even with another state directory. The lock ends with the descriptor."""
     try:
         fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -109,7 +109,10 @@ def _alone(anchor: Anchor, wait: bool) -> Iterator[None]:
 
 
 def place_of(plan: Plan) -> str:
-    """Where the staging directory goes: to the root of a project; for the whole machine, to the directory that holds all that changes."""
+    """Return the parent of the staging directory.
+
+    That is the root of a project; for the whole machine, the directory that holds all changes.
+    """
     if plan.root != "/":
         return ""
     parents = [f"/{split(step.path)[0]}" for step in plan.steps]
@@ -125,7 +128,7 @@ def _room(where: int | str, needed: int, called: str) -> None:
         )
 
 
-class _Promoting:
+class _PromotionRun:
     def __init__(self, plan: Plan, contents: Contents, anchor: Anchor, journal: Journal, undoes: int, clock: Callable[[], float]) -> None:
         self.plan = plan
         self.contents = contents
@@ -135,24 +138,24 @@ class _Promoting:
         self.intent = Intent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), boot_id(), undoes)
 
     def run(self) -> Promotion:
-        self._look_around()
+        self._check_place()
         prepared = self._prepare()
         try:
             done = self._make(prepared)
         except BaseException as error:
-            self._back(prepared, error)
+            self._take_back(prepared, error)
             raise
         try:
             backup.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
-        except (WorkspaceError, OSError) as error:  # it is done, whatever becomes of the old
+        except (WorkspaceError, OSError) as error:  # the promotion is done, even if the backup fails
             left = os.path.join(self.plan.root, self.intent.place, self.intent.staging)
             return replace(done, note=f"what was there before is still in {left}, and is put away the next time: {error}")
         self._forget_the_oldest()
         return done
 
-    def _look_around(self) -> None:
+    def _check_place(self) -> None:
         _room(self.anchor.root, self.plan.bytes, self.plan.root)
-        if os.stat(self.journal.promotions).st_dev != self.anchor.identity[0]:  # then what was there before is copied
+        if os.stat(self.journal.promotions).st_dev != self.anchor.identity[0]:  # then the old entries are copied
             _room(self.journal.promotions, self.plan.replaced_bytes, self.journal.promotions)
         with self._explained():
             place = self.anchor.directory(self.intent.place)
@@ -165,7 +168,7 @@ class _Promoting:
             )
 
     def _prepare(self) -> Prepared:
-        """Stage everything. Afterwards nothing in the tree has changed but for the staging directory; after an error, not even that."""
+        """Stage everything. Afterwards only the staging directory is new in the tree; after an error, not even that."""
         with self._explained():
             try:
                 self.journal.begin(self.intent)
@@ -196,17 +199,17 @@ class _Promoting:
             for move in prepared.moves:
                 try:
                     exchange.make(move, self.anchor, self.staging)
-                except OSError as error:  # which names a slot, and means this
+                except OSError as error:  # it names a slot; name the path instead
                     raise OSError(error.errno, os.strerror(error.errno or 0), move.path) from error
             if moved := self.anchor.moved():
                 raise Surprise(moved[0], "it was moved while it was being written to")
             syncfs(self.staging)
-            done = self._done(prepared.moves)
+            done = self._result(prepared.moves)
             self.journal.commit({name: value for name, value in vars(done).items() if name not in ("paths", "note")})
         os.close(self.staging)
         return done
 
-    def _done(self, moves: tuple[Move, ...]) -> Promotion:
+    def _result(self, moves: tuple[Move, ...]) -> Promotion:
         digest = sha256()
         for move in moves:
             for path, seen in (("", move.new), *move.within.items()):
@@ -217,8 +220,8 @@ class _Promoting:
             self.journal.number, self.plan.root, self.plan.counts(), self.plan.bytes, digest.hexdigest(), paths, self.intent.undoes
         )
 
-    def _back(self, prepared: Prepared, error: BaseException) -> None:
-        """Take back what was made. Raises `Unfinished` when that cannot be done now."""
+    def _take_back(self, prepared: Prepared, error: BaseException) -> None:
+        """Take back the moves. Raises `Unfinished` if that cannot be done now."""
         try:
             self.journal.retract()
             roll_back(self.journal, self.intent, prepared, self.anchor, self.staging)
@@ -231,7 +234,7 @@ class _Promoting:
     def _forget_the_oldest(self) -> None:
         closed = [journal for journal in journals(self.journal.promotions) if journal.closed]
         for journal in closed[:-REMEMBERED]:
-            with suppress(WorkspaceError):  # a file that cannot be removed is tried again the next time
+            with suppress(WorkspaceError):  # retried the next time
                 journal.drop()
 
     def _clear_away(self) -> None:

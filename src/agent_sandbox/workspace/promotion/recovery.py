@@ -1,6 +1,6 @@
-"""Bring promotions that were interrupted to an end: back to the old, or on to the new. Runs before anything else is promoted.
+"""Finish interrupted promotions: roll them back, or complete them. Runs before anything else is promoted.
 
-It can itself be interrupted and repeated: every step looks at what is there first.
+Recovery can itself be interrupted and repeated: every step first looks at what is there.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from agent_sandbox.workspace.removal import remove_tree
 
 @dataclass(frozen=True)
 class Recovery:
-    """What was brought to an end, by numbers; and in words what could not be, which is tried again the next time."""
+    """The promotions that were finished, by number. `problems` describes the others, which are tried again the next time."""
 
     finished: tuple[int, ...] = ()
     rolled_back: tuple[int, ...] = ()
-    kept: tuple[str, ...] = ()  # directories with what was somebody else's
+    kept: tuple[str, ...] = ()  # directories with entries that belong to others
     problems: tuple[str, ...] = ()
 
 
 def lock(promotions: str, holder: Holder, *, wait: bool) -> AbstractContextManager[None]:
-    """Hold the promotions of one project for the length of a block; raises `Busy`, and says who has them."""
+    """Hold the lock on the promotions of one project for the length of a block. Raises `Busy`, naming the holder."""
     os.makedirs(promotions, mode=0o700, exist_ok=True)
     return hold(os.path.join(promotions, "lock"), holder, wait=wait, what="a promotion to this project")
 
 
 def recover(promotions: str, holder: Holder, *, wait: bool = True, give_up: bool = False) -> Recovery:
-    """Bring to an end what was interrupted. Cheap when nothing was. Never raises for a promotion that cannot be: it says so.
+    """Finish interrupted promotions. Cheap if there are none. Reports a promotion that cannot be finished, and never raises for it.
 
-    With `give_up` a promotion whose staging directory is gone is closed as it stands, and what could not be restored is named.
+    With `give_up`, a promotion whose staging directory is gone is closed as it stands.
     """
     if all(journal.closed for journal in journals(promotions)):
         return Recovery()
@@ -50,7 +50,7 @@ def recover(promotions: str, holder: Holder, *, wait: bool = True, give_up: bool
 
 
 def recover_locked(promotions: str, *, give_up: bool = False) -> Recovery:
-    """The same, for whoever has the lock."""
+    """Do the same as `recover`, for a caller that holds the lock."""
     finished: list[int] = []
     rolled_back: list[int] = []
     kept: list[str] = []
@@ -60,7 +60,7 @@ def recover_locked(promotions: str, *, give_up: bool = False) -> Recovery:
             continue
         try:
             committed = journal.committed
-            _end(journal, give_up)
+            _finish(journal, give_up)
             (finished if committed else rolled_back).append(journal.number)
         except (SandboxError, OSError) as error:
             problems.append(f"promotion {journal.number} cannot be brought to its end yet: {error}")
@@ -69,7 +69,7 @@ def recover_locked(promotions: str, *, give_up: bool = False) -> Recovery:
     return Recovery(tuple(finished), tuple(rolled_back), tuple(kept), tuple(problems))
 
 
-def _end(journal: Journal, give_up: bool) -> None:
+def _finish(journal: Journal, give_up: bool) -> None:
     intent = journal.intent()
     if intent is None:
         journal.drop()
@@ -100,12 +100,13 @@ def _end(journal: Journal, give_up: bool) -> None:
 
 
 def roll_back(journal: Journal, intent: Intent, prepared: Prepared, anchor: Anchor, staging: int | None, *, give_up: bool = False) -> None:
-    """Take back every move. Afterwards the tree is as it was, but for what somebody else has changed meanwhile, and that is said.
+    """Take back every move. Afterwards the tree is as it was, except for changes made by others meanwhile.
 
-    Raises `Unfinished` when something cannot be brought back; everything else is.
+    Raises `Unfinished`, naming the first failure, if something cannot be restored; everything else is. With `give_up`, failures are
+    ignored.
     """
     failures: list[str] = []
-    keep = _keeper(journal, staging)
+    keep = _rescuer(journal, staging)
     for move in reversed(prepared.moves):
         try:
             take_back(move, anchor, staging, keep)
@@ -122,7 +123,7 @@ def roll_back(journal: Journal, intent: Intent, prepared: Prepared, anchor: Anch
 
 
 def _staging(anchor: Anchor, intent: Intent, prepared: Prepared) -> int | None:
-    """The staging directory, if it is the one that was used."""
+    """Open the staging directory; None if it is gone. Raises `WorkspaceError` if it is not the one that was used."""
     try:
         fd = open_directory(anchor.directory(intent.place), intent.staging)
     except FileNotFoundError:
@@ -136,7 +137,7 @@ def _staging(anchor: Anchor, intent: Intent, prepared: Prepared) -> int | None:
     return fd
 
 
-def _keeper(journal: Journal, staging: int | None) -> Callable[[Move], None]:
+def _rescuer(journal: Journal, staging: int | None) -> Callable[[Move], None]:
     def keep(move: Move) -> None:
         assert staging is not None
         rescue(journal, staging, move.slot, split(move.path)[1])

@@ -1,6 +1,6 @@
-"""The staging directory: where what is new is made complete before the first name in the tree changes, and where what is old comes to lie.
+"""The staging directory: new entries are completed in it before the first name in the tree changes, and old entries end up in it.
 
-It lies in the tree, because names can be exchanged within one mount only. Its name says what it is, and nobody else can enter it. Nothing
+It lies in the tree, because names can only be exchanged within one mount. Its name says what it is, and no other user can enter it. Nothing
 of a sandbox is linked or renamed into it: every file in it is a new inode of ours.
 """
 
@@ -29,7 +29,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def make(place: int, name: str) -> int:
-    """Make the staging directory and return a descriptor of it. Raises OSError; `WorkspaceError` where names cannot be exchanged."""
+    """Make the staging directory and return its descriptor. Raises OSError; `WorkspaceError` if names cannot be exchanged."""
     os.mkdir(name, 0o700, dir_fd=place)
     staging = open_directory(place, name)
     try:
@@ -51,7 +51,7 @@ def make(place: int, name: str) -> int:
 
 
 def stage(step: Step, slot: str, anchor: Anchor, staging: int, contents: Contents) -> Move:
-    """Make what is new of a step, complete and with its final look, and say what is to be moved. Raises OSError, and `Surprise`."""
+    """Make the new entries of a step, complete and with final metadata. Return the move. Raises OSError, and `Surprise`."""
     match step:
         case Put():
             within = _fill(step, slot, anchor, staging, contents)
@@ -68,22 +68,22 @@ def stage(step: Step, slot: str, anchor: Anchor, staging: int, contents: Content
 
 
 def _fill(step: Put, slot: str, anchor: Anchor, staging: int, contents: Contents) -> dict[str, Seen]:
-    """Everything that is put, by paths relative to what is put; "" is that itself."""
+    """Make everything that a step puts. Return the entries by path relative to the one put; "" is that one itself."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
     filler = _Filler(contents, above, _inherited(step))
-    made: dict[str, Seen] = {}
+    entries: dict[str, Seen] = {}
     first, *others = step.items
     if first.type is not EntryType.DIRECTORY:
         return {"": filler.make(first, staging, slot)}
     cut = len(step.path) + 1
-    opened: list[tuple[str, int, Item]] = []  # the directories we are in, from the top
+    opened: list[tuple[str, int, Item]] = []  # the open directories, from the top
     try:
         opened.append((step.path + "/", filler.enter(staging, slot), first))
         for item in others:
             while not item.path.startswith(opened[-1][0]):
                 path, fd, directory = opened.pop()
-                made[path[cut:-1]] = filler.finish(fd, directory)
+                entries[path[cut:-1]] = filler.finish(fd, directory)
             _, fd, _ = opened[-1]
             name = split(item.path)[1]
             if opened[-1][0] + name != item.path:
@@ -91,18 +91,18 @@ def _fill(step: Put, slot: str, anchor: Anchor, staging: int, contents: Contents
             if item.type is EntryType.DIRECTORY:
                 opened.append((item.path + "/", filler.enter(fd, name), item))
             else:
-                made[item.path[cut:]] = filler.make(item, fd, name)
+                entries[item.path[cut:]] = filler.make(item, fd, name)
         while opened:
             path, fd, directory = opened.pop()
-            made[path[cut:-1]] = filler.finish(fd, directory)
+            entries[path[cut:-1]] = filler.finish(fd, directory)
     finally:
         for _, fd, _ in opened:
             os.close(fd)
-    return made
+    return entries
 
 
 def _inherited(step: Put) -> dict[str, bytes]:
-    """The access list of a file that is replaced: it is its owner's, and the guest may not even have seen it."""
+    """Return the access list of a replaced file: it is the owner's, and the guest may not even have seen it."""
     expected, first = step.expected, step.items[0]
     if expected is None or first.type is not EntryType.FILE or _ACCESS_LIST not in expected.node.xattrs:
         return {}
@@ -110,7 +110,7 @@ def _inherited(step: Put) -> dict[str, bytes]:
 
 
 class _Filler:
-    """Makes entries for one place in the tree: `above` is the directory that they will be in."""
+    """The maker of entries for one place in the tree. `above` is the directory that they will be in."""
 
     def __init__(self, contents: Contents, above: os.stat_result, inherited: dict[str, bytes]) -> None:
         self.contents = contents
@@ -120,24 +120,24 @@ class _Filler:
         self.group_goes_down = above.st_mode & stat.S_ISGID
 
     def make(self, item: Item, directory: int, name: str) -> Seen:
-        """Anything but a directory."""
+        """Make any entry but a directory."""
         if item.type is EntryType.FILE:
             return self._file(item, directory, name)
         if item.type is EntryType.SYMLINK:
             os.symlink(item.target, name, dir_fd=directory)
-        else:  # only an undo has these, of what was the tree's own
+        else:  # only in an undo, for entries that were the tree's own
             os.mknod(name, _FORMATS[item.type] | item.look.mode, item.device, dir_fd=directory)
-        return self._named(item, directory, name)
+        return self._set_owner_and_time(item, directory, name)
 
     def enter(self, directory: int, name: str) -> int:
-        """A new directory, which is ours until it is finished."""
+        """Make a directory and open it. It is ours until it is finished."""
         os.mkdir(name, 0o700, dir_fd=directory)
         return open_directory(directory, name)
 
     def finish(self, fd: int, item: Item) -> Seen:
-        """Give a directory its look, now that nothing more is put into it. Closes it."""
+        """Set the metadata of a directory, now that nothing more is put into it. Closes it."""
         try:
-            return self._dress(fd, item, item.look.mode | self.group_goes_down, item.look.mtime_ns)
+            return self._set_metadata(fd, item, item.look.mode | self.group_goes_down, item.look.mtime_ns)
         finally:
             os.close(fd)
 
@@ -148,23 +148,23 @@ class _Filler:
         except FileNotFoundError as error:
             raise Surprise(item.path, "the file in the sandbox is not there any more") from error
         try:
-            found = os.fstat(source)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != item.size:
+            status = os.fstat(source)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != item.size:
                 raise Surprise(item.path, "the file in the sandbox has changed since it was looked at")
             target = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
             try:
                 digest = copy(source, target, item.size, path=item.path)
                 if item.digest and item.digest != digest:
                     raise Surprise(item.path, "the file in the sandbox is not the one that was approved")
-                mtime = found.st_mtime_ns if item.look.mtime_ns is None else item.look.mtime_ns
-                return self._dress(target, item, item.look.mode, mtime, digest)
+                mtime = status.st_mtime_ns if item.look.mtime_ns is None else item.look.mtime_ns
+                return self._set_metadata(target, item, item.look.mode, mtime, digest)
             finally:
                 os.close(target)
         finally:
             os.close(source)
 
-    def _named(self, item: Item, directory: int, name: str) -> Seen:
-        """The owner and the time of what is never opened."""
+    def _set_owner_and_time(self, item: Item, directory: int, name: str) -> Seen:
+        """Set the owner and the time of an entry that is never opened."""
         owner = self._owner(item.look)
         if owner != self.ids:
             with suppress(PermissionError):
@@ -176,16 +176,16 @@ class _Filler:
         node = Node(item.type, mode, status.st_uid, status.st_gid, target=item.target, device=item.device)
         return seen_from(status, node, now_ns=time.time_ns())
 
-    def _dress(self, fd: int, item: Item, mode: int, mtime_ns: int | None, digest: str = "") -> Seen:
+    def _set_metadata(self, fd: int, item: Item, mode: int, mtime_ns: int | None, digest: str = "") -> Seen:
         owner = self._owner(item.look)
         if owner != self.ids:
-            self._give(fd, owner, item)
+            self._chown(fd, owner, item)
         for attribute, value in self.inherited.items():
             with suppress(OSError):
                 os.setxattr(fd, attribute, value)
         for attribute, value in item.look.xattrs.items():
             os.setxattr(fd, attribute, value)
-        os.fchmod(fd, mode)  # after the owner: a change of owner takes power bits away
+        os.fchmod(fd, mode)  # after the owner: chown clears the set-id bits
         if mtime_ns is not None:
             os.utime(fd, ns=(mtime_ns, mtime_ns))
         status = os.fstat(fd)
@@ -197,13 +197,13 @@ class _Filler:
         uid = self.above.st_uid if wanted.uid is None else wanted.uid
         return uid, self.above.st_gid if wanted.gid is None else wanted.gid
 
-    def _give(self, fd: int, owner: tuple[int, int], item: Item) -> None:
+    def _chown(self, fd: int, owner: tuple[int, int], item: Item) -> None:
         try:
             os.fchown(fd, *owner)
         except OSError as error:
             if error.errno != errno.EPERM:
                 raise
-            if item.look.uid is None:  # a new file in somebody else's directory is ours, as every file that we make there
+            if item.look.uid is None:  # a new file in another user's directory is ours, like every file that we make there
                 with suppress(PermissionError):
                     os.fchown(fd, -1, owner[1])
                 return

@@ -1,10 +1,13 @@
-"""What a promotion does, as values: steps that a plan consists of, and moves, which are steps that have been staged.
+"""The values of a promotion: steps, which make up a plan; moves, which are staged steps; and the metadata of promoted entries.
 
-Three kinds are enough. *Put* a new file, link or directory with all that is new in it, in the place of nothing or of something. *Remove* a
-file, link or directory with all that is in it. *Adjust* the mode and the attributes of a directory that stays.
+Three kinds of step are enough. *Put* a new file, link or directory with everything new in it, in the place of nothing or of something.
+*Remove* a file, link or directory with everything in it. *Adjust* the mode and the attributes of a directory that stays.
 
-A move says of one name what is there before and after, with inodes: whoever looks at the tree and at the staging directory can tell from it
-whether it has been made, and can make it or take it back, however often it has been interrupted.
+A move describes the entry at one name before and after, with inodes. Compared with the tree and the staging directory, it shows whether it
+has been made. So it can be made or taken back, however often it was interrupted.
+
+The guest decides what may be executed and read. It does not decide who owns a file, nor does it grant the right to write: others may never
+write a new file, and an old one only if they could before. Mode bits and attributes that grant power need the approval of their class.
 """
 
 from __future__ import annotations
@@ -24,10 +27,14 @@ if TYPE_CHECKING:
 
     from agent_sandbox.workspace.changes import Change
 
+POWER_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
+CAPABILITY = "security.capability"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
 
 @dataclass(frozen=True, slots=True)  # there may be a hundred thousand of these
 class Look:
-    """How a new entry is to look. An owner that is None is that of the directory it is put in; a time that is None, that of the content."""
+    """The metadata of a new entry. An owner of None is that of its directory; a time of None is that of the content."""
 
     mode: int
     xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
@@ -38,7 +45,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One new entry. `path` is relative to the root, `content` where a file's bytes come from, `digest`, if given, what they must be."""
+    """One new entry. `path` is relative to the root; `content` is the source of a file's bytes, which must have `digest` if given."""
 
     path: str
     type: EntryType
@@ -52,7 +59,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Put the first of `items`, which holds the others, at `path`, in the place of `expected` and what is `inside` it."""
+    """A step that puts the first of `items`, which holds the others, at `path`. It replaces `expected` and everything `inside` it."""
 
     path: str
     items: tuple[Item, ...]
@@ -62,7 +69,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove what is at `path` and all that is `inside` it."""
+    """A step that removes the entry at `path` and everything `inside` it."""
 
     path: str
     expected: Seen
@@ -71,7 +78,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Adjust:
-    """Give a directory that stays another mode and other attributes of its user."""
+    """A step that gives a directory that stays another mode and other user attributes."""
 
     path: str
     expected: Seen
@@ -83,7 +90,7 @@ Step = Put | Remove | Adjust
 
 @dataclass(frozen=True)
 class Refusal:
-    """A change that is never promoted, and why. The rest can be, if the caller leaves this one out."""
+    """A change that is never promoted, and why. The others can be, if the caller leaves this one out."""
 
     path: str
     why: str
@@ -91,7 +98,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Held:
-    """A change that needs its own yes for each of these classes; see `protected`."""
+    """A change that needs its own approval for each of these classes; see `protected`."""
 
     path: str
     classes: frozenset[str]
@@ -99,7 +106,7 @@ class Held:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A part of a change that does not come along, while the rest does: an owner, an attribute, a right to write."""
+    """A part of a change that is not promoted, while the rest is: an owner, an attribute, a write permission."""
 
     path: str
     what: str
@@ -107,7 +114,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be done to the tree at `root`, in this order. Nothing is done while something is refused or held."""
+    """The steps for the tree at `root`, in order. None is carried out while something is refused or held."""
 
     root: str
     steps: tuple[Step, ...] = ()
@@ -117,39 +124,39 @@ class Plan:
 
     @property
     def replaced_bytes(self) -> int:
-        """How much content goes, and is kept for an undo."""
+        """The bytes of content that go, and are kept for an undo."""
         gone = (seen for step in self.steps if not isinstance(step, Adjust) for seen in (step.expected, *step.inside.values()))
         return sum(seen.node.size for seen in gone if seen is not None and seen.node.type is EntryType.FILE)
 
     @property
     def bytes(self) -> int:
-        """How much content is to be written."""
+        """The bytes of content to be written."""
         return sum(item.size for step in self.steps if isinstance(step, Put) for item in step.items)
 
     def counts(self) -> dict[str, int]:
-        """How many entries are added, replaced, removed and adjusted, with those inside directories."""
-        found = {"added": 0, "replaced": 0, "removed": 0, "adjusted": 0}
+        """Return how many entries are added, replaced, removed and adjusted, including those inside directories."""
+        totals = {"added": 0, "replaced": 0, "removed": 0, "adjusted": 0}
         for step in self.steps:
             match step:
                 case Put(expected=None):
-                    found["added"] += len(step.items)
+                    totals["added"] += len(step.items)
                 case Put():
-                    found["replaced"] += 1
-                    found["added"] += len(step.items) - 1
-                    found["removed"] += len(step.inside)
+                    totals["replaced"] += 1
+                    totals["added"] += len(step.items) - 1
+                    totals["removed"] += len(step.inside)
                 case Remove():
-                    found["removed"] += 1 + len(step.inside)
+                    totals["removed"] += 1 + len(step.inside)
                 case Adjust():
-                    found["adjusted"] += 1
-        return found
+                    totals["adjusted"] += 1
+        return totals
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step that is staged: at `path` is `old`, and is to be `new`. `slot` is the name, in the staging directory, of the one that is not.
+    """A staged step: `path` has `old`, and is to have `new`. `slot` is where the other of the two lies in the staging directory.
 
-    `beside` and `within` are what is below the old and the new, by paths relative to them. When both are directories and the same inode,
-    it is adjusted in place and has no slot.
+    `beside` and `within` are the entries below the old and the new one, by paths relative to them. If both are directories and the same
+    inode, the directory is adjusted in place and has no slot.
     """
 
     path: str
@@ -161,47 +168,50 @@ class Move:
 
     @property
     def in_place(self) -> bool:
-        """Whether nothing is moved, and a directory only gets another look."""
+        """Whether nothing is moved, and a directory only gets other metadata."""
         return self.slot == ""
 
 
 def split(path: str) -> tuple[str, str]:
-    """The directory and the name of a path relative to the root."""
+    """Split a path relative to the root into its directory and its name."""
     directory, _, name = path.rpartition("/")
     return directory, name
 
 
 def written(moves: Iterable[Move]) -> list[Any]:
-    """Moves as plain values for JSON. Names keep their bytes: what is no UTF-8 is escaped as Python escapes it."""
+    """Return moves as plain values for JSON. Names keep their bytes: invalid UTF-8 becomes Python's surrogate escapes."""
     return [
         [
             move.path,
             move.slot,
-            _spelt(move.old),
-            _spelt(move.new),
-            {path: _spelt(seen) for path, seen in move.beside.items()},
-            {path: _spelt(seen) for path, seen in move.within.items()},
+            _encoded(move.old),
+            _encoded(move.new),
+            {path: _encoded(seen) for path, seen in move.beside.items()},
+            {path: _encoded(seen) for path, seen in move.within.items()},
         ]
         for move in moves
     ]
 
 
 def read(values: Iterable[Any], *, device: int | None = None) -> tuple[Move, ...]:
-    """Moves again. All are on one filesystem; `device` is its number if it has another one now. Raises ValueError or TypeError."""
+    """Return moves from their JSON values. Raises ValueError or TypeError.
+
+    All are on one filesystem; `device` is its number if it has another one now.
+    """
     return tuple(
         Move(
             path,
             slot,
-            _read(old, device),
-            _read(new, device),
-            {name: seen for name, value in beside.items() if (seen := _read(value, device))},
-            {name: seen for name, value in within.items() if (seen := _read(value, device))},
+            _decoded(old, device),
+            _decoded(new, device),
+            {name: seen for name, value in beside.items() if (seen := _decoded(value, device))},
+            {name: seen for name, value in within.items() if (seen := _decoded(value, device))},
         )
         for path, slot, old, new, beside, within in values
     )
 
 
-def _spelt(seen: Seen | None) -> list[Any] | None:
+def _encoded(seen: Seen | None) -> list[Any] | None:
     if seen is None:
         return None
     node = seen.node
@@ -210,7 +220,7 @@ def _spelt(seen: Seen | None) -> list[Any] | None:
     return [*what, seen.device, seen.inode, seen.mtime_ns, seen.ctime_ns, seen.looked_ns, seen.digest]
 
 
-def _read(value: list[Any] | None, device: int | None) -> Seen | None:
+def _decoded(value: list[Any] | None, device: int | None) -> Seen | None:
     if value is None:
         return None
     kind, mode, uid, gid, size, target, special, attributes, was_on, *rest = value
@@ -220,22 +230,17 @@ def _read(value: list[Any] | None, device: int | None) -> Seen | None:
 
 
 def seen_from(status: os.stat_result, node: Node, *, now_ns: int, digest: str = "") -> Seen:
-    """What we have just made, as if it had been looked at."""
+    """Return the state of an entry that we have just made, as if it had been looked at."""
     return Seen(node, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, now_ns, digest)
 
 
-POWER_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
-CAPABILITY = "security.capability"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
 def carried(attribute: str, *, powers: bool) -> bool:
-    """Whether an extended attribute comes along. Those of overlays never do: they would be believed when the tree is overlaid again."""
+    """Return whether an extended attribute is promoted. Overlay attributes never are: a later overlay on the tree would trust them."""
     return (attribute.startswith("user.") and not attribute.startswith("user.overlay.")) or (powers and attribute == CAPABILITY)
 
 
 def look_for(change: Change, old: Node | None, *, powers: bool) -> tuple[Look, list[str]]:
-    """How the entry of a change is to look where `old` is now, and in words what does not come along."""
+    """Return the metadata for the entry of a change where `old` is now, and in words the parts that are left out."""
     node = change.after
     assert node is not None
     same_type = old if old is not None and old.type is node.type else None

@@ -1,8 +1,8 @@
-"""The tree that is promoted to, as descriptors.
+"""The target tree of a promotion, as descriptors.
 
-Its root is opened once. Every directory in it is opened from there without following a link, crossing a mount or going up, and from then
-on it is that directory that is used, not its name: whoever swaps names meanwhile cannot lead a write elsewhere, and what the names lead to
-is compared again before a promotion counts.
+Its root is opened once. Every directory in it is opened from there without following a link, crossing a mount or going up. From then on
+the descriptor is used, not the name, so that swapped names cannot redirect a write. Before a promotion counts, the names are compared with
+the descriptors again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Surprise(Exception):
 
 
 class Anchor:
-    """The directory at `root`, an absolute path without links. A context manager. Paths are relative to it, "" being itself."""
+    """The directory at `root`, an absolute path without links. A context manager. Paths are relative to it; "" is the root itself."""
 
     def __init__(self, root: str) -> None:
         self.path = root
@@ -61,13 +61,14 @@ class Anchor:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Of the root."""
+        """The device and inode of the root."""
         return self._known[""]
 
     def directory(self, path: str) -> int:
-        """A descriptor of a directory, good until the next call. It is the one that had this name when it was first asked for.
+        """Return a descriptor of a directory, good until the next call.
 
-        Raises `Surprise` when there is none, or another one now.
+        It is the directory that had this name when it was first asked for. Raises `Surprise` if there is none, or another one now, and
+        `PolicyError` if it lies on another mount.
         """
         if (known := self._open.get(path)) is not None:
             return known
@@ -83,28 +84,28 @@ class Anchor:
         return fd
 
     def expect(self, path: str, known: tuple[int, int]) -> None:
-        """Say which directory has to be found at a path: what was read in a journal."""
+        """Set which directory must be found at a path, as read from a journal."""
         self._known[path] = known
 
     def known(self) -> dict[str, tuple[int, int]]:
-        """The directories that were asked for, and which they are."""
+        """Return the device and inode of every directory that was asked for, by path."""
         return dict(self._known)
 
     def moved(self) -> list[str]:
-        """Those that their names do not lead to any more."""
-        found = []
+        """Return the paths that no longer lead to their directories."""
+        paths = []
         for path, known in self._known.items():
             if path == "":
                 continue
             try:
                 fd = self._enter(path)
             except Surprise:
-                found.append(path)
+                paths.append(path)
                 continue
             if identity(fd) != known:
-                found.append(path)
+                paths.append(path)
             os.close(fd)
-        return found
+        return paths
 
     def _enter(self, path: str) -> int:
         try:

@@ -1,7 +1,7 @@
-"""Take a promotion back: another promotion, of what was kept of the old, made by the same engine with the same promises.
+"""Take a promotion back: another promotion, of the kept entries, by the same engine and with the same promises.
 
-What it restores is exact: content, mode, owner, the attributes of the user and the time of the last change. What it does not restore: that
-two names were one file, and the times of directories that stayed.
+It restores exactly content, mode, owner, user attributes and modification time. It does not restore hard links between two names, nor the
+times of directories that stayed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent_sandbox.workspace.promotion.verify import status_of
 
 
 def last(promotions: str) -> Journal | None:
-    """The promotion that an undo would take back: the last one that is none itself and has not been taken back."""
+    """Return the promotion that an undo would take back: the last that is no undo and has not been taken back."""
     taken_back: set[int] = set()
     for journal in reversed([each for each in journals(promotions) if each.committed]):
         undoes = int(journal.facts().get("undoes", 0))
@@ -41,7 +41,7 @@ def last(promotions: str) -> Journal | None:
 
 
 def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time) -> Promotion:
-    """Take the last promotion back. Raises what `promote` raises; `Drift` when what it left has changed since."""
+    """Take the last promotion back. Raises what `promote` raises; `Drift` if the entries that it left have changed since."""
     if problems := recover(promotions, holder, wait=wait).problems:
         raise Unfinished(problems[0], hint="nothing can be taken back before that")
     journal = last(promotions)
@@ -52,7 +52,7 @@ def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable
 
 
 def plan_back(journal: Journal, olds: Olds) -> Plan:
-    """The steps back from what a promotion has left. Raises `Drift`, with every path that is not as it was left."""
+    """Return the plan that reverses a promotion. Raises `Drift`, with every path that is not as it was left."""
     intent, prepared = journal.intent(), journal.prepared()
     if intent is None or prepared is None or not all(olds.has(move.slot) for move in prepared.moves if move.old and not move.in_place):
         raise WorkspaceError(
@@ -63,7 +63,7 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
     with Anchor(intent.root) as anchor:
         for move in prepared.moves:
             try:
-                steps.append(_back(move, anchor, olds, intent.root))
+                steps.append(_reversed(move, anchor, olds, intent.root))
             except Surprise as error:
                 drifted.append(os.path.join(intent.root, error.path))
     if drifted:
@@ -77,7 +77,7 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
 
 
 class Olds:
-    """What a promotion replaced and removed, as contents to be put back. A context manager."""
+    """The entries that a promotion replaced and removed, as contents to be put back. A context manager."""
 
     def __init__(self, journal: Journal) -> None:
         self._directory = os.open(journal.olds, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -90,20 +90,20 @@ class Olds:
         os.close(self._directory)
 
     def at(self, path: str, place: str, seen: Seen) -> Change:
-        """The change that puts something back; `place` is where it is kept."""
+        """Return the change that puts an entry back; `place` is where it is kept."""
         self._places[path] = place
         return Change(path, Kind.ADDED, None, seen.node)
 
     def has(self, slot: str) -> bool:
-        """Whether something is kept under this name."""
+        """Return whether an entry is kept in this slot."""
         return status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
-        """See `Contents`."""
+        """Open the kept content; see `Contents`."""
         return beneath.open_file(self._directory, self._places[change.path])
 
 
-def _back(move: Move, anchor: Anchor, olds: Olds, root: str) -> Step:
+def _reversed(move: Move, anchor: Anchor, olds: Olds, root: str) -> Step:
     now, inside = _unchanged(move, anchor)
     if move.old is None:
         assert now is not None
@@ -133,7 +133,7 @@ def _restored(attribute: str) -> bool:
 
 
 def _unchanged(move: Move, anchor: Anchor) -> tuple[Seen | None, dict[str, Seen]]:
-    """What is there now, and below it, if that is what the promotion left. Raises `Surprise` if it is not."""
+    """Return the entry at the path and those below it, as they are now. Raises `Surprise` if the promotion left others."""
     if move.in_place:
         return _adjusted(move, anchor), {}
     parent, name = split(move.path)
@@ -168,11 +168,14 @@ def _below(directory: int, left: Mapping[str, Seen], path: str) -> Iterator[tupl
 
 
 def _same(left: Seen | None, now: Seen | None) -> bool:
-    """Whether this is as it was left, on whichever inode. Attributes that are not the user's are the machine's own business."""
+    """Return whether an entry is as it was left, on whichever inode.
+
+    Only attributes that a promotion carries are compared; the others are up to the machine.
+    """
     if left is None or now is None:
         return left is now
     one, other = left.node, now.node
-    told = (one.type, one.mode, one.uid, one.gid, one.size, one.target) == (
+    same_node = (one.type, one.mode, one.uid, one.gid, one.size, one.target) == (
         other.type,
         other.mode,
         other.uid,
@@ -181,4 +184,4 @@ def _same(left: Seen | None, now: Seen | None) -> bool:
         other.target,
     )
     attributes = [{name: value for name, value in node.xattrs.items() if carried(name, powers=True)} for node in (one, other)]
-    return told and attributes[0] == attributes[1] and left.digest == now.digest
+    return same_node and attributes[0] == attributes[1] and left.digest == now.digest

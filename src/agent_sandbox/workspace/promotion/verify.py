@@ -1,7 +1,7 @@
-"""Whether what came out of the tree is what was expected: the same inode, unchanged, and nobody writing to it.
+"""Check that an entry that came out of the tree is the expected one: the same inode, unchanged, and not open for writing.
 
-It is asked after the exchange, of what lies in the staging directory: nothing can come between the answer and what depends on it but a
-program that had the file open already, and the lease shows that one.
+The check runs after the exchange, on the entry in the staging directory. Only a program that already had the file open could still change
+it, and the lease reveals such a program.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def is_inode(status: os.stat_result | None, seen: Seen | None) -> bool:
-    """Whether this is the very thing that was seen, changed or not."""
+    """Return whether this is the very inode that was seen, changed or not."""
     return status is not None and seen is not None and (status.st_dev, status.st_ino) == (seen.device, seen.inode)
 
 
 def status_of(directory: int, name: str) -> os.stat_result | None:
-    """Of an entry, of a link itself; None if there is none."""
+    """Return the status of an entry, of a link itself; None if there is none."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def status_of(directory: int, name: str) -> os.stat_result | None:
 
 
 def glance(status: os.stat_result | None, seen: Seen | None) -> str:
-    """What a status alone tells is not as expected, in words; nothing if it tells nothing."""
+    """Return in words what a status alone shows to be unexpected; empty if it shows nothing."""
     if status is None or seen is None:
         return "" if status is None and seen is None else "it is gone" if status is None else "something is there now"
     node = seen.node
@@ -44,14 +44,17 @@ def glance(status: os.stat_result | None, seen: Seen | None) -> str:
         return "its content has changed"
     mode = stat.S_IMODE(status.st_mode)
     if node.type is EntryType.DIRECTORY and mode == node.mode | 0o200:
-        mode = node.mode  # opened up by us to be moved: see `performing`
+        mode = node.mode  # made writable by us for the move: see `exchange.rename`
     if (mode, status.st_uid, status.st_gid) != (node.mode, node.uid, node.gid):
         return "its mode or owner has changed"
     return ""
 
 
 def touched(directory: int, name: str, status: os.stat_result | None, seen: Seen | None) -> str:
-    """Of a file that has not been moved yet: whether it was written although its size and time do not tell, in words. Raises OSError."""
+    """Return a complaint if a file, not moved yet, was written although its size and time do not show it; else empty.
+
+    Raises OSError.
+    """
     if status is None or seen is None or seen.node.type is not EntryType.FILE or status.st_ctime_ns == seen.ctime_ns:
         return ""
     if seen.digest and digest_of(directory, name) == seen.digest:
@@ -60,7 +63,7 @@ def touched(directory: int, name: str, status: os.stat_result | None, seen: Seen
 
 
 def surprise(directory: int, name: str, seen: Seen, inside: Mapping[str, Seen]) -> str:
-    """What is not as expected of an entry and of all that is in it, in words; nothing if all is. Raises OSError."""
+    """Return in words what is unexpected about an entry or anything in it; empty if all is as expected. Raises OSError."""
     if words := glance(status_of(directory, name), seen):
         return words
     node = seen.node
@@ -95,13 +98,16 @@ def _opened(directory: int, name: str, seen: Seen) -> int | None:
 
 
 def _settled(seen: Seen) -> bool:
-    """Whether a later write would have shown in the times."""
+    """Return whether a later write would have shown in the times."""
     return seen.ctime_ns + SETTLED_NS < seen.looked_ns
 
 
 def _written_to(fd: int) -> bool:
-    """Whether anybody has the file open for writing: then the kernel grants no read lease. Who may not ask is told no."""
-    # A lease that is broken is told by a signal: by one that is ignored unless somebody listens, not by SIGIO, which kills.
+    """Return whether a program has the file open for writing: then the kernel grants no read lease.
+
+    Return False if we may not ask for a lease.
+    """
+    # The kernel announces a broken lease by a signal. SIGURG is ignored by default; SIGIO would kill us.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -113,7 +119,7 @@ def _written_to(fd: int) -> bool:
 
 def _tree(directory: int, name: str, inside: Mapping[str, Seen]) -> str:
     top = beneath.open_directory(directory, name)
-    found = 0
+    count = 0
     try:
         for entry in beneath.walk(top, limit=len(inside) + 1, unlock=False):
             path = entry.path
@@ -126,11 +132,11 @@ def _tree(directory: int, name: str, inside: Mapping[str, Seen]) -> str:
                 words = glance(entry.status, expected)
             if words:
                 return f"{path!r} in it: {words}"
-            found += 1
+            count += 1
     except beneath.TooMany:
         return "there is more in it than there was"
     except beneath.Moved:
         return "it is being rearranged"
     finally:
         os.close(top)
-    return "" if found == len(inside) else "some of what was in it is gone"
+    return "" if count == len(inside) else "some of what was in it is gone"

@@ -1,1 +1,1 @@
-"""What a guest will see: file rules and the machine's mounts become a mount plan. Nothing is mounted here."""
+"""The view of a guest: turn file rules and the machine's mounts into a mount plan. Nothing is mounted here."""

@@ -1,11 +1,11 @@
-"""The mount plan in the making, and its inputs: the machine's mounts, and what an interpreter needs of it."""
+"""The draft of a mount plan, and its inputs: the machine's mounts, and the files that an interpreter needs."""
 
 from __future__ import annotations
 
 import os
 from functools import lru_cache
 
-from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
     Overlay,
@@ -14,15 +14,12 @@ from agent_sandbox.kernel.mount_plan import (
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Needs:
-    """What of the machine a language needs: `trees` and `files` stay whatever the rules, read-only; `links` and `contents` are made.
+    """The files of the machine that a language needs. `links` and `contents` are created.
 
-    `tools` are shown with them, but what the rules deny of those is not there.
+    `trees` and `files` are shown read-only, whatever the rules say. `tools` are shown with them, except for what the rules deny.
     """
 
     trees: tuple[str, ...] = ()
@@ -34,26 +31,26 @@ class Needs:
 
 @dataclass(frozen=True)
 class Host:
-    """What planning has to know of this machine."""
+    """The facts about this machine that planning needs."""
 
-    mounts: tuple[Mount, ...]  # visible ones
+    mounts: tuple[Mount, ...]  # visible mounts only
     privileged: bool
 
     @classmethod
     def look(cls) -> Host:
-        """This machine, now."""
+        """Return the present facts about this machine."""
         with open("/proc/self/mountinfo", "rb") as file:
             return cls(_visible_mounts(file.read()), os.geteuid() == 0)
 
 
-@lru_cache(maxsize=4)  # the table hardly ever changes, and reading it tells whether it has
+@lru_cache(maxsize=4)  # the table hardly ever changes, and its text is the key
 def _visible_mounts(table: bytes) -> tuple[Mount, ...]:
     return mountinfo.visible(mountinfo.parse(table))
 
 
 @dataclass
 class Draft:
-    """A plan in the making."""
+    """A mount plan in the making."""
 
     host: Host
     rules: FileRules
@@ -64,5 +61,5 @@ class Draft:
 
 
 def contains(directory: str, path: str | None) -> bool:
-    """Whether a path is a directory or lies beneath it."""
+    """Return whether a path is at or below `directory`."""
     return path is not None and (path == directory or directory == "/" or path.startswith(directory + "/"))

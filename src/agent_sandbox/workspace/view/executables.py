@@ -1,7 +1,7 @@
-"""From names of programs to the files that make them run: their own, what starts and interprets them, the libraries they are linked with.
+"""Find the files that allowed programs need: their own, their loaders and interpreters, and their shared libraries.
 
-Everything is found on the machine itself, under real paths, before there is a guest: what a guest writes is never among it. What is missed
-here fails to start; it is never the other way round.
+All files are found on the machine itself, by real path, before the guest exists: a file that a guest wrote is never among them. A file
+missed here makes a program fail to start; it never allows more. `KITS` lists helpers that tools start or load without being linked to them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, covers, int
 from agent_sandbox.policy.programs import covers as names_match
 from agent_sandbox.workspace.view.draft import contains
 
+# Program directories of any machine, in addition to PATH.
+STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
+MOST_REMARKED_ON = 20  # names in a list; a longer one is a habit or a preset, and not every machine has all of it
+_SHIMS = "shims"  # scripts of version managers, which start other programs to find the real one
+_FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
+_DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
+_NAME_SERVICE = b"libnss_"  # loaded by the C library; the names are only in /etc/nsswitch.conf
+_LONGEST_CHAIN = 40  # links in a row, as in the kernel
+
 
 @dataclass(frozen=True)
 class Kit:
-    """Belongs to every tool with one of these names."""
+    """Additional files of every tool with one of these names."""
 
     of: tuple[str, ...]
-    helpers: tuple[str, ...] = ()  # directories whose programs it starts
-    modules: tuple[str, ...] = ()  # trees whose shared libraries it loads
-    tools: tuple[str, ...] = ()  # other tools that it is nothing without
+    helpers: tuple[str, ...] = ()  # directories of programs that it starts
+    modules: tuple[str, ...] = ()  # trees of shared libraries that it loads
+    tools: tuple[str, ...] = ()  # other tools that it cannot work without
 
 
 KITS = (
@@ -48,17 +57,17 @@ KITS = (
     Kit(("iconv",), modules=("lib/*/gconv", "lib64/gconv", "lib/gconv")),
     Kit(("openssl",), modules=("lib/*/ossl-modules", "lib/*/engines-3", "lib64/ossl-modules", "lib64/engines-3")),
 )
-# Many tools in one file, told apart by the name they are called by: who may start one of them may start them all.
+# Many tools in one file, selected by the name it is started under: allowing one allows them all.
 MULTI_CALL = frozenset({"busybox", "toybox", "coreutils", "sbase-box", "box"})
 
 
 def kits_of(name: str) -> list[Kit]:
-    """What belongs to a tool with this file name."""
+    """Return the kits of a tool with this file name."""
     return [kit for kit in KITS if covers(kit.of, name)]
 
 
 def found(prefix: str, pattern: str) -> Iterator[str]:
-    """The directories that a pattern of a kit stands for, as they are on this machine."""
+    """Yield the directories on this machine that match a pattern of a kit, by real path."""
     places = [prefix]
     for part in pattern.split("/"):
         if is_pattern(part):
@@ -77,21 +86,11 @@ def _listing(directory: str) -> list[str]:
         return []
 
 
-# Where programs are on any machine, whatever PATH says.
-STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
-MOST_REMARKED_ON = 20  # names in a list; a longer one is somebody's habit, or a preset, and not every machine has all of it
-_SHIMS = "shims"  # of version managers: scripts that look for the real program with others
-_FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
-_DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
-_NAME_SERVICE = b"libnss_"  # loaded by the C library, by a name that is in no file but /etc/nsswitch.conf
-_LONGEST_CHAIN = 40  # links behind one another, as in the kernel
-
-
 @dataclass(frozen=True)
 class Executables:
-    """What may be executed, as files. `programs` are started, `libraries` only mapped; all are real paths.
+    """The files that may be executed, by real path: `programs` are started, `libraries` only mapped.
 
-    `directories` are those of PATH in which nothing else is shown, and `links` the names in them that lead to what is.
+    `directories` are the PATH directories in which nothing else is shown; `links` are the names in them that lead to these files.
     """
 
     programs: tuple[str, ...]
@@ -104,17 +103,17 @@ class Executables:
 def find_executables(
     rules: ProgramRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), project: str | None = None
 ) -> Executables:
-    """The files of the programs that are allowed.
+    """Return the files of the allowed programs.
 
-    `programs` are to be started whatever the rules say, and shared libraries beneath `modules` loaded: what runs the code of a run. A
-    directory of PATH that is not one for programs by its name, or that is part of the project, is shown as it is: what is in there can be
-    read, and no more be executed than anything else.
+    `programs` and the shared libraries below `modules` run the code of a run, so they are included whatever the rules say. A PATH directory
+    that is part of the project, or whose name is not one for programs, is shown unchanged: its files can be read, but executed no more than
+    any others.
     """
     search = _Search(rules, search_path, project)
     for shell in LINE_SHELLS if rules.lines else ():
         search.take_named(shell)
-    search.interpreters.clear()  # that a line is run by a shell needs no remark; a shell that is named does
-    # What is in all groups is in the one that is quickest to look for, too.
+    search.interpreters.clear()  # the shell of a command line needs no note; a shell that is named does
+    # An allowed program is in every group, so search only the group that is quickest to search.
     named = min(rules.groups, key=lambda group: sum(map(is_pattern, group)), default=())
     search.brief = len(named) > MOST_REMARKED_ON
     for pattern in named:
@@ -135,7 +134,7 @@ def find_executables(
 
 
 def denied_files(rules: ProgramRules, *, search_path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where only some programs are denied: the names that must not be there, and what has to be said about it."""
+    """Return the paths to hide where only some programs are denied, and notes for the user."""
     hidden: dict[str, None] = {}
     notes: list[str] = []
     for directory in _directories(search_path):
@@ -155,7 +154,7 @@ def denied_files(rules: ProgramRules, *, search_path: str) -> tuple[tuple[str, .
 
 
 class _Search:
-    """Collects files, each once, in the order of their finding."""
+    """Collects files, each once, in the order of discovery."""
 
     def __init__(self, rules: ProgramRules, search_path: str, project: str | None) -> None:
         self.rules = rules
@@ -165,7 +164,7 @@ class _Search:
         self.libraries: dict[str, None] = {}
         self.links: dict[str, str] = {}
         self.notes: list[str] = []
-        self.brief = False  # whether it is not said of each name what became of it
+        self.brief = False  # omit the notes on single names
         self.interpreters: dict[str, None] = {}
         self._seen: set[tuple[str, tuple[str, ...], int]] = set()
         self._real_directories: dict[str, str] = {}
@@ -173,7 +172,7 @@ class _Search:
         self._name_services = [os.fsdecode(name) for name in self._cache if name.startswith(_NAME_SERVICE)]
 
     def take_named(self, pattern: str, *, implied: bool = False) -> None:
-        """Every file in PATH that the pattern stands for, if it is permitted; or, where another tool implies it, unless it is denied."""
+        """Take every permitted file in PATH that matches the pattern. A tool `implied` by another only must not be denied."""
         several = is_pattern(pattern)
         any_found = False
         for directory in self.directories:
@@ -190,7 +189,7 @@ class _Search:
             self.notes.append(f"{pattern} is allowed, but there is no such program here")
 
     def _take(self, path: str, *, several: bool) -> bool:
-        """One name of PATH. False for what would not start."""
+        """Take one name of PATH. Returns False if it would not start."""
         *links, real = _chain(path)
         name, own = os.path.basename(path), os.path.basename(real)
         if denied := self.rules.denies(*map(os.path.basename, (*links, real))):
@@ -212,24 +211,24 @@ class _Search:
         return True
 
     def take_program(self, real: str, *, quiet: bool = False) -> bool:
-        """One file that will be executed, with all that it takes to run it. False, and nothing taken, when that is not allowed."""
+        """Take one program with all files that it needs to run. Returns False, having taken nothing, when that is not allowed."""
         if interprets(os.path.basename(real)):
             self.interpreters[os.path.basename(real)] = None
         if real in self.programs:
             return True
-        found = elf.read(real)
-        if found is None and (words := elf.interpreter_of(real)) and not self._take_interpreter(real, words, quiet=quiet):
+        binary = elf.read(real)
+        if binary is None and (words := elf.interpreter_of(real)) and not self._take_interpreter(real, words, quiet=quiet):
             return False
         self.programs[real] = None
-        if found is not None:
-            if found.loader:
-                self.programs[os.path.realpath(found.loader)] = None
-            self._take_libraries(found, os.path.dirname(os.path.realpath(found.loader or real)), ())
+        if binary is not None:
+            if binary.loader:
+                self.programs[os.path.realpath(binary.loader)] = None
+            self._take_libraries(binary, os.path.dirname(os.path.realpath(binary.loader or real)), ())
         self._take_kit(real)
         return True
 
     def _take_interpreter(self, script: str, words: Sequence[str], *, quiet: bool) -> bool:
-        """A script is started by the program in its first line, which has to be allowed for it."""
+        """Take the interpreter in the first line of a script. Returns False if it is missing or denied."""
         program = words[0]
         if os.path.basename(program) == "env":
             self.take_program(os.path.realpath(program))
@@ -259,7 +258,7 @@ class _Search:
                 self.take_named(tool, implied=True)
 
     def _take_helpers(self, directory: str) -> None:
-        """The programs in a directory. Scripts only if what interprets them is allowed anyway."""
+        """Take the programs in a directory; a script only if its interpreter is permitted anyway."""
         for name in _names(directory):
             path = f"{directory}/{name}"
             if os.path.islink(path) or not os.path.isfile(path):
@@ -272,13 +271,13 @@ class _Search:
                     self.take_program(os.path.realpath(path), quiet=True)
 
     def _take_virtual_environment(self, link: str) -> None:
-        """An interpreter that is reached through a link of a virtual environment loads the modules that are there."""
+        """Take the modules of a virtual environment: an interpreter started through its link loads them."""
         place = os.path.dirname(os.path.dirname(link))
         if os.path.isfile(f"{place}/pyvenv.cfg"):
             self.take_modules(f"{place}/lib")
 
     def take_modules(self, tree: str) -> None:
-        """Every shared library beneath a directory, with what each is linked with. Not programs, whatever they are called."""
+        """Take every shared library below a directory, with those it is linked with. Programs are not taken, whatever their name."""
         pending = [tree]
         while pending:
             try:
@@ -292,12 +291,12 @@ class _Search:
                     self._take_library(entry.path)
 
     def _take_library(self, path: str) -> None:
-        if path not in self.libraries and (found := elf.read(path)) is not None and not found.program:
+        if path not in self.libraries and (library := elf.read(path)) is not None and not library.program:
             self.libraries[path] = None
-            self._take_libraries(found, os.path.dirname(path), ())
+            self._take_libraries(library, os.path.dirname(path), ())
 
     def _take_libraries(self, of: elf.Object, beside: str, inherited: tuple[str, ...]) -> None:
-        """What an object is linked with, and what that is linked with. All variants of a library, because the loader chooses later."""
+        """Take the libraries that an object is linked with, recursively. All variants are taken: the loader chooses later."""
         search = (*of.search, *inherited)
         for name in (*of.needed, *(self._name_services if of.loader else ())):
             if (name, search, of.machine) in self._seen:
@@ -305,9 +304,9 @@ class _Search:
             self._seen.add((name, search, of.machine))
             for path in self._places(name, search, beside):
                 real = self._real(path)
-                if real not in self.libraries and (found := elf.read(real)) is not None and found.machine == of.machine:
+                if real not in self.libraries and (library := elf.read(real)) is not None and library.machine == of.machine:
                     self.libraries[real] = None
-                    self._take_libraries(found, beside, search if of.inherited else inherited)
+                    self._take_libraries(library, beside, search if of.inherited else inherited)
 
     def _places(self, name: str, search: Sequence[str], beside: str) -> Iterator[str]:
         if "/" in name:
@@ -322,7 +321,7 @@ class _Search:
             yield from (f"{directory}/{name}" for directory in (beside, *_DEFAULT_LIBRARIES) if os.path.exists(f"{directory}/{name}"))
 
     def _real(self, path: str) -> str:
-        """The real path of a library: hundreds of them lie in a handful of directories, as links to one another."""
+        """Return the real path of a library. Directories are cached: hundreds of libraries lie in a few, linked to one another."""
         for _ in range(_LONGEST_CHAIN):
             directory, name = os.path.split(path)
             if directory not in self._real_directories:
@@ -330,20 +329,20 @@ class _Search:
             path = f"{self._real_directories[directory]}/{name}"
             try:
                 path = os.path.join(os.path.dirname(path), os.readlink(path))
-            except OSError:  # no link, or not there
+            except OSError:  # not a link, or missing
                 return path
         return os.path.realpath(path)
 
 
 def _directories(search_path: str) -> list[str]:
-    """The real directories in which programs are looked for. A relative one is none: what is there is the guest's."""
+    """Return the real directories of programs. Relative ones are left out: their files are the guest's."""
     named = [path for path in search_path.split(os.pathsep) if path.startswith("/")]
     real = dict.fromkeys(os.path.realpath(path) for path in (*named, *STANDARD))
     return [path for path in real if path != "/" and os.path.isdir(path)]
 
 
 def _chain(path: str) -> list[str]:
-    """The links that a path leads over, each under its real directory, and last the real file."""
+    """Return the links on the way of a path, each below its real directory, and the real file last."""
     chain: list[str] = []
     for _ in range(_LONGEST_CHAIN):
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))

@@ -1,4 +1,7 @@
-"""Hide what is denied or secret from a view: by name where the mount allows it, otherwise by copying what may be seen."""
+"""Hide denied and secret paths from a view.
+
+`hide` masks them by name. `select` chooses the entries to copy where a rule cannot be expressed by masks.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from agent_sandbox.policy.paths import Beneath, Glob, ancestors
 from agent_sandbox.workspace.layers.names import quote_target
 from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 
+MOST_ENTRIES = 10_000
+MOST_BYTES = 64 << 20
+
 
 def hide(plan: Draft, needs: Needs) -> None:
-    """Hide what is denied or secret wherever it can be reached, and give what must stay an overlay of its own."""
-    hidden: dict[str, bool] = {}  # path: whether the directory itself stays
+    """Hide denied and secret paths wherever they can be reached. Needed trees below them get an overlay of their own."""
+    hidden: dict[str, bool] = {}  # path: whether the directory itself stays, emptied
     places = _Places(plan.host)
     for path, stays in _hidden_paths(plan.rules):
         for place in places.of(path):
@@ -29,7 +35,7 @@ def hide(plan: Draft, needs: Needs) -> None:
         hidden.pop(file, None)
     files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
     masks: dict[str, list[Mask]] = {}
-    room: dict[str, list[str]] = {}  # directories to mount on, below hidden ones
+    room: dict[str, list[str]] = {}  # mount points below hidden directories
     room_for_files: dict[str, list[str]] = {}
     for path in sorted(hidden, key=lambda path: path.count("/")):
         inside = [real_needed[tree] for tree in kept if contains(path, real_needed[tree])]
@@ -38,7 +44,7 @@ def hide(plan: Draft, needs: Needs) -> None:
             if path == overlay.source:
                 plan.overlays.remove(overlay)
                 plan.steps.append(Directory(overlay.target))
-            elif contains(path, overlay.source):  # a filesystem mounted below what is hidden
+            elif contains(path, overlay.source):  # a filesystem mounted below a hidden path
                 plan.overlays.remove(overlay)
             elif contains(overlay.source, path):
                 start = len(overlay.source.rstrip("/")) + 1
@@ -62,13 +68,13 @@ def hide(plan: Draft, needs: Needs) -> None:
 
 
 def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
-    """Whether a file that must stay would go with a hidden directory above it."""
+    """Return whether a needed file would vanish with a hidden directory above it."""
     shown = any(contains(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
     return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
 
 
 def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
-    """Single files are bound and copied under their own names, past every overlay: what is hidden must be left out of them too."""
+    """Yield the steps without hidden files. Single files are bound and copied by name, past every overlay and its masks."""
 
     def is_hidden(path: str) -> bool:
         return any(above in hidden and not (above == path and hidden[above]) for above in ancestors(path))
@@ -81,10 +87,10 @@ def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed
 
 
 def stand_in_for_others(plan: Draft) -> None:
-    """Rootless: a write below another's directory copies that directory up, for an owner who does not exist here, and fails.
+    """Make writable directories of other users, such as /var/tmp, beforehand in a layer of ours. Rootless only.
 
-    So directories of others in which we may write, such as /var/tmp, are made beforehand in a layer of ours. Only those right below the
-    top of an overlay are looked for: finding all of them would cost a walk through the machine.
+    A write below such a directory makes the overlay copy it up for an owner who does not exist here, and fails. Only directories right
+    below the top of an overlay are covered: finding all of them would take a walk through the machine.
     """
     me = os.geteuid()
     for index, overlay in enumerate(plan.overlays):
@@ -109,12 +115,12 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
 
 
 class _Places:
-    """Everywhere the same thing can be reached: under its own name, behind links, and where its filesystem is mounted again."""
+    """All paths to the same entry: its own name, behind links, and where its filesystem is mounted again."""
 
     def __init__(self, host: Host) -> None:
         devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
         self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
-        self._directories: dict[str, str] = {}  # hundreds of masks lie in a handful of directories
+        self._directories: dict[str, str] = {}  # real paths; hundreds of masks lie in a handful of directories
 
     def of(self, path: str) -> Iterator[str]:
         if path == "/":
@@ -129,14 +135,10 @@ class _Places:
                 yield from mountinfo.aliases(self._mounts, place)
 
 
-MOST_ENTRIES = 10_000
-MOST_BYTES = 64 << 20
-
-
 def select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
-    """Relative paths below `directory` that the rules let through, parents first. Links are taken as links and never followed.
+    """Return the paths below `directory`, relative to it, that the rules allow, parents first. Links are never followed.
 
-    Raises PolicyError when that is more than a copy at every start should be.
+    Raises PolicyError when they are too many or too large to copy at every start.
     """
     chosen: dict[str, None] = {}
     total = 0
@@ -147,7 +149,7 @@ def select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
         try:
             entries = sorted(os.scandir(f"{directory}/{inner}" if inner else directory), key=lambda entry: entry.name)
         except OSError:
-            continue  # unreadable for us, so for the guest
+            continue  # unreadable for us, so for the guest too
         for entry in entries:
             seen += 1
             relative = f"{inner}/{entry.name}" if inner else entry.name

@@ -1,9 +1,9 @@
-"""Plan what a guest will see: file rules and the machine's mounts in, a mount plan out. Nothing is mounted here.
+"""Plan the view of a guest: turn file rules and the machine's mounts into a mount plan. Nothing is mounted here.
 
-Two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory (rootless, where
-the kernel does not let `/` be a layer). A view of chosen trees stands on an empty root. Either way what is denied or masked is not there,
-by name, so that it stays hidden when it appears later or is replaced; what cannot be hidden by name is copied (`workspace.view.masks`) or
-refused.
+There are two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory
+(rootless, where the kernel does not accept `/` as a layer). A view of chosen trees stands on an empty root. Either way denied and masked
+paths are hidden by name, so they stay hidden if they appear later or are replaced. Paths that cannot be hidden by name are copied
+(`view.masks`) or refused. `gate` limits the programs that can be executed (`view.executables`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.view.executables import Executables
 
 
-# Made anew for each run. Nothing of the machine's own is shown there unless the rules or the project name it.
+# New for each run. The machine's own content is shown there only if the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
 RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
-_LONGEST_CHAIN = 40  # links behind one another, as in the kernel
+_LONGEST_CHAIN = 40  # links in a row, as in the kernel
 
 
 def plan_view(
@@ -62,9 +62,9 @@ def plan_view(
     scratch_bytes: int = 256 << 20,
     executables: Executables | None = None,
 ) -> MountPlan:
-    """The plan for these rules on this machine; with `executables`, nothing else can be executed in it.
+    """Return the mount plan for these rules on this machine; with `executables`, only they can be executed in it.
 
-    Raises PolicyError for a rule that no view can keep.
+    Raises PolicyError for a rule that no view can enforce.
     """
     plan = Draft(host, rules, scratch_bytes)
     if rules.read and any(isinstance(pattern, Tree | Beneath) and pattern.path == "/" for pattern in rules.allowed):
@@ -77,8 +77,6 @@ def plan_view(
     if not host.privileged:
         stand_in_for_others(plan)
     if executables is not None:
-        pass  # few runs say which programs they may start
-
         gate(plan, executables)
     _make_room_in_copies(plan)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
@@ -118,15 +116,15 @@ def _chosen_trees(plan: Draft, needs: Needs) -> None:
     for tree in allowed:
         if not (plan.rules.read and plan.rules.allow_hidden):
             _copy(plan, tree)
-    made = {overlay.target for overlay in plan.overlays}
-    plan.steps += [Bind(path, path) for path in needs.files if not any(contains(target, path) for target in made)]
-    plan.steps += [File(path, content) for path, content in needs.contents if not any(contains(target, path) for target in made)]
+    targets = {overlay.target for overlay in plan.overlays}
+    plan.steps += [Bind(path, path) for path in needs.files if not any(contains(target, path) for target in targets)]
+    plan.steps += [File(path, content) for path, content in needs.contents if not any(contains(target, path) for target in targets)]
 
 
 def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) -> None:
-    """One tree the rules name, with the filesystems mounted below it. What does not exist is no error; a single file is copied.
+    """Show a tree that the rules name, with the filesystems mounted below it. A missing tree is no error; a single file is copied.
 
-    If its name is a link, that is there as a link, and what it leads to under its own name, unless that is among what is `shown` anyway.
+    If a file's name is a link, the link is shown as a link and its target under its own name, unless the target is `shown` anyway.
     """
     real = os.path.realpath(path)
     try:
@@ -147,7 +145,7 @@ def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) 
 
 
 def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
-    """The links that a name leads over, and last the file: where each really is, and the directory it is to be shown in."""
+    """Yield the links on the way to a file, and the file last: the real path of each, and the directory to show it in."""
     parent = os.path.dirname(path)
     for _ in range(_LONGEST_CHAIN):
         directory = os.path.realpath(parent)
@@ -160,7 +158,7 @@ def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
-    """One file, in a directory of its own. Several files of one directory share it: a second mount would hide the first."""
+    """Copy one file into a directory of its own. Files from the same directory share it: a second mount would hide the first."""
     directory, name = os.path.split(place)
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies) and (step.source, step.target) == (directory, parent):
@@ -171,11 +169,11 @@ def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
 
 
 def _split(plan: Draft, directory: str, project: str | None) -> None:
-    """Rootless: a directory with mounts below it cannot be one layer, so its entries become one each."""
+    """Show each entry of a directory by itself. Rootless, a directory with mounts below it cannot be one layer."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except PermissionError:
-        entries = []  # the guest could not look in either
+        entries = []  # the guest could not list it either
     except FileNotFoundError:
         return  # gone since its parent was read
     plan.steps.append(Directory(directory))
@@ -185,7 +183,7 @@ def _split(plan: Draft, directory: str, project: str | None) -> None:
         if entry.path in PRIVATE or (mount is not None and mount.fstype in mountinfo.PSEUDO):
             continue
         if entry.is_symlink():
-            with suppress(FileNotFoundError):  # the same
+            with suppress(FileNotFoundError):  # gone since its parent was read, too
                 plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
         elif entry.is_dir(follow_symlinks=False):
             if not os.access(entry.path, os.R_OK | os.X_OK):
@@ -200,7 +198,7 @@ def _split(plan: Draft, directory: str, project: str | None) -> None:
 
 def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None = None, required: bool = True) -> None:
     source = source or target
-    if os.path.isfile(source):  # a file bound over a file, as container engines do with /etc/resolv.conf
+    if os.path.isfile(source):  # a file mounted over a file, as container engines do with /etc/resolv.conf
         plan.steps.append(Bind(source, target, required=required))
         return
     plan.overlays.append(
@@ -209,7 +207,7 @@ def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None =
 
 
 def _copy_what_cannot_be_masked(plan: Draft) -> None:
-    """Patterns that are not whole trees: the directory they start from is replaced by copies of what the rules let through."""
+    """Replace the directory of each glob pattern, which masks cannot express, by copies of the entries that the rules allow."""
     for pattern in (*plan.rules.allowed, *plan.rules.denied):
         if isinstance(pattern, Glob) and (plan.rules.read or plan.rules.write):
             if pattern.directory == "/":
@@ -221,18 +219,18 @@ def _copy_what_cannot_be_masked(plan: Draft) -> None:
 
 
 def _make_files_where_copies_are(plan: Draft) -> None:
-    """A file of ours in a directory that is replaced by copies has to be made among them."""
+    """Move files of ours into the copies of their directory, where they have to be created."""
     files = [step for step in plan.steps if isinstance(step, File)]
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies):
             inside = [file for file in files if os.path.dirname(file.target) == step.target]
             plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
-    made = {step.target for step in plan.steps if isinstance(step, Copies)}
-    plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in made)]
+    copied = {step.target for step in plan.steps if isinstance(step, Copies)}
+    plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in copied)]
 
 
 def _make_room_in_copies(plan: Draft) -> None:
-    """What is mounted below a directory of copies needs a place there: when it is mounted, nothing can be made in what is read-only."""
+    """Add mount points to copied directories for everything mounted below: later they are read-only, and nothing can be created."""
     files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | File | Symlink)]
     mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
     for index, step in enumerate(plan.steps):
@@ -257,20 +255,20 @@ def _mounted_below(host: Host, directory: str) -> list[Mount]:
 
 
 def _private(path: str, project: str | None) -> bool:
-    """Whether a path lies where each run has its own; the project and what is mounted in it are shown all the same."""
+    """Return whether a path lies where each run has its own files; the project and mounts in it are shown all the same."""
     return any(contains(private, path) for private in PRIVATE) and not (project is not None and contains(project, path))
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    kept: list[str] = []
+    outermost: list[str] = []
     for path in sorted(set(paths), key=lambda path: path.count("/") if path != "/" else -1):
-        if not any(contains(other, path) for other in kept):
-            kept.append(path)
-    return kept
+        if not any(contains(other, path) for other in outermost):
+            outermost.append(path)
+    return outermost
 
 
 def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
-    """Outer mounts before inner ones: a mount hides what was mounted below it. Seals come last."""
+    """Sort outer mounts before inner ones: a mount hides everything mounted below it earlier. Seals come last."""
 
     def depth(step: Step) -> int:
         if isinstance(step, SkeletonRoot):
@@ -284,7 +282,7 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
 
 
 def gate(plan: Draft, executables: Executables) -> None:
-    """Gate the plan, which is otherwise complete."""
+    """Limit a complete plan to these executables."""
     hidden = {place for place in executables.directories if not plan.rules.bars(place)}
     bound = {step.target for step in plan.steps if isinstance(step, Bind)}
 
@@ -300,7 +298,7 @@ def gate(plan: Draft, executables: Executables) -> None:
 
 
 def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: tuple[tuple[str, str], ...]) -> Overlay:
-    """The overlay with the directories of PATH in it emptied, and places in them for what is allowed."""
+    """Return the overlay with its PATH directories emptied, and mount points in them for the allowed files."""
     inside = [
         place for place in sorted(hidden, key=lambda place: place.count("/")) if place != overlay.source and contains(overlay.source, place)
     ]

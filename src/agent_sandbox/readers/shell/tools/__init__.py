@@ -1,4 +1,4 @@
-"""The tools that agents use, and what each does with its arguments. `effects_of` is the way in; the tools are in `tables`."""
+"""The tools that agents use, and their effects by arguments. `effects_of` is the entry point; the tools are in `tables`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agent_sandbox.readers.shell.tools.spec import Spec
 
 
 def effects_of(tool: str, arguments: Sequence[Field]) -> tuple[Effect, ...] | None:
-    """What a tool does with these arguments; None for a tool that is not known."""
-    from agent_sandbox.readers.shell.tools.tables import TOOLS  # much to load, and who asks which programs start needs none of it
+    """Return the effects of a tool with these arguments; None for an unknown tool."""
+    from agent_sandbox.readers.shell.tools.tables import TOOLS  # large, and not needed to tell which programs start
 
     known = TOOLS.get(tool)
     if known is None:

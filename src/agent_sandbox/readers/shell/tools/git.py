@@ -1,4 +1,4 @@
-"""Git, subcommand by subcommand: what reads, what writes, what takes away for good, and what leaves the machine."""
+"""The effects of Git by subcommand: which read, write, destroy for good, or leave the machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CODE_SETTINGS = (
     *("alias.", "core.pager", "core.editor", "core.sshcommand", "core.fsmonitor", "core.hookspath", "core.gitproxy", "pager."),
     *("diff.external", "credential.helper", "filter.", "gpg.program", "sequence.editor", "uploadpack.", "protocol.ext.allow"),
 )
-# Subcommands that only read when they are given nothing to change, and what takes away.
+# Subcommands that only read unless given something to change: the words with which they only read, and those with which they destroy.
 _LISTING = {
     "branch": (
         frozenset({"-l", "--list", "-a", "-r", "-v", "--show-current", "--contains", "--merged", "--no-merged"}),
@@ -56,22 +56,24 @@ _NEEDS_NO_OPERAND = frozenset({"branch", "tag", "remote", "submodule", "reflog",
 
 
 def effects(fields: Sequence[Field]) -> list[Effect]:
-    """What `git …` does."""
+    """Return the effects of `git …`."""
     before, at = split(fields, _VALUED, stop_at_operand=True)
-    found = [Effect(Kind.RUNS_CODE, value.shown) for value in before.values({"-c", "--config-env", "--exec-path"}) if _runs(value.shown)]
+    settings = [
+        Effect(Kind.RUNS_CODE, value.shown) for value in before.values({"-c", "--config-env", "--exec-path"}) if _runs_code(value.shown)
+    ]
     if at >= len(fields):
-        return found
+        return settings
     name, rest = fields[at].text, fields[at + 1 :]
     if name is None:
-        return [*found, Effect(Kind.UNKNOWN, fields[at].shown)]
-    return [*found, *_of(name, rest)]
+        return [*settings, Effect(Kind.UNKNOWN, fields[at].shown)]
+    return [*settings, *_of_subcommand(name, rest)]
 
 
-def _runs(setting: str) -> bool:
+def _runs_code(setting: str) -> bool:
     return setting.lower().startswith(_CODE_SETTINGS) or setting.startswith("/")
 
 
-def _of(name: str, rest: Sequence[Field]) -> list[Effect]:
+def _of_subcommand(name: str, rest: Sequence[Field]) -> list[Effect]:
     arguments, _ = split(rest, _SUB_VALUED)
     words = [field.shown for field in rest]
     what = f"git {name}"
@@ -100,15 +102,15 @@ def _of(name: str, rest: Sequence[Field]) -> list[Effect]:
 
 
 def _network(name: str, what: str, words: list[str]) -> list[Effect]:
-    found = [Effect(Kind.NETWORK, what)]
+    effects = [Effect(Kind.NETWORK, what)]
     if name in ("clone", "fetch", "pull"):
-        found.append(Effect(Kind.WRITES, what))
+        effects.append(Effect(Kind.WRITES, what))
     forced = {"-f", "--force", "--force-with-lease", "--mirror", "--delete", "-d", "--prune"}
     if name == "push" and any(word.partition("=")[0] in forced or word.startswith(("+", ":")) for word in words):
-        found.append(Effect(Kind.DESTROYS, what))
+        effects.append(Effect(Kind.DESTROYS, what))
     if any(word.startswith(("ext::", "--upload-pack", "--receive-pack", "--exec")) for word in words):
-        found.append(Effect(Kind.RUNS_CODE, what))
-    return found
+        effects.append(Effect(Kind.RUNS_CODE, what))
+    return effects
 
 
 def _discards(name: str, words: list[str]) -> bool:
@@ -126,15 +128,15 @@ def _listing(name: str, what: str, words: list[str]) -> list[Effect]:
         return [Effect(Kind.READS, what)]
     if name == "remote" and plain[:1] in (["show"], ["update"]):
         return [Effect(Kind.NETWORK, what)]
-    found = (
+    effects = (
         [Effect(Kind.WRITES, what)]
         if name != "archive" or any(word.startswith(("-o", "--output")) for word in words)
         else [Effect(Kind.READS, what)]
     )
     if name == "submodule" and plain[:1] in (["add"], ["update"]):
-        found.append(Effect(Kind.NETWORK, what))
+        effects.append(Effect(Kind.NETWORK, what))
     if name == "submodule" and plain[:1] == ["foreach"]:
-        found.append(Effect(Kind.RUNS_CODE, what))
-    if name == "config" and any(_runs(word) for word in plain):
-        found.append(Effect(Kind.RUNS_CODE, plain[0]))
-    return found
+        effects.append(Effect(Kind.RUNS_CODE, what))
+    if name == "config" and any(_runs_code(word) for word in plain):
+        effects.append(Effect(Kind.RUNS_CODE, plain[0]))
+    return effects

@@ -1,4 +1,4 @@
-"""How a tool is described: by what becomes of its operands and what its options add. Most tools need no more than that."""
+"""The description of a tool: the effect on its operands, and the effects of its options. Enough for most tools."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.readers.shell.effects import Arguments, Effect, Kind, split
 from agent_sandbox.readers.shell.expansion import Field
 
-_NOWHERE = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "-"})
+_NO_EFFECT = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "-"})
 
 
 def words(text: str) -> frozenset[str]:
-    """Names written one after the other."""
+    """Split a text at blanks into a set of names."""
     return frozenset(text.split())
 
 
@@ -20,13 +20,15 @@ def words(text: str) -> frozenset[str]:
 class Spec:
     """A tool.
 
-    operands: what is done with each operand; None when they are no files.
-    last: what is done with the last of several operands instead, as in `cp`.
-    skip: so many operands at the beginning are no files, as the pattern of `grep`; all are with one of the options `unless`.
-    always: what is done whatever the arguments.
-    valued: options that take a value. outputs: those whose value is a file that is written.
-    adds: what options do beyond that. instead: options that make the operands something else.
-    subcommands: by the first operand; unknown ones do what `otherwise` says.
+    operands: the effect on each operand; None if operands are not files.
+    last: the effect on the last of several operands instead, as in `cp`.
+    skip: the number of leading operands that are not files, as the pattern of `grep`; none with one of the options `unless`.
+    always: effects with any arguments.
+    valued: options that take a value.
+    outputs: options whose value is a file that is written.
+    adds: further effects of options.
+    instead: options that change the effect on the operands.
+    subcommands: specs by the first operand; the effect of an unknown one is `otherwise`.
     """
 
     operands: Kind | None = Kind.READS
@@ -42,7 +44,7 @@ class Spec:
     otherwise: Kind = Kind.UNKNOWN
 
     def effects(self, fields: Sequence[Field]) -> list[Effect]:
-        """What it does with these arguments."""
+        """Return the effects of the tool with these arguments."""
         valued = frozenset((*self.valued.split(), *self.outputs.split()))
         if self.subcommands:
             return self._of_subcommand(fields, valued)
@@ -51,20 +53,20 @@ class Spec:
 
     def _of_subcommand(self, fields: Sequence[Field], valued: frozenset[str]) -> list[Effect]:
         before, at = split(fields, valued, stop_at_operand=True)
-        found = self._of_options(before)
+        effects = self._of_options(before)
         if at >= len(fields):
-            return found  # help, or a version
+            return effects  # prints help or a version
         name = fields[at].text
         spec = self.subcommands.get(name or "")
         if spec is None:
-            return [*found, Effect(Kind.UNKNOWN if name is None else self.otherwise, fields[at].shown)]
-        return [*found, *(effect if effect.what else Effect(effect.kind, name or "") for effect in spec.effects(fields[at + 1 :]))]
+            return [*effects, Effect(Kind.UNKNOWN if name is None else self.otherwise, fields[at].shown)]
+        return [*effects, *(effect if effect.what else Effect(effect.kind, name or "") for effect in spec.effects(fields[at + 1 :]))]
 
     def _of_options(self, arguments: Arguments) -> list[Effect]:
-        found = [Effect(kind) for kind in self.always]
-        found += [Effect(kind, name) for name, kind in self.adds.items() if arguments.has(name)]
-        found += [Effect(Kind.WRITES, value.shown) for value in arguments.values(self.outputs.split()) if value.shown not in _NOWHERE]
-        return found
+        effects = [Effect(kind) for kind in self.always]
+        effects += [Effect(kind, name) for name, kind in self.adds.items() if arguments.has(name)]
+        effects += [Effect(Kind.WRITES, value.shown) for value in arguments.values(self.outputs.split()) if value.shown not in _NO_EFFECT]
+        return effects
 
     def _of_operands(self, arguments: Arguments) -> Iterator[Effect]:
         kind = self.operands
@@ -79,8 +81,11 @@ class Spec:
 
 
 def on_path(kind: Kind, path: str) -> list[Effect]:
-    """An effect on a path, unless it leads nowhere. Writing to a disk or a network device is more than writing."""
-    if path in _NOWHERE:
+    """Return an effect on a path; none for the null device and standard streams.
+
+    A network device counts as NETWORK, and writing to a disk device as DESTROYS.
+    """
+    if path in _NO_EFFECT:
         return []
     if path.startswith(("/dev/tcp/", "/dev/udp/")):
         return [Effect(Kind.NETWORK, path)]

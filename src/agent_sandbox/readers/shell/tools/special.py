@@ -1,4 +1,4 @@
-"""Tools whose arguments follow rules of their own: find, dd, tar, sed, interpreters, fetchers, databases."""
+"""The effects of tools with special argument rules: find, dd, tar, sed, interpreters, downloaders, databases."""
 
 from __future__ import annotations
 
@@ -28,24 +28,27 @@ _SQL_WRITES = frozenset({"insert", "update", "create", "alter", "grant", "revoke
 
 
 def dd(fields: Sequence[Field]) -> list[Effect]:
-    """`dd if=… of=…`."""
-    found: list[Effect] = []
+    """Return the effects of `dd if=… of=…`."""
+    effects: list[Effect] = []
     for field in fields:
         name, _, value = field.shown.partition("=")
         if name in ("if", "of"):
-            found += on_path(Kind.READS if name == "if" else Kind.WRITES, value)
-    return found
+            effects += on_path(Kind.READS if name == "if" else Kind.WRITES, value)
+    return effects
 
 
 def find(fields: Sequence[Field]) -> list[Effect]:
-    """`find`: it reads, unless it is told to delete or to list into a file. What it executes is read apart."""
+    """Return the effects of `find`: it reads, unless told to delete or to list into a file.
+
+    The commands that it executes are analysed elsewhere, by `wrappers.executed_by_find`.
+    """
     words = [field.shown for field in fields]
     where = [word for word in _leading(words) if not word.startswith("-")] or ["."]
-    found = [Effect(Kind.READS, word) for word in where]
-    found += [Effect(Kind.DESTROYS, word) for word in where if "-delete" in words]
+    effects = [Effect(Kind.READS, word) for word in where]
+    effects += [Effect(Kind.DESTROYS, word) for word in where if "-delete" in words]
     for option, value in pairwise(words):
-        found += on_path(Kind.WRITES, value) if option in ("-fprint", "-fprintf", "-fls", "-fprint0") else []
-    return found
+        effects += on_path(Kind.WRITES, value) if option in ("-fprint", "-fprintf", "-fls", "-fprint0") else []
+    return effects
 
 
 def _leading(words: list[str]) -> list[str]:
@@ -57,7 +60,7 @@ def _leading(words: list[str]) -> list[str]:
 
 
 def tar(fields: Sequence[Field]) -> list[Effect]:
-    """`tar`, also with its letters without a dash."""
+    """Return the effects of `tar`, also for option letters without a dash."""
     words = [field.shown for field in fields]
     if words and not words[0].startswith("-"):
         fields = [Field(f"-{words[0]}", fields[0].known), *fields[1:]]
@@ -67,20 +70,22 @@ def tar(fields: Sequence[Field]) -> list[Effect]:
     arguments, _ = split(fields, valued)
     archive = next((value.shown for value in arguments.values({"-f", "--file"})), "-")
     into = next((value.shown for value in arguments.values({"-C", "--directory"})), ".")
-    found = [Effect(Kind.RUNS_CODE, "tar")] if arguments.has("--to-command", "-I", "--use-compress-program", "--checkpoint-action") else []
+    effects = (
+        [Effect(Kind.RUNS_CODE, "tar")] if arguments.has("--to-command", "-I", "--use-compress-program", "--checkpoint-action") else []
+    )
     if arguments.has("-x", "--extract", "--get"):
         written = [] if arguments.has("-O", "--to-stdout") else [Effect(Kind.WRITES, into)]
-        return [*on_path(Kind.READS, archive), *written, *found]
+        return [*on_path(Kind.READS, archive), *written, *effects]
     if arguments.has("-c", "--create", "-r", "--append", "-u", "--update"):
         removed = [Effect(Kind.DESTROYS, each.shown) for each in arguments.operands] if arguments.has("--remove-files") else []
-        return [*(Effect(Kind.READS, each.shown) for each in arguments.operands), *on_path(Kind.WRITES, archive), *removed, *found]
+        return [*(Effect(Kind.READS, each.shown) for each in arguments.operands), *on_path(Kind.WRITES, archive), *removed, *effects]
     if arguments.has("--delete"):
-        return [Effect(Kind.DESTROYS, archive), *found]
-    return [*on_path(Kind.READS, archive), *found]
+        return [Effect(Kind.DESTROYS, archive), *effects]
+    return [*on_path(Kind.READS, archive), *effects]
 
 
 def sed(fields: Sequence[Field]) -> list[Effect]:
-    """`sed`: `-i` writes its files, and a script may write or run by itself."""
+    """Return the effects of `sed`: `-i` writes its files, and a script may itself write files or run commands."""
     arguments, _ = split(
         [Field("-i") if field.shown.startswith("-i") else field for field in fields], frozenset({"-e", "-f", "--expression", "--file"})
     )
@@ -88,19 +93,19 @@ def sed(fields: Sequence[Field]) -> list[Effect]:
     if not arguments.has("-e", "--expression", "-f", "--file") and operands:
         scripts.append(operands.pop(0))
     kind = Kind.WRITES if arguments.has("-i", "--in-place") else Kind.READS
-    found = [Effect(kind, each.shown) for each in operands]
+    effects = [Effect(kind, each.shown) for each in operands]
     for script in (part.strip() for each in scripts for part in each.shown.replace("\n", ";").split(";")):
         command = script.lstrip("0123456789,$!{ ")
         flags = _substitution_flags(script)
         if "e" in flags or command == "e" or command.startswith("e ") or command.rpartition("/")[2].lstrip("{ ").startswith("e "):
-            found.append(Effect(Kind.RUNS_CODE, script))
+            effects.append(Effect(Kind.RUNS_CODE, script))
         if flags.startswith("w ") or command.startswith("w "):
-            found.append(Effect(Kind.WRITES, script.rpartition("w ")[2]))
-    return found
+            effects.append(Effect(Kind.WRITES, script.rpartition("w ")[2]))
+    return effects
 
 
 def _substitution_flags(script: str) -> str:
-    """What stands behind the last delimiter of an `s` command, whatever its delimiter is; empty where that are no flags."""
+    """Return the flags after the last delimiter of an `s` command, whatever the delimiter; empty if there are none."""
     for at, letter in enumerate(script[:-1]):
         delimiter = script[at + 1]
         if letter == "s" and not delimiter.isalnum() and delimiter not in " \\\n":
@@ -111,37 +116,37 @@ def _substitution_flags(script: str) -> str:
 
 
 def curl(fields: Sequence[Field]) -> list[Effect]:
-    """`curl`: where to, what is sent, and which files it writes."""
+    """Return the effects of `curl`: the addresses, the files that it sends and those that it writes."""
     arguments, _ = split(fields, _CURL_VALUED)
     if arguments.has("--version", "-V", "--help") and not arguments.operands:
         return []
-    found = [Effect(Kind.NETWORK, each.shown) for each in (*arguments.operands, *arguments.values({"--url"}))] or [Effect(Kind.NETWORK)]
+    effects = [Effect(Kind.NETWORK, each.shown) for each in (*arguments.operands, *arguments.values({"--url"}))] or [Effect(Kind.NETWORK)]
     for value in arguments.values({"-o", "--output", "-c", "--cookie-jar", "-D", "--dump-header"}):
-        found += on_path(Kind.WRITES, value.shown)
+        effects += on_path(Kind.WRITES, value.shown)
     if arguments.has("-O", "--remote-name", "--remote-name-all", "-J"):
-        found.append(Effect(Kind.WRITES, "."))
+        effects.append(Effect(Kind.WRITES, "."))
     sent = arguments.values({"-d", "--data", "--data-binary", "--data-urlencode", "-F", "--form", "--json"})
-    found += [Effect(Kind.READS, each.shown.partition("@")[2].partition(";")[0]) for each in sent if "@" in each.shown and each.known]
-    found += [Effect(Kind.READS, each.shown) for each in arguments.values({"-T", "--upload-file", "-K", "--config"})]
-    return found
+    effects += [Effect(Kind.READS, each.shown.partition("@")[2].partition(";")[0]) for each in sent if "@" in each.shown and each.known]
+    effects += [Effect(Kind.READS, each.shown) for each in arguments.values({"-T", "--upload-file", "-K", "--config"})]
+    return effects
 
 
 def wget(fields: Sequence[Field]) -> list[Effect]:
-    """`wget` writes what it fetches, unless it is told to print it."""
+    """Return the effects of `wget`: it writes the pages that it fetches, unless told to print them."""
     arguments, _ = split(fields, _WGET_VALUED)
     outputs = arguments.values({"-O", "--output-document"})
-    found = [Effect(Kind.NETWORK, each.shown) for each in arguments.operands] or [Effect(Kind.NETWORK)]
+    effects = [Effect(Kind.NETWORK, each.shown) for each in arguments.operands] or [Effect(Kind.NETWORK)]
     if outputs:
-        return [*found, *(effect for value in outputs for effect in on_path(Kind.WRITES, value.shown))]
+        return [*effects, *(effect for value in outputs for effect in on_path(Kind.WRITES, value.shown))]
     if arguments.has("--spider"):
-        return found
+        return effects
     into = next((value.shown for value in arguments.values({"-P", "--directory-prefix"})), ".")
-    found += [Effect(Kind.READS, each.shown) for each in arguments.values({"--post-file", "-i", "--input-file"})]
-    return [*found, Effect(Kind.WRITES, into)]
+    effects += [Effect(Kind.READS, each.shown) for each in arguments.values({"--post-file", "-i", "--input-file"})]
+    return [*effects, Effect(Kind.WRITES, into)]
 
 
 def interpreter(name: str, *code: str) -> Callable[[Sequence[Field]], list[Effect]]:
-    """A tool that runs code: given (`code` are the options), of a module, of a file, or typed in."""
+    """Return the effects function of an interpreter: code given by the options `code`, from a module, a file or standard input."""
 
     def effects(fields: Sequence[Field]) -> list[Effect]:
         words = [field.shown for field in fields]
@@ -158,7 +163,7 @@ def interpreter(name: str, *code: str) -> Callable[[Sequence[Field]], list[Effec
 
 
 def _module(words: list[str], option: str) -> list[Effect]:
-    """Of `python -m …`, what is known of the module."""
+    """Return the known effects of the module of `python -m …`."""
     if option != "-m" or not words:
         return []
     if words[0] in ("pip", "ensurepip") and words[1:] and words[1] in ("install", "download", "wheel"):
@@ -169,26 +174,26 @@ def _module(words: list[str], option: str) -> list[Effect]:
 
 
 def database(fields: Sequence[Field]) -> list[Effect]:
-    """Clients of databases: what the statements in their arguments do, by their first words. The connection may leave the machine."""
+    """Return the effects of a database client, by the words of the statements in its arguments. The connection may leave the machine."""
     valued = frozenset(
         {"-c", "--command", "-e", "--execute", "--eval", "-f", "--file", "-h", "--host", "-U", "-u", "-d", "-p", "-P", "-D", "-o"}
     )
     arguments, _ = split(fields, valued)
     statements = arguments.values({"-c", "--command", "-e", "--execute", "--eval"})
-    found = [Effect(Kind.NETWORK, "database")]
+    effects = [Effect(Kind.NETWORK, "database")]
     words = {word.lower().strip("(;") for statement in statements for word in statement.shown.replace(";", " ; ").split()}
     if words & _SQL_DESTROYS:
-        found.append(Effect(Kind.DESTROYS, "database"))
+        effects.append(Effect(Kind.DESTROYS, "database"))
     if words & _SQL_WRITES or not statements:
-        found.append(Effect(Kind.WRITES, "database"))
+        effects.append(Effect(Kind.WRITES, "database"))
     if any("\\!" in statement.shown or "program" in statement.shown.lower() for statement in statements):
-        found.append(Effect(Kind.RUNS_CODE, "database"))
-    found += [Effect(Kind.READS, value.shown) for value in arguments.values({"-f", "--file"})]
-    return found
+        effects.append(Effect(Kind.RUNS_CODE, "database"))
+    effects += [Effect(Kind.READS, value.shown) for value in arguments.values({"-f", "--file"})]
+    return effects
 
 
 def sqlite(fields: Sequence[Field]) -> list[Effect]:
-    """`sqlite3 FILE STATEMENT…`: a database that is a file."""
+    """Return the effects of `sqlite3 FILE STATEMENT…`: its database is a file."""
     arguments, _ = split(fields, frozenset({"-cmd", "-init", "-separator"}))
     file, statements = arguments.operands[:1], arguments.operands[1:]
     words = {word.lower().strip("(;") for statement in statements for word in statement.shown.split()}
@@ -198,7 +203,7 @@ def sqlite(fields: Sequence[Field]) -> list[Effect]:
 
 
 def ssh(fields: Sequence[Field]) -> list[Effect]:
-    """`ssh HOST …`: what is run there is not run here."""
+    """Return the effects of `ssh HOST …`. The remote command is not run here."""
     arguments, at = split(
         fields, frozenset({"-i", "-p", "-l", "-o", "-L", "-R", "-D", "-F", "-J", "-W", "-b", "-c", "-E", "-S"}), stop_at_operand=True
     )
@@ -208,33 +213,33 @@ def ssh(fields: Sequence[Field]) -> list[Effect]:
 
 
 def rsync(fields: Sequence[Field]) -> list[Effect]:
-    """`rsync`: the last operand is written, `host:` leaves the machine, `--delete` takes away what is not at the source."""
+    """Return the effects of `rsync`: it writes the last operand, `host:` leaves the machine, `--delete` removes files the source lacks."""
     arguments, _ = split(fields, frozenset({"-e", "--rsh", "--exclude", "--include", "--exclude-from", "--files-from", "--log-file", "-f"}))
     operands = [each.shown for each in arguments.operands]
     remote = [each for each in operands if ":" in each.partition("/")[0] or each.startswith("rsync://")]
-    found = [Effect(Kind.NETWORK, each) for each in remote]
+    effects = [Effect(Kind.NETWORK, each) for each in remote]
     if arguments.has("-n", "--dry-run"):
-        return [*found, *(Effect(Kind.READS, each) for each in operands)]
-    found += [Effect(Kind.READS, each) for each in operands[:-1]]
-    found += [Effect(Kind.WRITES, each) for each in operands[-1:]]
-    found += [Effect(Kind.DESTROYS, each) for each in operands[-1:] if any(name.startswith("--delete") for name, _ in arguments.options)]
-    found += [Effect(Kind.DESTROYS, each) for each in operands[:-1] if arguments.has("--remove-source-files")]
+        return [*effects, *(Effect(Kind.READS, each) for each in operands)]
+    effects += [Effect(Kind.READS, each) for each in operands[:-1]]
+    effects += [Effect(Kind.WRITES, each) for each in operands[-1:]]
+    effects += [Effect(Kind.DESTROYS, each) for each in operands[-1:] if any(name.startswith("--delete") for name, _ in arguments.options)]
+    effects += [Effect(Kind.DESTROYS, each) for each in operands[:-1] if arguments.has("--remove-source-files")]
     return [
-        *found,
+        *effects,
         *(Effect(Kind.RUNS_CODE, value.shown) for value in arguments.values({"-e", "--rsh"}) if not value.shown.startswith("ssh")),
     ]
 
 
 def awk(fields: Sequence[Field]) -> list[Effect]:
-    """`awk`: a language of its own that can run commands and write files."""
+    """Return the effects of `awk`, a language that can run commands and write files."""
     arguments, _ = split(fields, frozenset({"-F", "-v", "-f", "--file", "-i", "--include"}))
     operands = list(arguments.operands)
     script = "" if arguments.has("-f", "--file") or not operands else operands.pop(0).shown
-    found = [Effect(Kind.READS, each.shown) for each in operands]
-    found += [Effect(Kind.READS, value.shown) for value in arguments.values({"-f", "--file"})]
-    found += [Effect(Kind.WRITES, value.shown) for value in arguments.values({"-i"}) if value.shown == "inplace"]
+    effects = [Effect(Kind.READS, each.shown) for each in operands]
+    effects += [Effect(Kind.READS, value.shown) for value in arguments.values({"-f", "--file"})]
+    effects += [Effect(Kind.WRITES, value.shown) for value in arguments.values({"-i"}) if value.shown == "inplace"]
     if "system(" in script or "|" in script.replace("||", "") or "getline" in script or arguments.has("-f", "--file"):
-        found.append(Effect(Kind.RUNS_CODE, "awk"))
+        effects.append(Effect(Kind.RUNS_CODE, "awk"))
     if any(mark in script for mark in ('> "', '>"', ">>")):
-        found.append(Effect(Kind.WRITES, "awk"))
-    return found
+        effects.append(Effect(Kind.WRITES, "awk"))
+    return effects

@@ -1,4 +1,4 @@
-"""The tools that are known, by name. Data."""
+"""The table of known tools, by name. Data only."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def _named(names: str, tool: Tool) -> dict[str, Tool]:
 
 
 def _subcommands(**kinds: str) -> dict[str, Spec]:
-    """Subcommands by what they do; their own operands are no files."""
-    found: dict[str, Spec] = {}
+    """Make specs of subcommands, given by kind of effect. Their operands are not files."""
+    specs: dict[str, Spec] = {}
     for name, listed in kinds.items():
         for word in listed.split():
-            before = found.get(word)
-            found[word] = Spec(operands=None, always=(*(before.always if before else ()), Kind[name.upper()]))
-    return found
+            before = specs.get(word)
+            specs[word] = Spec(operands=None, always=(*(before.always if before else ()), Kind[name.upper()]))
+    return specs
 
 
-def _of_packages(install: str, local: str, remove: str, code: str = "", valued: str = "") -> Spec:
-    """A package manager: installing fetches, writes, and runs what the packages bring."""
+def _package_manager(install: str, local: str, remove: str, code: str = "", valued: str = "") -> Spec:
+    """Make the spec of a package manager: installing fetches, writes, and runs code of the packages."""
     return Spec(
         subcommands=_subcommands(
             reads=local, writes=f"{install} {remove}", network=install, runs_code=f"{install} {code}", destroys=remove
@@ -40,21 +40,21 @@ def _of_packages(install: str, local: str, remove: str, code: str = "", valued: 
     )
 
 
-_PIP = _of_packages("install download wheel", "list show freeze check config debug help search index cache inspect hash", "uninstall")
-_NPM = _of_packages(
+_PIP = _package_manager("install download wheel", "list show freeze check config debug help search index cache inspect hash", "uninstall")
+_NPM = _package_manager(
     "install i ci add update upgrade up dedupe audit link init create publish",
     "ls list view info outdated why explain config help root prefix bin ping whoami -v --version",
     "uninstall remove rm un prune unpublish",
     "run run-script test start exec t restart stop rebuild dlx x build dev",
     "--prefix -C --workspace -w --dir --cwd",
 )
-_CARGO = _of_packages(
+_CARGO = _package_manager(
     "install add update fetch publish build b run r test t check c bench doc clippy fix",
     "tree metadata search locate-project version fmt",
     "clean uninstall remove rm yank",
     valued="--manifest-path --target-dir",
 )
-_APT = _of_packages(
+_APT = _package_manager(
     "install add update upgrade dist-upgrade full-upgrade source build-dep",
     "list show search policy depends",
     "remove purge autoremove clean",
@@ -179,7 +179,7 @@ TOOLS: Mapping[str, Tool] = {
         Spec(operands=None, always=(_READS, _WRITES, _CODE)),
     ),
     **_named("gcc g++ cc c++ clang clang++ rustc ld as javac tsc swiftc ghc", Spec(always=(_WRITES,), outputs="-o", valued="-I -L -l -D")),
-    "go": _of_packages("get install mod build run test generate vet work", "list env version doc fmt help", "clean"),
+    "go": _package_manager("get install mod build run test generate vet work", "list env version doc fmt help", "clean"),
     "ctags": Spec(always=(_WRITES,)),
     "gdb": Spec(always=(_CODE, Kind.PROCESSES)),
     **_named("strace ltrace perf", Spec(always=(Kind.PROCESSES,))),
@@ -198,7 +198,7 @@ TOOLS: Mapping[str, Tool] = {
     ),
     **_named(
         "poetry pipenv pdm hatch rye conda mamba",
-        _of_packages(
+        _package_manager(
             "install add update lock sync build publish create",
             "show list check info env version config",
             "remove uninstall clean",
@@ -209,7 +209,7 @@ TOOLS: Mapping[str, Tool] = {
     **_named("npx bunx pnpx uvx", Spec(operands=None, always=(_NETWORK, _CODE))),
     **_named(
         "gem bundle bundler composer",
-        _of_packages(
+        _package_manager(
             "install update add require create-project push",
             "list show info outdated check search which",
             "uninstall remove cleanup clean",
@@ -228,7 +228,7 @@ TOOLS: Mapping[str, Tool] = {
     ),
     **_named(
         "brew snap flatpak",
-        _of_packages("install update upgrade tap reinstall", "list info search doctor outdated", "uninstall remove cleanup"),
+        _package_manager("install update upgrade tap reinstall", "list info search doctor outdated", "uninstall remove cleanup"),
     ),
     # network
     "curl": special.curl,

@@ -1,0 +1,354 @@
+"""Build the parts of the product for one host: ledger, gates, approvals, grants, runtimes and sessions.
+
+Whoever needs one of these gets it here; nothing else builds them. `Host.here()` is, with the command line, the only code that reads the
+environment; everything below takes paths as arguments. A host is read afresh by each `here()`: a test, or a process that changes its user,
+gets a fresh answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import lru_cache
+
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.policy.secrets import Mask, default_masks
+from agent_sandbox.runtime.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from agent_sandbox.engine.approvals.approvers import Desk
+    from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
+    from agent_sandbox.engine.approvals.second_factor import SecondFactor
+    from agent_sandbox.engine.elevations import Elevations
+    from agent_sandbox.engine.gate import Approver, Gate
+    from agent_sandbox.engine.grants import Capabilities
+    from agent_sandbox.engine.runtimes import Runtimes
+    from agent_sandbox.ledger.writer import Ledger
+    from agent_sandbox.policy.approval_rules import Word
+    from agent_sandbox.policy.model import Policy
+    from agent_sandbox.policy.tokens import Token
+    from agent_sandbox.runtime.process.runtime import ProcessRuntime
+    from agent_sandbox.runtime.process.zygote import Zygote
+    from agent_sandbox.runtime.wasm.one_wall import OneWall
+    from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+
+LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
+ONE_WALL = "wasm-one-wall"  # used only by name, or on a system that has no other
+NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
+WARM = 24  # guests that may wait ready: at 8 MB each at most, about as much as one browser tab
+_HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are homes besides /home
+
+
+@dataclass(frozen=True)
+class Host:
+    """The user and the directories that everything is built for. None of the directories need exist."""
+
+    home: str  # as the shell has it; `/` for a user without one
+    state: str  # sandboxes, layers and the ledger
+    cache: str  # what can be made again
+    keys: str  # key and anchor of the ledger: away from it, or whoever can change the one can change the others
+    config: str  # the user's own settings
+    background: bool = True  # whether a process may be left behind that works on when the caller has its answer
+
+    @classmethod
+    def here(cls) -> Host:
+        """Read the host from the environment.
+
+        `$AGENT_SANDBOX_STATE` and `$AGENT_SANDBOX_KEYS` choose directories; otherwise `agent-sandbox` in the XDG directories. A relative
+        XDG directory is ignored, as its specification asks. A chosen state directory has its own keys, beside the ledger. With
+        `$AGENT_SANDBOX_NO_BACKGROUND` nothing is left to work in the background.
+        """
+        home = next((os.path.normpath(each) for each in (os.environ.get("HOME", ""), _account_home()) if os.path.isabs(each)), "/")
+        chosen, keys = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("AGENT_SANDBOX_KEYS")
+        state = os.path.abspath(chosen) if chosen else _xdg("XDG_STATE_HOME", home, ".local/state")
+        if keys:
+            keys = os.path.abspath(keys)
+        else:
+            keys = os.path.join(state, f"{LEDGER}.keys") if chosen else os.path.join(_xdg("XDG_DATA_HOME", home, ".local/share"), "keys")
+        return cls(
+            home,
+            state,
+            _xdg("XDG_CACHE_HOME", home, ".cache"),
+            keys,
+            _xdg("XDG_CONFIG_HOME", home, ".config"),
+            not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND"),
+        )
+
+    def unchosen(self) -> Host:
+        """Return the host with our own state and keys, whatever was chosen: a chosen directory may be another user's."""
+        state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
+        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
+
+    def of_user(self, user: str) -> Host:
+        """Return the host of another user, unless its directories were put elsewhere. Raises `PolicyError` for an unknown user."""
+        import pwd
+
+        try:
+            top = pwd.getpwnam(user).pw_dir
+        except KeyError:
+            raise PolicyError(f"there is no user {user!r}", hint="name one of this machine") from None
+        state, keys = os.path.join(top, ".local/state/agent-sandbox"), os.path.join(top, ".local/share/agent-sandbox/keys")
+        return Host(top, state, self.cache, keys, self.config, self.background)
+
+    @property
+    def elevations(self) -> str:
+        """The directory of standing elevations. As a rule it is not there."""
+        return os.path.join(self.state, APPROVALS, "elevations")
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """The user's home, and that of the account where the environment names another."""
+        return tuple(dict.fromkeys((self.home, *_homes({_account_home()}))))
+
+    @property
+    def homes_of_others(self) -> tuple[str, ...]:
+        """The homes of other users, for root, who can look into them.
+
+        Service accounts that name `/`, `/bin` or `/usr/sbin` do not count. One below `/home` counts before it exists, as it may be made
+        while something runs.
+        """
+        import pwd  # not on every system
+
+        if os.geteuid() != 0:
+            return ()
+        return tuple(sorted(_homes({account.pw_dir for account in pwd.getpwall()}) - {*self.homes}))
+
+
+def here() -> Assembly:
+    """Return the assembly for this host."""
+    return Assembly(Host.here())
+
+
+def check_system() -> None:
+    """Raise `RuntimeUnavailable` on a system without the files and locks that everything here needs."""
+    if sys.platform == "win32":
+        hint = "use WSL2, where everything works"
+        raise RuntimeUnavailable("there are no sandboxes on Windows itself in this version", missing=("posix",), hint=hint)
+
+
+class Assembly:
+    """The parts of the product for one host, each made when it is asked for."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def ledger(self) -> Ledger:
+        """Return the ledger of this user. The file is made with its first entry."""
+        from agent_sandbox.ledger.writer import Ledger
+
+        return Ledger(os.path.join(self.host.state, LEDGER), clock=time.time, keys=self.host.keys)
+
+    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: Ledger | None = None) -> Gate:
+        """Return the gate of a sandbox under a policy, which records in the user's ledger unless another is given."""
+        from agent_sandbox.engine.gate import Gate
+
+        return Gate(policy, ledger or self.ledger(), clock=time.time, approver=approver, sandbox=sandbox)
+
+    def inbox(
+        self,
+        *,
+        policy: Policy | None = None,
+        of: str | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+        pause: Callable[[], None] = lambda: time.sleep(0.1),
+    ) -> Inbox:
+        """Return the inbox of questions to this user, or `of` another. `policy` says whose answers count.
+
+        Root may come as a visitor; its answers are then in its own ledger. Raises `PolicyError` where nobody has ever asked.
+        """
+        from agent_sandbox.engine.approvals import question  # most runs ask nobody
+        from agent_sandbox.engine.approvals.inbox import Inbox
+        from agent_sandbox.ledger import keys
+
+        asked = self.host if of is None else self.host.of_user(of)
+        visiting = of is not None or (os.path.exists(asked.state) and os.stat(asked.state).st_uid != os.geteuid())
+        try:
+            seal = keys.load(asked.keys, make=not visiting).derived(question.PURPOSE)
+        except (FileNotFoundError, PermissionError) as error:
+            if not visiting:
+                raise
+            why = f"there are no questions to be seen in {asked.state!r}: {error.strerror}"
+            raise PolicyError(why, hint="be root, and name who asks") from None
+        approvers = policy.asks.approvers if policy is not None else None
+        own = Assembly(self.host.unchosen()) if visiting else self
+        factor = own.second_factor()
+        return Inbox(
+            os.path.join(asked.state, APPROVALS),
+            seal,
+            own.ledger(),
+            clock=time.time,
+            pause=pause,
+            approvers=None if approvers is None else _uids(approvers),
+            factor=factor.accepts if factor.enrolled else None,
+            on_wait=on_wait,
+            visiting=visiting,
+        )
+
+    def desk(self, policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
+        """Return who answers for one run under a policy that asks: its capability tokens, then a person."""
+        from agent_sandbox.engine.approvals.approvers import Desk
+
+        counts, run = words_that_count(policy), os.urandom(8).hex()
+        return Desk(inbox, self.capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time, counts=counts)
+
+    def second_factor(self) -> SecondFactor:
+        """Return the second factor of this user."""
+        from agent_sandbox.engine.approvals.second_factor import SecondFactor
+
+        return SecondFactor(self.host.keys, clock=time.time)
+
+    def elevations(self) -> Elevations:
+        """Return the elevations that stand for sandboxes of this user."""
+        from agent_sandbox.engine import elevations
+        from agent_sandbox.ledger import keys
+
+        def boot() -> str:
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return file.read().strip()
+
+        seal = keys.load(self.host.keys).derived(elevations.PURPOSE)
+        since_boot = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: E731
+        return elevations.Elevations(self.host.elevations, seal, self.ledger(), clock=time.time, since_boot=since_boot, boot=boot)
+
+    def capabilities(self) -> Capabilities:
+        """Return the capability tokens that this user has granted to sandboxes."""
+        from agent_sandbox.engine import grants
+        from agent_sandbox.ledger import keys
+
+        seal = keys.load(self.host.keys).derived(grants.PURPOSE)
+        return grants.Capabilities(os.path.join(self.host.state, CAPABILITIES), seal, self.ledger(), clock=time.time)
+
+    def masks_for(self, project: str) -> tuple[Mask, ...]:
+        """Return what is hidden by default in the sandboxes of a project."""
+        host = self.host
+        state, keys = os.path.realpath(host.state), os.path.realpath(host.keys)
+        return default_masks(homes=host.homes, homes_of_others=host.homes_of_others, projects=(project,), state_dir=state, keys_dir=keys)
+
+    def runtimes(self, wish: str) -> Runtimes:
+        """Return the runtimes that all sandboxes of this process share, and this wish. What one run learns of them, the next one knows.
+
+        Raises `RuntimeUnavailable` where the wish is for a runtime that only Linux has.
+        """
+        if sys.platform != "linux":
+            if wish == "process":
+                raise _not_linux()
+            wish = ONE_WALL
+        return _runtimes(wish, self.host.cache, self.host.state, self.host.background)
+
+    def process(self) -> ProcessRuntime:
+        """Return the process runtime that this process shares. Raises `RuntimeUnavailable` outside Linux."""
+        if sys.platform != "linux":
+            raise _not_linux()
+        return _process()
+
+    def wasm(self, *, warm: int = WARM) -> WasmRuntime:
+        """Return the wasm runtime that this process shares. `warm` is how many of its guests may wait ready."""
+        return _wasm(self.host.cache, self.host.state, warm)
+
+    def one_wall(self) -> OneWall:
+        """Return the runtime in which the engine is the only wall."""
+        return _one_wall(self.host.cache, self.host.state)
+
+    def command_line_registry(self, forked: Zygote | None = None) -> Registry:
+        """Return runtimes for a program with one thread, which may fork itself. `forked` is a fork made beforehand. To be closed."""
+        from agent_sandbox.runtime.process.runtime import ProcessRuntime
+
+        registry, process = Registry(), ProcessRuntime(single_threaded=True, forked=forked)
+        registry.register("process", lambda: process)
+        registry.get("process")  # a fork that was made beforehand ends with the registry, used or not
+        registry.register("wasm", lambda: self.wasm(warm=0))
+        return registry
+
+
+def registry() -> Registry:
+    """Return the runtimes that this process shares, for this host. A runtime that is registered here can be asked for by its name."""
+    host = Host.here()
+    return _registry(host.cache, host.state)
+
+
+def _not_linux() -> RuntimeUnavailable:
+    return RuntimeUnavailable(f"the runtime 'process' does not work here: {NOT_LINUX}", missing=("linux",), hint='use runtime="auto"')
+
+
+@lru_cache(maxsize=8)
+def _runtimes(wish: str, cache: str, state: str, background: bool) -> Runtimes:
+    from agent_sandbox.engine.runtimes import Runtimes
+
+    return Runtimes(wish, _registry(cache, state), background=background)
+
+
+@lru_cache(maxsize=2)
+def _registry(cache: str, state: str) -> Registry:
+    made = Registry()
+    made.register("process", _process)
+    made.register("wasm", lambda: _wasm(cache, state, WARM))
+    made.register(ONE_WALL, lambda: _one_wall(cache, state), automatic=False)
+    return made
+
+
+@lru_cache(maxsize=1)
+def _process() -> ProcessRuntime:
+    """A zygote costs time and memory, and serves any number of sandboxes, as do the guests that wait ready. All of it starts with the first
+    run and ends by itself when this process does; a forked child gets its own."""
+    from agent_sandbox.runtime.process.runtime import ProcessRuntime
+
+    return ProcessRuntime(warm=WARM)
+
+
+@lru_cache(maxsize=2)
+def _wasm(cache: str, state: str, warm: int) -> WasmRuntime:
+    from agent_sandbox.runtime.wasm.runtime import WasmRuntime  # an extra: nobody else pays for it
+
+    return WasmRuntime(os.path.join(cache, "wasm"), os.path.join(state, "wasm"), warm=warm)
+
+
+@lru_cache(maxsize=1)
+def _one_wall(cache: str, state: str) -> OneWall:
+    from agent_sandbox.runtime.wasm.one_wall import OneWall
+
+    return OneWall(os.path.join(cache, "wasm"), os.path.join(state, "wasm"))
+
+
+def words_that_count(policy: Policy) -> Callable[[Word], bool] | None:
+    """Return the test whether somebody's word is enough for what a policy asks about; None if everybody's is."""
+    asks = policy.asks
+    if asks.approvers is None and not asks.needs:
+        return None
+    approvers = None if asks.approvers is None else _uids(asks.approvers)
+    return lambda word: word.counts(asks.needs, approvers, asker=os.getuid())
+
+
+def _uids(names: Iterable[str]) -> frozenset[int]:
+    """Return the ids of the users with these names. An unknown name is nobody, whose word never comes."""
+    import pwd
+
+    ids: set[int] = set()
+    for name in names:
+        try:
+            ids.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            continue
+    return frozenset(ids)
+
+
+def _xdg(variable: str, home: str, default: str) -> str:
+    base = os.environ.get(variable, "")
+    return os.path.join(base if os.path.isabs(base) else os.path.join(home, default), "agent-sandbox")
+
+
+def _homes(candidates: set[str]) -> set[str]:
+    paths = {os.path.normpath(path) for path in candidates if path.startswith("/")}
+    return {path for path in paths if path.startswith("/home/") or (path.startswith(_HOMES) and os.path.isdir(path))}
+
+
+def _account_home() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:  # a container may run as a number without an account
+        return ""
