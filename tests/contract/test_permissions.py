@@ -23,8 +23,8 @@ from agent_sandbox import (
     SandboxConfig,
     SandboxWarning,
     create_sandbox,
-    shared,
 )
+from agent_sandbox.assembly import here
 
 CANARIES = {"data/a.txt", "data/deep/b.txt", "data/secrets/key.pem", "data/.hidden", "data/.git/config", "config/a.json", "config/a.txt"}
 READ, WRITE, FULL = PermissionLevel.READ, PermissionLevel.WRITE, PermissionLevel.FULL
@@ -92,7 +92,7 @@ print(made)
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
     yield
-    shared.runtime().close()
+    here().process().close()
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from agent_sandbox import (
     PermissionSet,
     SandboxResult,
     SandboxStatus,
-    places,
 )
+from agent_sandbox.assembly import here
 from agent_sandbox.errors import PolicyError, SandboxWarning
 from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.result import refused
@@ -46,7 +46,7 @@ def test_code_that_meets_no_pattern_runs_with_the_environment_and_limits_of_its_
 def test_a_refusal_is_in_the_ledger_and_holds_no_source() -> None:
     result = CodeExecutor().execute("password = 'hunter2'\neval('1')")
     assert result.status is SandboxStatus.FAILED and "eval( evaluates text as code" in (result.error or "")
-    last = json.loads(Path(places.state_dir(), "ledger.jsonl").read_bytes().splitlines()[-1])
+    last = json.loads(Path(here().host.state, "ledger.jsonl").read_bytes().splitlines()[-1])
     assert "code" in json.dumps(last) and "hunter2" not in json.dumps(last)
 
 

@@ -1,9 +1,11 @@
 """The self-test behind `verify`: attacks on real sandboxes, each first shown to work without one.
 
-attempts/    what runs inside, as plain functions; never imported by us, only sent
-boxes.py     where an attempt runs: on the bare machine, or
-sandboxed.py in a sandbox as `run` makes them, or as `Sandbox()` does
-bench.py     what is planted outside: secrets, links, a process, a project; and its removal
-probes/      each promise that is attacked: plant, let the attempt run, look from outside
-trial.py     the same probe without a sandbox and in one, and what follows from the two
+attempts/    the attacking code, as plain functions; sent into the sandbox as text, never imported by us
+boxes.py     the interface of a place where attempts run, and the bare machine without a sandbox
+sandboxed.py the sandboxes under attack: one as `run` makes it, one as `Sandbox()` does
+bench.py     the decoys outside: secrets, links, a process, a project; and their removal
+outside.py   observation from outside: processes in /proc, real files
+probe.py     a probe, and the judgement from its run without a sandbox and its run in one
+probes/      one probe per attacked promise: plant, let the attempt run, look from outside
+report.py    the results as a table and as a document
 """

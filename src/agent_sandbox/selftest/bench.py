@@ -1,7 +1,7 @@
-"""What the self-test plants outside the sandbox, in a private directory of its own, and takes away again.
+"""The test bench: decoys that the self-test plants outside the sandbox, in a private directory, and removes again.
 
-Nothing of the user's is written, moved or read: secrets, links and a home are made here, and masked by the same rules as the real ones. A
-bench that a killed self-test has left is swept by the next one; every process it starts ends by itself with it, or a few seconds later.
+No file of the user is written, moved or read: secrets, links and a home are made here, and masked by the same rules as the real ones. The
+next self-test removes a bench that a killed one left behind. Every process of a self-test ends by itself, with it or a few seconds later.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from agent_sandbox.selftest.boxes import ATTEMPTS, Bare, program
 from agent_sandbox.workspace.removal import remove_tree
 
 PREFIX = "agent-sandbox-verify-"
-VARIABLE = "AGENT_SANDBOX_VERIFY_TOKEN"  # in our own environment while the self-test runs
+VARIABLE = "AGENT_SANDBOX_VERIFY_TOKEN"  # set in our own environment while the self-test runs
 SCRIPTS = "attempts"
 _NOBODY = 65534
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What of the user's own is tried, and how: nothing of it is read or left changed."""
+    """Places of the user that are tried, and how. None of them is read or left changed."""
 
-    hidden: tuple[str, ...] = ()  # places that the policy hides
-    elsewhere: tuple[str, ...] = ()  # directories in which a sandboxed program tries to make a file
+    hidden: tuple[str, ...] = ()  # paths that the policy hides
+    elsewhere: tuple[str, ...] = ()  # directories in which a sandboxed program tries to create a file
     system: bool = False  # whether the policy gives capabilities (--system)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A directory with a project, a home and a denied directory in it. `token` is in every secret that is planted, and nowhere else."""
+    """A directory with a project, a home and a denied directory. `token` is in every planted secret, and nowhere else."""
 
     path: str
     token: str
@@ -53,17 +53,17 @@ class Bench:
 
     @property
     def project(self) -> str:
-        """A project with a `.env`, and links that lead to secrets."""
+        """The project, with a `.env` and links to secrets."""
         return f"{self.path}/project"
 
     @property
     def home(self) -> str:
-        """Somebody's home with keys in it, hidden by the rules that hide the user's own."""
+        """A home with keys in it, hidden by the same rules as the user's own."""
         return f"{self.path}/home"
 
     @property
     def denied(self) -> str:
-        """A directory that is denied as `--deny` does it."""
+        """A directory that is denied as by `--deny`."""
         return f"{self.path}/denied"
 
     @property
@@ -73,21 +73,21 @@ class Bench:
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Names in the project that lead to them."""
+        """Links in the project that lead to the secrets."""
         return tuple(f"{self.project}/{name}" for name in ("key", "relative-key", "keys/id_ed25519", "plans/plans.txt"))
 
     @property
     def setuid(self) -> tuple[str, ...]:
-        """As root, a program that runs as nobody whoever starts it; others cannot make one."""
+        """A setuid program that runs as nobody. Only root can make one; empty otherwise."""
         path = f"{self.path}/setuid-id"
         return (path,) if os.path.exists(path) else ()
 
     def mark(self) -> str:
-        """A new name for a process or a file. Short enough for the kernel's name of a thread."""
+        """Return a new name for a process or a file, short enough for the kernel's name of a thread."""
         return f"vfy{secrets.token_hex(6)}"
 
     def tree(self) -> str:
-        """A new real directory with files to be harmed."""
+        """Make a new real directory with files for an attempt to damage. Returns its path."""
         top = tempfile.mkdtemp(prefix="tree-", dir=self.path)
         for name in ("overwrite", "append", "truncate", "remove", "rename", "mode"):
             Path(top, name).write_text("as it was\n")
@@ -95,13 +95,13 @@ class Bench:
 
     @contextmanager
     def bystander(self, mark: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A process of the machine, with a word on its command line and the token in its environment. It ends with us, whatever happens."""
+        """Run a process outside the sandbox, with `mark` on its command line and the token in its environment. It always ends with us."""
         environment = {"PATH": os.environ.get("PATH", os.defpath), "SECRET": self.token}
         command = ["sh", "-c", "echo ready; read -r line", mark]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
             try:
                 assert process.stdout is not None
-                process.stdout.readline()  # before it has said so, its memory may still be that of our fork
+                process.stdout.readline()  # before this line, its memory may still be that of our fork
                 yield process
             finally:
                 process.kill()
@@ -109,14 +109,15 @@ class Bench:
 
 @contextmanager
 def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Bench], None]) -> Iterator[Bench]:
-    """A bench in the first of these directories where one can be made, for the length of the block.
+    """Set up a bench in the first of these directories that allows it, for the length of the block.
 
-    `forget` removes what is kept elsewhere of its project; it is also called for benches that were left behind.
+    `forget` removes what is stored elsewhere about its project; it is also called for benches left behind. Raises `PolicyError` if no
+    directory allows it.
     """
     for place in places:
         _sweep(place, forget)
         with suppress(OSError):
-            path, held = _made_in(place)
+            path, lock = _make_locked(place)
             break
     else:
         raise PolicyError(
@@ -126,22 +127,22 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Ben
     bench = Bench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
     os.environ[VARIABLE] = bench.token
     try:
-        _furnish(bench)
+        _plant(bench)
         yield bench
     finally:
         del os.environ[VARIABLE]
         _remove(bench, forget)
-        os.close(held)
+        os.close(lock)
 
 
-def _furnish(bench: Bench) -> None:
+def _plant(bench: Bench) -> None:
     for secret in bench.secrets:
         os.makedirs(os.path.dirname(secret), mode=0o700, exist_ok=True)
         Path(secret).write_text(f"{bench.token} {os.path.basename(secret)}\n")
     if os.geteuid() == 0 and (path := shutil.which("id")):
         copy = f"{bench.path}/id"
         shutil.copy(path, copy)
-        with suppress(OSError):  # a root that is one only in a user namespace may not know nobody; then there is none
+        with suppress(OSError):  # a root inside a user namespace may have no mapping for nobody; then there is no such program
             os.chown(copy, _NOBODY, _NOBODY)
             os.chmod(copy, 0o4755)
             os.rename(copy, f"{bench.path}/setuid-id")
@@ -155,32 +156,32 @@ def _furnish(bench: Bench) -> None:
         (project / SCRIPTS / f"{module}.py").write_text(f"{program(module)}\nimport sys\nmain(*eval(sys.argv[1]))\n")
 
 
-def _made_in(place: str) -> tuple[str, int]:
+def _make_locked(place: str) -> tuple[str, int]:
     """Make a directory and lock it. Returns its path, and the descriptor that holds the lock.
 
-    Between the two a sweep may take it for one that was left behind: then another is made.
+    In between, a sweep may take the directory for one left behind and remove it: then another is made.
     """
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(held, fcntl.LOCK_EX)
-        if os.fstat(held).st_nlink:
-            return path, held
-        os.close(held)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return path, lock
+        os.close(lock)
 
 
 def _sweep(place: str, forget: Callable[[Bench], None]) -> None:
-    """Remove benches of ours that nobody holds any more. Each is locked until it is gone."""
+    """Remove benches of this user that no process has locked. Each stays locked until it is gone."""
     with suppress(OSError):
         for entry in os.scandir(place):
             if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 with suppress(OSError):
-                    held = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
-                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         _remove(Bench(entry.path, ""), forget)
                     finally:
-                        os.close(held)
+                        os.close(lock)
 
 
 def _remove(bench: Bench, forget: Callable[[Bench], None]) -> None:
@@ -195,13 +196,13 @@ def _remove(bench: Bench, forget: Callable[[Bench], None]) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """One socket, and where an attempt finds it: family and address."""
+    """One socket, and the family and address at which an attempt finds it."""
 
     made: socket.socket
     target: tuple[int, Any]
 
     def heard(self) -> int:
-        """How many connections or datagrams have come since it was last asked."""
+        """Return the number of connections or datagrams since the last call."""
         count = 0
         while True:
             try:
@@ -216,14 +217,14 @@ class Listener:
 
 @contextmanager
 def listening(kind: int, **addresses: tuple[int, Any]) -> Iterator[dict[str, Listener]]:
-    """Listen at each address (a family, and what to bind to) for the length of the block."""
+    """Listen at each address (a family, and an address to bind) for the length of the block."""
     with ExitStack() as stack:
         yield {way: _listen(stack, kind, family, address) for way, (family, address) in addresses.items()}
 
 
 def _listen(stack: ExitStack, kind: int, family: int, address: Any) -> Listener:
-    made = stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC))
-    made.bind(address)
+    listener = stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC))
+    listener.bind(address)
     if kind == socket.SOCK_STREAM:
-        made.listen(16)
-    return Listener(made, (int(family), made.getsockname()))
+        listener.listen(16)
+    return Listener(listener, (int(family), listener.getsockname()))

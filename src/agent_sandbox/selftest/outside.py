@@ -1,4 +1,4 @@
-"""What can be seen of a sandbox from outside: its processes in the machine's own /proc, and whether real files are as they were."""
+"""Observe a sandbox from outside: its processes in the machine's /proc, and changes to real files. Also run work in a fork (`aside`)."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from agent_sandbox.kernel import syscalls as sc
 
 
 def named(mark: str) -> list[int]:
-    """The processes of the machine, those in sandboxes too, that have taken a name."""
-    found = []
+    """Return the processes of the machine with this name, including those in sandboxes."""
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             if Path("/proc", pid, "comm").read_text().rstrip("\n") == mark:
-                found.append(int(pid))
-    return found
+                pids.append(int(pid))
+    return pids
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """What the machine's own /proc says of a process."""
+    """Return the status of a process from the machine's own /proc."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The processes below one, each with when it began, so that a number that is used again is not taken for it."""
+    """Return the descendants of a process, each with its start time, so that a reused pid is not mistaken for it."""
     parents, began = {}, {}
     for other in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if fields := _stat(other):
             parents[other], began[other] = int(fields[1]), fields[19]
-    found: dict[int, str] = {}
+    processes: dict[int, str] = {}
     below = [pid]
     while below:
         children = [child for child, parent in parents.items() if parent in below]
-        found |= {child: began[child] for child in children}
+        processes |= {child: began[child] for child in children}
         below = children
-    return found
+    return processes
 
 
 def still_there(processes: dict[int, str]) -> dict[int, str]:
-    """Those of them that live."""
+    """Return those of the processes that still live."""
     return {pid: began for pid, began in processes.items() if (fields := _stat(pid)) and fields[19] == began and fields[0] != "Z"}
 
 
@@ -56,23 +56,23 @@ def _stat(pid: int) -> list[str]:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # the name in parentheses may itself hold spaces and parentheses
+    return text.rpartition(")")[2].split()  # the name in parentheses may itself contain spaces and parentheses
 
 
 def environment_address(pid: int) -> int:
-    """Where in its memory a process has its environment."""
+    """Return the address of the environment in the memory of a process."""
     return int(_stat(pid)[47])
 
 
 def end(pids: Iterable[int]) -> None:
-    """End what an attempt left outside a sandbox."""
+    """Kill processes that an attempt left outside a sandbox."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def until(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether it comes true within this time."""
+    """Wait for a condition. Returns whether it came true within this time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -82,14 +82,14 @@ def until(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def snapshot(top: str) -> dict[str, tuple[int, int, str]]:
-    """Mode, links and content of each file below a directory."""
-    found = {}
+    """Return mode, link count and content of each file below a directory."""
+    entries = {}
     for directory, names, files in os.walk(top):
         for name in (*names, *files):
             path = Path(directory, name)
             status = path.lstat()
-            found[str(path.relative_to(top))] = (status.st_mode, status.st_nlink, path.read_text() if path.is_file() else "")
-    return found
+            entries[str(path.relative_to(top))] = (status.st_mode, status.st_nlink, path.read_text() if path.is_file() else "")
+    return entries
 
 
 T = TypeVar("T")
@@ -97,9 +97,9 @@ T = TypeVar("T")
 
 @contextmanager
 def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Begin the work; what is given to the block waits for its result. When the block ends early the work is unwound, and waited for.
+    """Run the work in a fork, and yield a function that waits for its result. If the block ends early, the work is unwound and waited for.
 
-    Asking raises `SandboxError` where the work did, and when it ended without a result.
+    That function raises `SandboxError` if the work did, or if it ended without a result.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -122,10 +122,10 @@ def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
 
 def _work(work: Callable[[], Any], writing: int) -> None:
-    """In the fork. Never returns: what its parent has open is not for it to close."""
+    """Do the work in the fork. Never returns, so that it does not close what its parent has open."""
     code = 1
     try:
-        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)  # to be unwound too when nobody is left who would ask
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)  # unwind, too, if the parent dies
         try:
             answer: tuple[bool, Any] = True, work()
         except SandboxError as error:
@@ -133,7 +133,7 @@ def _work(work: Callable[[], Any], writing: int) -> None:
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(answer, pipe)
         code = 0
-    except BaseException:  # an interrupt, or a reader that is gone: it has been unwound, and the parent sees that nothing came
+    except BaseException:  # an interrupt, or a closed pipe: the work is unwound, and the parent sees an empty answer
         code = 130
     finally:
         os._exit(code)

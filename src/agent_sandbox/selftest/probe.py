@@ -1,7 +1,7 @@
-"""A probe: one promise in a sentence, and a function that attacks it in a box and tells what got through.
+"""Probes: one promise in a sentence, and a function that attacks it in a box and returns what got through.
 
-The function plants, lets an attempt run in the box it is given, and looks from outside. It is called with the bare machine first; there
-it must find that the attack succeeds, or it proves nothing.
+The function plants decoys, lets an attempt run in a box, and looks from outside. It is called with the bare machine first; there the attack
+must succeed, or the probe proves nothing. `judge` compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BOTH = (RUN, SDK)
 
 @dataclass(frozen=True)
 class Found:
-    """What a probe saw: the ways that got through, with what was seen, and those that were refused, with the answer."""
+    """The findings of a probe: the ways that got through, with the evidence, and those that were refused, with the answer."""
 
     reached: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ Look = Callable[[Bench, Box], Found]
 
 @dataclass(frozen=True)
 class Probe:
-    """One attack. `excuse` says why a machine may refuse it even without a sandbox; without one, that is a fault of the probe.
+    """One attack. `excuse` says why a machine may refuse it even without a sandbox; if empty, such a refusal is a fault of the probe.
 
     `rests_on` names rows of `doctor` whose remedies may help when it fails.
     """
@@ -46,14 +46,14 @@ class Probe:
 
 
 class Registry:
-    """The probes of one subject, in the order in which they are written."""
+    """The probes of one subject, in source order."""
 
     def __init__(self, *rests_on: str) -> None:
         self.probes: list[Probe] = []
         self._rests_on = rests_on
 
     def probe(self, name: str, claim: str, tries: str, *, boxes: Iterable[str] = BOTH, excuse: str = "") -> Callable[[Look], Look]:
-        """A decorator: this function is a probe."""
+        """Return a decorator that registers a function as a probe."""
 
         def register(look: Look) -> Look:
             self.probes.append(Probe(name, claim, tries, look, tuple(boxes), excuse, self._rests_on))
@@ -63,15 +63,15 @@ class Registry:
 
 
 Status = Literal["pass", "fail", "inconclusive"]
-Seen = dict[str, Found | str]  # by the probe's name; words where it could not be tried
+Seen = dict[str, Found | str]  # by the probe's name; a message where it could not be tried
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a probe showed of one box.
+    """The result of a probe for one box.
 
-    `shown` are the ways that get through without a sandbox and did not in it; `unshown` were refused here too, but would have been without
-    a sandbox as well, so they prove nothing. `excused` is an inconclusive result for which this machine is the reason.
+    `shown` are the ways that get through without a sandbox, and did not in it. `unshown` were refused in it, but also without a sandbox, so
+    they prove nothing. `excused` marks an inconclusive result for which this machine is the reason.
     """
 
     probe: Probe
@@ -85,12 +85,12 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Whether the self-test as a whole has not passed because of it."""
+        """Whether this result makes the whole self-test fail."""
         return self.status == "fail" or (self.status == "inconclusive" and not self.excused)
 
 
 def look(probes: Iterable[Probe], bench: Bench, box: Box, *, starting: Callable[[Probe], None] = lambda probe: None) -> Seen:
-    """Try each probe in one box. Whatever keeps one from being tried is told in its place, and never passes."""
+    """Try each probe in one box. A probe that cannot be tried gives the error message instead, and never passes."""
     seen: Seen = {}
     for probe in probes:
         starting(probe)
@@ -102,7 +102,10 @@ def look(probes: Iterable[Probe], bench: Bench, box: Box, *, starting: Callable[
 
 
 def judge(probe: Probe, box: str, control: Found | str, found: Found | str) -> Result:
-    """What follows. Pure. What got through is a failure, whatever else is known; nothing is passed that was not shown to be possible."""
+    """Judge a probe by its runs without a sandbox (`control`) and in one. Pure.
+
+    A way that got through is a failure, whatever else is known. Nothing passes unless the attack was shown to be possible.
+    """
     if isinstance(found, Found) and found.reached:
         return Result(probe, box, "fail", "it got through", dict(found.reached))
     if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""The results of the self-test, for people and as a document."""
+"""The results of the self-test: a table for people, and a document for programs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from agent_sandbox.cli.render.colours import Style
 from agent_sandbox.cli.render.messages import shown
 from agent_sandbox.selftest.probe import BOTH, Probe, Result
 
-_WIDTH = 14  # of a status, padded
+_WIDTH = 14  # of the status column
 
 
 def table(results: list[Result], remedies: dict[str, list[str]], seconds: float) -> None:
-    """One line for each probe, a column for each box; then what did not pass, with what was tried and seen."""
+    """Print a line per probe and a column per box; then each result that did not pass, with the attempt and the evidence."""
     style = Style.of_stdout()
     probes: dict[str, Probe] = {result.probe.name: result.probe for result in results}
     by_place = {(result.probe.name, result.box): result for result in results}
@@ -23,18 +23,18 @@ def table(results: list[Result], remedies: dict[str, list[str]], seconds: float)
         cells = [by_place.get((name, box)) for box in boxes]
         words = "".join(style.status(cell.status, _WIDTH) if cell else f"{'-':<{_WIDTH}}" for cell in cells)
         print(f"{name:<{width}}{words}{probe.claim}")
-    for result, boxes_of in _alike(results):
+    for result, boxes_of in _grouped(results):
         _explain(result, boxes_of, remedies.get(result.probe.name, []), style)
     print(f"\n{style.heading(verdict(results, seconds))}")
 
 
-def _alike(results: list[Result]) -> list[tuple[Result, list[str]]]:
-    """What did not pass, worst first, and the boxes it is the same in."""
-    found: dict[tuple[object, ...], tuple[Result, list[str]]] = {}
+def _grouped(results: list[Result]) -> list[tuple[Result, list[str]]]:
+    """Group equal results that did not pass, worst first, each with its boxes."""
+    groups: dict[tuple[object, ...], tuple[Result, list[str]]] = {}
     for result in results:
         if result.status != "pass":
-            found.setdefault((result.probe.name, result.status, result.why, *result.reached.items()), (result, []))[1].append(result.box)
-    return sorted(found.values(), key=lambda each: (each[0].excused, each[0].status))
+            groups.setdefault((result.probe.name, result.status, result.why, *result.reached.items()), (result, []))[1].append(result.box)
+    return sorted(groups.values(), key=lambda each: (each[0].excused, each[0].status))
 
 
 def _explain(result: Result, boxes: list[str], remedies: list[str], style: Style) -> None:
@@ -48,7 +48,7 @@ def _explain(result: Result, boxes: list[str], remedies: list[str], style: Style
 
 
 def verdict(results: list[Result], seconds: float) -> str:
-    """All of it in one sentence."""
+    """Return the overall result as one sentence."""
     counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if any(result.bad for result in results):
@@ -57,7 +57,7 @@ def verdict(results: list[Result], seconds: float) -> str:
 
 
 def document(results: list[Result], remedies: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """Return the results as JSON values, for programs."""
     return [
         {
             "probe": result.probe.name,

@@ -1,4 +1,4 @@
-"""The boxes that are attacked: a sandbox as `agent-sandbox run` makes it, and one as `Sandbox()` does. Both through the whole engine."""
+"""The boxes under attack: a sandbox as `agent-sandbox run` makes it, and one as `Sandbox()` does. Both use the whole engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agent_sandbox.selftest.bench import SCRIPTS, Bench
 from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, Ran, program, read_answer
 from agent_sandbox.workspace.store import SandboxState
 
-# How `SandboxConfig` calls the limits, and what one of it is there.
+# The names of the limits in `SandboxConfig`, and their units.
 _SETTINGS = {
     "wall_seconds": ("timeout_seconds", 1),
     "cpu_seconds": ("max_cpu_seconds", 1),
@@ -46,9 +46,9 @@ Sandbox(validate_code=False).execute(open(sys.argv[1]).read(), on_output=lambda 
 
 
 class Cloned:
-    """A sandbox of the command line: the preset and the user's own options, on layers that are kept, of a project of the bench's.
+    """A sandbox of the command line: the preset and the user's options, on layers that are kept, for the bench's project.
 
-    The process must have one thread while it is used, as `run` has.
+    The process must be single-threaded while it is used, as `run` is.
     """
 
     name = "run"
@@ -56,7 +56,7 @@ class Cloned:
     writes = True
 
     def __init__(self, bench: Bench, policy: Policy, environment: Mapping[str, str], state: SandboxState) -> None:
-        self.policy = _with_what_was_planted(policy, bench)
+        self.policy = _with_planted_secrets(policy, bench)
         self._bench = bench
         self._environment = environment
         self._state = state
@@ -70,7 +70,7 @@ class Cloned:
         self._runtime.close()
 
     def run(self, attempt: Attempt) -> Ran:
-        """Carry it out as a command in the project."""
+        """Run an attempt as a command in the project."""
         guests: list[ProcessGuest] = []
 
         def look(stream: str, data: bytes) -> None:
@@ -98,10 +98,10 @@ class Cloned:
     def _session(self, attempt: Attempt) -> Session:
         key = (attempt.throw_away, *sorted(attempt.limits.items()))
         if key not in self._sessions:
-            self._sessions[key] = self._made(attempt)
+            self._sessions[key] = self._make_session(attempt)
         return self._sessions[key]
 
-    def _made(self, attempt: Attempt) -> Session:
+    def _make_session(self, attempt: Attempt) -> Session:
         own = self.policy.limits
         wall = min(own.wall_seconds or PATIENCE_SECONDS, PATIENCE_SECONDS)
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
@@ -110,13 +110,13 @@ class Cloned:
         return Session(Gate(policy, here().ledger(), clock=time.time), only(self._runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
-        """The command line itself."""
+        """Return the command line of `agent-sandbox run` with a throw-away sandbox."""
         stay = Attempt("files", "nothing", watch=lambda: None)
         ours = (sys.executable, "-m", "agent_sandbox", "run", "--throw-away", "--project", self._bench.project)
         return (*ours, "--cwd", self._bench.project, "--", *self._words(stay))
 
     def recorded_as(self, attempt: Attempt) -> str:
-        """Its words are in the record as they are."""
+        """Return the last argument: the ledger records the arguments of a command as they are."""
         return attempt.call()
 
 
@@ -130,7 +130,7 @@ class Locked:
     def __init__(self, bench: Bench, **settings: Any) -> None:
         self._bench = bench
         self._settings = settings
-        self._made: dict[tuple[object, ...], Sandbox] = {}
+        self._sandboxes: dict[tuple[object, ...], Sandbox] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -141,7 +141,7 @@ class Locked:
         here().process().close()
 
     def run(self, attempt: Attempt) -> Ran:
-        """Carry it out as code."""
+        """Run an attempt as code."""
         run = Run()
 
         def look(stream: str, text: str) -> None:
@@ -162,20 +162,20 @@ class Locked:
         if attempt.tools:
             settings |= {"allow_subprocess": True, "allowed_commands": attempt.tools, "allow_shell": False}
         key = tuple(sorted(settings.items()))
-        if key not in self._made:
-            # The wall is what is attacked: what is looked at before it would stop the attempts by their words.
-            self._made[key] = self._stack.enter_context(Sandbox(validate_code=False, **settings))
-        return self._made[key]
+        if key not in self._sandboxes:
+            # The isolation is under attack. The code check before it would refuse the attempts by their text.
+            self._sandboxes[key] = self._stack.enter_context(Sandbox(validate_code=False, **settings))
+        return self._sandboxes[key]
 
     def supervisor(self) -> tuple[str, ...]:
-        """A Python program that uses the SDK."""
+        """Return the command line of a Python program that uses the SDK."""
         source = f"{self._bench.project}/supervised.py"
         with open(source, "w", encoding="utf-8") as file:
             file.write(_source(Attempt("files", "nothing", watch=lambda: None)))
         return (sys.executable, "-c", _SUPERVISOR, source)
 
     def recorded_as(self, attempt: Attempt) -> str:
-        """Of code, the record holds a digest."""
+        """Return the digest of the code: the ledger records code by its digest."""
         return hashlib.sha256(_source(attempt).encode()).hexdigest()
 
 
@@ -183,8 +183,8 @@ def _source(attempt: Attempt) -> str:
     return f"{program(attempt.module)}\nmain(*{attempt.call()})\n"
 
 
-def _with_what_was_planted(policy: Policy, bench: Bench) -> Policy:
-    """The user's policy, which hides the secrets of the bench as it hides the user's own."""
+def _with_planted_secrets(policy: Policy, bench: Bench) -> Policy:
+    """Return the user's policy, extended to hide the secrets of the bench as it hides the user's own."""
     planted = [mask for mask in default_masks(homes=[bench.home], projects=[bench.project]) if mask.path in _above(bench.secrets)]
     files = replace(policy.files, masks=(*policy.files.masks, *planted), denied=(*policy.files.denied, Tree(bench.denied)))
     return replace(policy, files=files)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from agent_sandbox.workspace.escape import visible
-
 PROGRAM = "agent-sandbox"
 
 
@@ -14,6 +12,7 @@ def shown(text: str) -> str:
     """The text as one line that is safe to print: what cannot be seen is escaped."""
     if text.isascii() and text.isprintable():
         return text
+    from agent_sandbox.workspace.escape import visible  # most texts need none of it
 
     return visible(text)
 

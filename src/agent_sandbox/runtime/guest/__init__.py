@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: take the program from the supervisor and become it."""
+"""Our code inside the sandbox: receive the program from the supervisor and become it."""

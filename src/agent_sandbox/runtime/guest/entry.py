@@ -1,6 +1,6 @@
-"""What runs inside, once everything is in force: take the payload, then become the program.
+"""The entry point of a guest, after all confinement is in force: receive the payload, then become the program.
 
-This is our last code in the guest. It holds no secret and no power; a guest that tampers with it tampers with itself.
+This is our last code in the guest. It holds no secret and no privilege; a guest that tampers with it harms only itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
-    """Say that we are ready, receive what to run, and run it.
+    """Report that we are ready, receive the program and run it.
 
-    The socket closes as the program starts, or says so where a conversation goes on over it; before that, bytes on it say why it could not.
+    When the program starts, the socket closes; if a conversation follows on it, a greeting is sent instead. Bytes before that are an error
+    message: why the program could not start.
     """
     speaker, names = None, {}
     try:
@@ -56,15 +57,15 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
 
 
 def enter(directory: str) -> None:
-    """Make it the working directory."""
+    """Change the working directory. Raises RuntimeError if that fails."""
     try:
         os.chdir(directory)
-    except OSError as error:  # not to be mistaken for a program that is not there
+    except OSError as error:  # a FileNotFoundError would mean that the program is missing
         raise RuntimeError(f"cannot start in {directory!r}: {error.strerror}") from error
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """What os.execvpe does, without the module it loads on its way: through a view that has just been made, that takes its time."""
+    """Execute a program as os.execvpe does, but without the module that it imports: an import through a fresh view is slow."""
     if "/" in argv[0]:
         os.execve(argv[0], argv, env)
     problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -79,7 +80,7 @@ def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def refuse(payload: socket.socket, error: BaseException) -> NoReturn:
-    """Say why nothing was started, and end."""
+    """Send the reason why nothing was started, and end the process with 127, 126 or 125."""
     code = 127 if isinstance(error, FileNotFoundError) else 126 if isinstance(error, PermissionError | OSError) else 125
     try:
         payload.sendall(f"{code} {getattr(error, 'strerror', None) or error}".encode(errors="replace"))
@@ -88,21 +89,21 @@ def refuse(payload: socket.socket, error: BaseException) -> NoReturn:
 
 
 def _prepare_interpreter() -> None:
-    """What a script will find, and what it will touch."""
-    with suppress(OSError):  # a view may have no such place; then a script that needs it says so
+    """Prepare the interpreter for a script, and touch the memory that it will use."""
+    with suppress(OSError):  # a view may lack this directory; then a script that needs it fails
         os.mkdir(SCRIPTS)
     script_runner.reseed()
     script_runner.prepare(SCRIPT)
 
 
 def _forget_ourselves() -> None:
-    """The script's own import of anything starts afresh."""
+    """Remove our modules from `sys.modules`, so that the script does not find them imported."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "agent_sandbox"]:
         del sys.modules[name]
 
 
 def write_script(path: str, source: str) -> None:
-    """Write code where it is run from."""
+    """Write the source to the file that it is run as, and make its directory."""
     # A real file, so that tracebacks show its lines and multiprocessing can import it again.
     with suppress(FileExistsError):
         os.mkdir(os.path.dirname(path))

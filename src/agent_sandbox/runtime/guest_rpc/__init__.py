@@ -1,1 +1,1 @@
-"""Calls from a program inside to its host: tools, and the turns of a session."""
+"""Calls from a program inside the sandbox to its host: tools, and the turns of a session."""

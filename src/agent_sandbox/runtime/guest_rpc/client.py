@@ -1,6 +1,6 @@
-"""The guest's end of a conversation: ask, and wait for the answer. One question at a time, whichever thread or process of the guest asks.
+"""The guest's end of a conversation: send a question, wait for the answer. One at a time for all threads and processes of the guest.
 
-Nothing of it is trusted by who answers. It is here so that an honest program does not get the answers of its own other thread.
+The supervisor trusts nothing of it. Its order only keeps an honest program from reading an answer to its other thread.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from contextlib import contextmanager
 from agent_sandbox.kernel.wire import HELLO, TALK
 
 _CHUNK = 1 << 18
-_LARGEST_ANSWER = 1 << 25  # a longer one is none of ours: somebody else has read a part of it
+_LARGEST_ANSWER = 1 << 25  # a larger length means that another reader took a part of the stream
 
 
 class Speaker:
-    """Questions over a socket that threads and forks of this process share."""
+    """The client of a conversation, over a socket that threads and forks of this process share."""
 
     def __init__(self, line: socket.socket) -> None:
         line.settimeout(None)
         self._line = line
         self._count = 0
         self._unread = bytearray()
-        self._turnstile = os.memfd_create("conversation", os.MFD_CLOEXEC)  # a file to lock; the kernel frees the lock of who dies
+        self._turnstile = os.memfd_create("conversation", os.MFD_CLOEXEC)  # a file to lock; the kernel releases it at exit
         self._start_afresh()
         os.register_at_fork(after_in_child=self._start_afresh)
 
     def begin(self) -> None:
-        """Say that the program starts now: whatever comes from here on may be the program's own words."""
+        """Send the greeting: the program starts now, and all later bytes may come from it."""
         self._line.sendall(HELLO)
 
     def _start_afresh(self) -> None:
-        """Also in a fork: a thread that is not there any more may have held the lock, and what it had read of its answer is its own."""
+        """Reset the state, also in a fork: a thread that exists only in the parent may hold the lock, and own the bytes read so far."""
         self._lock = _thread.allocate_lock()
-        self._asking = 0  # the thread that is
+        self._asking = 0  # id of the thread that waits for an answer
         self._unread.clear()
 
     def ask(self, question: bytes) -> bytes:
-        """The answer. Raises ConnectionError when there will be none, RuntimeError in a handler that interrupted a question."""
+        """Return the host's answer. Raises ConnectionError if there will be none, RuntimeError in a handler that interrupted a question."""
         if self._asking == _thread.get_ident():
             raise RuntimeError("this thread is waiting for an answer of the host already")
         with self._lock, self._alone():
@@ -63,7 +63,7 @@ class Speaker:
             fcntl.lockf(self._turnstile, fcntl.LOCK_UN)
 
     def _answer_to(self, number: int) -> bytes:
-        """Answers to other questions are nobody's any more: an exception or a signal ended whoever had asked."""
+        """Return the answer to a question. Answers to other questions are dropped: an exception or a signal ended their waiting thread."""
         while True:
             length, answered = TALK.unpack(self._read(TALK.size))
             if length > _LARGEST_ANSWER:

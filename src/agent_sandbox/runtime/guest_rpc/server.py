@@ -1,7 +1,7 @@
-"""The supervisor's end of a conversation with a program that runs: one question, one answer, the next question.
+"""The supervisor's end of a conversation with a running program: one question, one answer, the next question.
 
-Any process of the guest may write to it, at any time, anything. So nothing here waits for the guest, nothing grows with what it sends (one
-question is held, and no other is read before its answer is out), and what is no question ends the run.
+Any process of the guest may write anything at any time. So nothing here waits for the guest, and no buffer grows with its data: one
+question is held, and the next is read only after its answer is sent. A malformed question ends the run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from agent_sandbox.kernel.wire import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
 from agent_sandbox.runtime.process.pump import CHUNK, Poller
 
-TURN = b'{"turn":'  # so begins what is said at the end of a turn
-LARGEST = (16 << 20) + 4096  # bytes of a question: what may cross, and the words around it
-HANGING_UP_SECONDS = 1.0  # between the end of a conversation and the end of who had it
-_REFUSAL = 8192  # bytes that a guest says at most when there will be no program
+TURN = b'{"turn":'  # prefix of the message at the end of a turn
+LARGEST = (16 << 20) + 4096  # bytes of a question: the largest data, and the JSON around it
+HANGING_UP_SECONDS = 1.0  # allowed between the end of a conversation and the end of its guest
+_REFUSAL = 8192  # largest error message of a guest whose program did not start
 
 
 class Conversation:
-    """One, over a socket that is the supervisor's own end."""
+    """The server of one conversation, over the supervisor's end of a socket."""
 
     def __init__(self, line: socket.socket, talk: Talk, before: Callable[[], None]) -> None:
-        """`before` is called before anybody is asked: that may take long."""
+        """Serve `talk` on `line`. `before` is called before each answer, which may take long."""
         line.setblocking(False)
-        self.broken = ""  # why the guest is not listened to any more
-        self.hung_up = False  # whether it has closed its end
-        self.answered = False  # whether anything was done for it
-        self.said: bytes | None = None  # with what it asked for its next turn, when this one is over
+        self.broken = ""  # why the conversation was ended
+        self.hung_up = False  # whether the guest has closed its end
+        self.answered = False  # whether a question was answered
+        self.said: bytes | None = None  # the request for the next turn, once the current one is over
         self._line = line
         self._hear, self._clock = talk.hear, talk.clock
         self._before = before
@@ -41,24 +41,24 @@ class Conversation:
         self._begun = False
         self._unread = bytearray()
         self._unsent = memoryview(b"")
-        self._asked: int | None = None  # the number of the question that the next turn answers
-        self._turn: bytes | None = None  # to be given when it asks
+        self._asked: int | None = None  # number of the question that the next turn answers
+        self._turn: bytes | None = None  # a turn given before the guest asked
 
     @property
     def lost(self) -> str:
-        """Why the run has to be ended: it has said what cannot be said; or, for a while now, has no line to end its turn with."""
+        """Why the run must be ended, or "": a malformed question, or a socket closed too long ago during turns."""
         if self.hung_up and self._turns and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
             return "it closed its line to its host"
         return self.broken
 
     def join(self, poller: Poller) -> None:
-        """Go on whenever there is something to read or room to write."""
+        """Serve the conversation from this poller, whenever the socket is readable or writable."""
         self._poller = poller
         self._arrange()
         self._listen()
 
     def give(self, turn: bytes) -> None:
-        """Answer its question for a turn, the one it has asked or will ask first."""
+        """Give the guest its next turn: the answer to its request, if it has sent one, else to the first one it sends."""
         self.said = None
         if self._asked is None:
             self._turn = turn
@@ -67,10 +67,10 @@ class Conversation:
             self._send(number, turn)
 
     def last_words(self) -> bytes:
-        """What it said instead of beginning: why it could not."""
+        """Return the error message of a guest that sent no greeting: why its program did not start."""
         if self._begun:
             return b""
-        with suppress(OSError):  # nothing more has come
+        with suppress(OSError):  # nothing more to read
             while len(self._unread) <= _REFUSAL and (more := self._line.recv(CHUNK)):
                 self._unread += more
         return b"" if self._unread.startswith(HELLO) else bytes(self._unread)
@@ -98,7 +98,7 @@ class Conversation:
         return not self.broken
 
     def _listen(self) -> None:
-        """Answer what has been asked, one after the other, until something has to be waited for."""
+        """Answer the received questions one by one, until it has to wait for the socket or for the next turn."""
         while not (self._unsent or self.broken or self.said is not None):
             question = self._next()
             if question is None:
@@ -126,7 +126,7 @@ class Conversation:
             self._clock.resume()
 
     def _next(self) -> tuple[int, bytes] | None:
-        """The next question, when all of it is there."""
+        """Return number and content of the next question, or None if it is incomplete. Sets `broken` if it is malformed."""
         if not self._begun:
             if not self._unread.startswith(HELLO):
                 if len(self._unread) > _REFUSAL:
@@ -166,7 +166,7 @@ class Conversation:
                 self._unsent = self._unsent[self._line.send(self._unsent) :]
         except BlockingIOError:
             return
-        except OSError:  # it hears no more: its exit will say why
+        except OSError:  # the guest has closed its end; its exit shows why
             self._unsent = memoryview(b"")
             self._hang_up()
 

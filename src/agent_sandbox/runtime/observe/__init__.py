@@ -1,1 +1,1 @@
-"""Observe what a guest tries: its system calls decoded, and its DNS questions answered with addresses that lead nowhere."""
+"""Observe a guest: decode its system calls, and answer its DNS queries with addresses that lead nowhere."""

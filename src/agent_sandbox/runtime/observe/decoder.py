@@ -1,8 +1,8 @@
-"""What a system call of a guest means: read its arguments out of the guest's memory, and say what they name.
+"""The decoder of a guest's system calls: read the arguments from the guest's memory, and return the paths and addresses they name.
 
-Hostile throughout: an address may lead nowhere, a name may have no end, a descriptor may be anything. What cannot be read is not told; the
-kernel will refuse it likewise. Names are resolved as far as that can be done without looking at the view: `..` is taken to undo the name
-before it, also where that is a link. The guest waits meanwhile, so what is on the way of every call is plain.
+All input is hostile: an address may be unmapped, a name may have no end, a descriptor may be anything. Unreadable arguments are not
+reported; the kernel will refuse them, too. Paths are normalised without looking at the view: `..` removes the component before it, even if
+that is a symbolic link. The guest waits meanwhile, so the code on the path of every call is simple.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from agent_sandbox.runtime.observe.fake_dns import Names
 Found = tuple[str, str, str, bool]  # the fields of a `Seen`
 
 _PAGE = 4096
-_USUAL_PATH, _LONGEST_PATH = 256, 4096  # bytes: what is read first, and at most
+_USUAL_PATH, _LONGEST_PATH = 256, 4096  # bytes read first, and at most
 _LARGEST_ADDRESS = 128  # struct sockaddr_storage
-_MOST_MESSAGES = 64  # of one sendmmsg that are looked at
+_MOST_MESSAGES = 64  # decoded of one sendmmsg
 _MESSAGE, _MESSAGE_OF_SEVERAL = 56, 64  # bytes of struct msghdr and struct mmsghdr; the first two fields are the address and its length
-_MOST_PROGRAMS = 4096  # whose names are remembered
+_MOST_PROGRAMS = 4096  # threads whose executable is cached
 _WRITES, _EMPTIES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC, os.O_TRUNC | os.O_EXCL | (os.O_TMPFILE & ~os.O_DIRECTORY)
 
-# By call, the names it is about: the argument with the directory (None: the working directory) and that with the name.
+# A path argument: the index of the directory descriptor (None: the working directory) and the index of the name. By call, its paths:
 _Place = tuple[int | None, int]
 _FIRST: tuple[_Place, ...] = ((None, 0),)
 _AT: tuple[_Place, ...] = ((0, 1),)
@@ -44,22 +44,25 @@ _CHANGED: dict[str, tuple[_Place, ...]] = {
     "link": ((None, 1),),
     "linkat": ((2, 3),),
 }
-_LINKED: dict[str, _Place] = {"link": (None, 0), "linkat": (0, 1)}  # what a second name gives access to
+_LINKED: dict[str, _Place] = {"link": (None, 0), "linkat": (0, 1)}  # the existing file, to which the new name gives access
 _OPENED: dict[str, _Place] = {name: (None, 0) if name in ("open", "creat") else (0, 1) for name in OPENS}
 
 
 class Interpreter:
-    """Of the calls of one run. `python` is what to call the interpreter that code runs in, `servers` are where names are answered for."""
+    """The decoder for the calls of one run.
+
+    `python` is the path to report for the interpreter that runs code, `servers` are the addresses of our DNS server.
+    """
 
     def __init__(self, python: str, names: Names, servers: frozenset[str]) -> None:
         self._python = python
         self._names = names
         self._servers = servers
-        self._programs: dict[int, str] = {}  # by thread, until anything is executed
-        self.asking = ""  # the program that turned to the resolver last
+        self._programs: dict[int, str] = {}  # executables by thread, until the next execve
+        self.asking = ""  # the program that last contacted the resolver
 
     def seen(self, call: Call) -> list[Found]:
-        """What the call names; nothing where it names nothing. Raises PermissionError where we may not look."""
+        """Return the targets that the call names; none if it names nothing. Raises PermissionError if we may not read its memory."""
         _, pid, name, arguments = call
         try:
             program = self._program(pid)
@@ -74,17 +77,17 @@ class Interpreter:
             if name in _CHANGED:
                 linked = [(READ, _path(pid, _LINKED[name], arguments), program, True)] if name in _LINKED else []
                 return [*linked, *((WRITE, _path(pid, place, arguments), program, True) for place in _CHANGED[name])]
-            found = (self._reached(pid, name, address, program) for address in _addresses(pid, name, arguments))
-            return [(*each, program, True) for each in found if each is not None]
-        except PermissionError:  # it executed a file that may not be read, and the kernel keeps its memory from whoever may not read that
+            targets = (self._reached(pid, name, address, program) for address in _addresses(pid, name, arguments))
+            return [(*each, program, True) for each in targets if each is not None]
+        except PermissionError:  # it executes an unreadable file: the kernel hides its memory from those who may not read the file
             raise
-        except (OSError, ValueError):  # it points nowhere, or the process has gone
+        except (OSError, ValueError):  # an unmapped address, or the process has gone
             return []
 
     def _reached(self, pid: int, name: str, address: bytes, program: str) -> tuple[str, str] | None:
         family = int.from_bytes(address[:2], "little")
         if family == socket.AF_UNIX:
-            path = address[2:].partition(b"\0")[0]  # without one, it has no name in the view
+            path = address[2:].partition(b"\0")[0]  # empty for an abstract or unnamed socket, which the view does not contain
             return (WRITE if name == "bind" else READ, _absolute(path, f"/proc/{pid}/cwd")) if path else None
         if family == socket.AF_INET and len(address) >= 8:
             host = socket.inet_ntop(socket.AF_INET, address[4:8])
@@ -96,9 +99,9 @@ class Interpreter:
         if name == "bind":
             return LISTEN, _spelt(host, port)
         if port == RESOLVER_PORT and host in self._servers:
-            self.asking = program  # what it asks for is told by itself
+            self.asking = program  # the query itself is recorded when it is answered
             return None
-        # Without a port nothing is sent: it is asked which address would be ours.
+        # Port 0 sends nothing: the program only asks which source address it would get.
         return (CONNECT, _spelt(self._names.named(host), port)) if port else None
 
     def _program(self, pid: int) -> str:
@@ -112,14 +115,14 @@ class Interpreter:
     def _executable(self, pid: int) -> str:
         try:
             path = os.readlink(f"/proc/{pid}/exe")
-        except OSError:  # of one that has become unreadable by executing what may not be read
+        except OSError:  # the process executes an unreadable file
             with open(f"/proc/{pid}/comm", "rb") as file:
                 return os.fsdecode(file.read(64).rstrip(b"\n"))
         return self._python if path.startswith("/memfd:python") else path.removesuffix(" (deleted)")
 
 
 def _opening(pid: int, name: str, arguments: list[int]) -> tuple[str, ...]:
-    """Whether a file is opened to be read, written or both; nothing where only its place is marked. One that begins empty is not read."""
+    """Return READ, WRITE or both for an open call; none for O_PATH. A file opened empty is not read."""
     if name == "creat":
         return (WRITE,)
     flags = arguments[1 if name == "open" else 2]
@@ -133,7 +136,7 @@ def _opening(pid: int, name: str, arguments: list[int]) -> tuple[str, ...]:
 
 
 def _path(pid: int, place: _Place, arguments: list[int]) -> str:
-    """The absolute name of what a call is about. Raises OSError or ValueError where there is none."""
+    """Return the absolute path that a call names. Raises OSError or ValueError if there is none."""
     directory, named = place
     number = sc.AT_FDCWD if directory is None else _signed(arguments[directory])
     name = _string(pid, arguments[named]) if arguments[named] else b""
@@ -143,7 +146,7 @@ def _path(pid: int, place: _Place, arguments: list[int]) -> str:
 
 
 def _absolute(name: bytes, where: str) -> str:
-    """A name, if it is a relative one looked up where a link in /proc leads to, without detours."""
+    """Return a normalised absolute path. `where` is the link in /proc to the directory of a relative name."""
     directory = "" if name.startswith(b"/") else os.readlink(where).removesuffix(" (deleted)")
     if directory and not directory.startswith("/"):
         raise ValueError("a pipe, or a socket")
@@ -154,13 +157,13 @@ def _absolute(name: bytes, where: str) -> str:
 
 
 def _is_there(pid: int, path: str) -> bool:
-    """Whether the guest's view has something of this name. It is neither opened nor followed out of the view."""
+    """Return whether the guest's view contains this path. The file is not opened, and no link is followed out of the view."""
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.close(sc.openat2(root, path, os.O_PATH, resolve=sc.RESOLVE_IN_ROOT | sc.RESOLVE_NO_MAGICLINKS))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # through /proc/self, say: that is the guest's, and not ours to look through
+    except OSError:  # for instance through /proc/self, which is the guest's and not ours to follow: assume that it exists
         return True
     finally:
         os.close(root)
@@ -168,7 +171,7 @@ def _is_there(pid: int, path: str) -> bool:
 
 
 def _addresses(pid: int, name: str, arguments: list[int]) -> Iterator[bytes]:
-    """The socket addresses that a call names."""
+    """Yield the socket addresses that a call names."""
     if name in ("connect", "bind"):
         yield _address(pid, arguments[1], arguments[2])
     elif name == "sendto":
@@ -188,14 +191,14 @@ def _address(pid: int, where: int, length: int) -> bytes:
 
 
 def _memory(pid: int, where: int, size: int) -> bytes:
-    """So many bytes of a guest's memory, in two steps where a page ends between. Raises OSError."""
+    """Read `size` bytes of a guest's memory, in two steps if they cross a page. Raises OSError."""
     first = min(size, _PAGE - where % _PAGE)
     data = sc.process_vm_readv(pid, where, first)
     return data if first == size else data + sc.process_vm_readv(pid, where + first, size - first)
 
 
 def _string(pid: int, where: int) -> bytes:
-    """A name in a guest's memory. Raises ValueError for one that has no end within what a name may have, OSError where nothing is."""
+    """Read a string from a guest's memory. Raises ValueError if it does not end within `_LONGEST_PATH`, OSError if nothing is mapped."""
     text, step = b"", _USUAL_PATH
     while len(text) < _LONGEST_PATH:
         at = where + len(text)

@@ -1,20 +1,20 @@
-"""What a run was seen to try, as values: for learning, simulation and a verbose log. Never for deciding: see `observer`."""
+"""Observations of a run, as values: for learning, simulation and a verbose log. Never for decisions: see `observer`."""
 
 from __future__ import annotations
 
 from agent_sandbox._fast.values import dataclass
 
-# Parts of the notes of a run of which not everything was seen.
+# Parts of the notes of a run that was not observed completely.
 TOO_MANY, FAILED = NOT_ALL = ("it tried more different things than are kept", "of its calls could not be looked at")
 READ, WRITE, EXECUTE, CONNECT, RESOLVE, LISTEN = KINDS = ("read", "write", "execute", "connect", "resolve", "listen")
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Something a program tried, as seen from outside it: what it named, and whether the sandbox's rules let it be there.
+    """An attempt of a program, observed from outside: its target, and whether the sandbox's rules allow it.
 
     `kind` is one of KINDS. `target` is an absolute, normalised path of the view; HOST:PORT for connect and listen, IPv6 in brackets; the
-    name for resolve. `program` is the path of the executable that did it, or its name where that cannot be told.
+    name for resolve. `program` is the path of the executable, or its process name if the path cannot be read.
     """
 
     kind: str
@@ -26,8 +26,10 @@ class Observed:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a runtime can say of it, which knows no rules. `there` is whether a program that was to be executed is in the view at all: one
-    that is looked for along a search path is asked for at every place on it."""
+    """An attempt as the runtime sees it, without knowledge of the rules.
+
+    `there` is whether a program to execute exists in the view: a search along PATH tries to execute it in every directory.
+    """
 
     kind: str
     target: str

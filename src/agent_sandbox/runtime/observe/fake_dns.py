@@ -1,7 +1,7 @@
-"""Answer for the names that an observed program asks for: addresses that lead nowhere, so that what it does next shows which it meant.
+"""A DNS server for observed programs. It answers with made-up addresses, so that a later connection shows which name was meant.
 
-Pure: a packet in, a packet out. Every packet is hostile. What is understood is one question, spelt out, as resolvers ask it; whatever else
-comes gets no answer. The addresses are of the ranges set aside for benchmarks (IPv4) and for documents (IPv6), which no network has.
+Pure: a packet in, a packet out. Every packet is hostile. It understands one uncompressed question, as resolvers send it; anything else gets
+no answer. The addresses are from the ranges reserved for benchmarks (IPv4) and for documentation (IPv6), which no network uses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 MOST_NAMES = 10_000
-LARGEST_QUESTION = 1232  # bytes of a packet that are looked at
+LARGEST_QUESTION = 1232  # bytes of a packet that is read
 _FIRST_V4 = int(ipaddress.IPv4Address("198.18.1.0"))
 _FIRST_V6 = int(ipaddress.IPv6Address("2001:db8::100"))
 _HEADER = struct.Struct("!6H")
@@ -23,20 +23,20 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
 class Names:
-    """The names that were asked for, and the address that each was given."""
+    """The queried names and the made-up address of each."""
 
     def __init__(self, search: Sequence[str] = ()) -> None:
-        """`search` is what resolvers append to a name by themselves; what ends with it does not exist, so that the name itself is asked."""
+        """Take the search domains that resolvers append to names. Names below them do not exist, so that resolvers query the plain name."""
         self._search = tuple(f".{domain}" for domain in search)
         self._places: dict[str, int] = {}
         self._names: list[str] = []
 
     def answer(self, packet: bytes) -> tuple[bytes, str]:
-        """The answer to a packet and the name that it asks for; twice nothing where it is no question."""
-        found = _question(packet)
-        if found is None:
+        """Return the answer to a packet and the name that it queries; both empty if it is not a question."""
+        question = _question(packet)
+        if question is None:
             return b"", ""
-        identity, flags, name, kind, end = found
+        identity, flags, name, kind, end = question
         records, code = b"", 0
         if name.endswith(self._search) and self._search:
             code = _NO_SUCH_NAME
@@ -48,7 +48,7 @@ class Names:
         return head + packet[_HEADER.size : end] + records, name
 
     def named(self, host: str) -> str:
-        """The name whose made-up address this is; the address itself where it is another."""
+        """Return the name with this made-up address; `host` itself for any other address."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -68,11 +68,11 @@ class Names:
 
 def _record(kind: int, place: int) -> bytes:
     raw = (_FIRST_V4 + place).to_bytes(4, "big") if kind == _A else (_FIRST_V6 + place).to_bytes(16, "big")
-    return struct.pack("!HHHIH", 0xC00C, kind, _INTERNET, 0, len(raw)) + raw  # the name is that of the question, at byte 12
+    return struct.pack("!HHHIH", 0xC00C, kind, _INTERNET, 0, len(raw)) + raw  # 0xC00C points to the name in the question, at byte 12
 
 
 def _question(packet: bytes) -> tuple[int, int, str, int, int] | None:
-    """Identity, flags, name, kind, and where the question ends; None for what is not one question of the internet, spelt out."""
+    """Return identity, flags, name, kind and end of the question; None unless it is one uncompressed question of class IN."""
     if not _HEADER.size < len(packet) <= LARGEST_QUESTION:
         return None
     identity, flags, questions, answers, authorities, _ = _HEADER.unpack_from(packet)
@@ -83,7 +83,7 @@ def _question(packet: bytes) -> tuple[int, int, str, int, int] | None:
     while length:
         label = packet[at + 1 : at + 1 + length]
         at += 1 + length
-        if length > 63 or len(label) < length or at >= len(packet) or at - _HEADER.size > 254:  # also no pointers: nothing to point back to
+        if length > 63 or len(label) < length or at >= len(packet) or at - _HEADER.size > 254:  # > 63: also a pointer
             return None
         labels.append(_spelt(label.lower()))
         length = packet[at]
@@ -94,5 +94,5 @@ def _question(packet: bytes) -> tuple[int, int, str, int, int] | None:
 
 
 def _spelt(label: bytes) -> str:
-    """As zone files spell it: what is no letter, digit or hyphen by its number, so that no dot in a label is taken for one between two."""
+    """Return a label as in zone files: other bytes than letters, digits, `-` and `_` by number, so that a dot in it separates no labels."""
     return "".join(chr(byte) if byte in _PLAIN else f"\\{byte:03d}" for byte in label)

@@ -1,16 +1,16 @@
-"""See what a guest tries, from outside it: a thread that hears of its calls, looks at them, and lets every one go on.
+"""The observer of a guest: a thread outside it that is notified of its system calls, decodes them, and lets every call continue.
 
-For learning, simulating and a verbose log; never the wall. What it sees is what the call named at the moment of the look, and another
-thread of the guest may have put something else there since: a program that wants to can hide from it, and cannot do anything by that
-which the view, the filter and the empty network would not have let it do anyway.
+It serves learning, simulation and a verbose log; it is never a wall. It reads the arguments of a call at one moment, and another thread of
+the guest may change them afterwards. So a program can hide from it, but gains nothing: the view, the seccomp filter and the empty network
+hold anyway.
 
-A guest waits while its call is looked at, so nothing piles up here: a flood of calls is slow by its own doing. What is kept is bounded;
-beyond that calls are let go unseen, and it is said. When the supervisor dies, the calls fail with it, and init ends the run as always. When
-something here goes wrong, the call goes on, and it is counted. The made-up names of `fake_dns` are answered for by the same thread.
+A guest waits while its call is decoded, so nothing queues up here: a flood of calls slows only itself. The number of kept observations is
+bounded; further calls continue undecoded, and a note says so. When the supervisor dies, the calls fail, and init ends the run as always.
+When decoding fails, the call continues, and the failure is counted. The same thread answers the DNS queries of `fake_dns`.
 
-Not quite the same for the guest: a call takes some hundred microseconds longer, and milliseconds while the application keeps Python busy.
-A signal that comes before the call has been heard of interrupts it, which a program without SA_RESTART is told (EINTR); nothing was done
-then. And it cannot have a listener of its own (EBUSY). Its own filters otherwise work as ever, and what they refuse is not told.
+The guest can notice differences. A call takes some hundred microseconds longer, and milliseconds while the application keeps Python busy. A
+signal before the notification is received interrupts the call; a program without SA_RESTART gets EINTR, and nothing was done then. The
+guest cannot have a listener of its own (EBUSY). Its own filters otherwise work as usual, and calls that they refuse are not observed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from agent_sandbox.runtime.observe.decoder import Found, Interpreter
 from agent_sandbox.runtime.observe.events import FAILED, RESOLVE, TOO_MANY, Seen
 from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, Names
 
-MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of what is kept: things that differ, and all that they are called
+MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of kept observations: distinct ones, and characters of their names
 _QUESTIONS_AT_ONCE = 16
 
 
 def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str]) -> Observer | None:
-    """Hear of what a guest does from here on, and answer on these sockets, which are taken over. Raises OSError where the host does not
-    let us. None when the guest says something else than that it is to be heard: why it cannot be."""
+    """Observe a guest from here on, and answer DNS queries on `sockets`, whose ownership passes here.
+
+    Return None if the guest sends something else than its listener: an error message, which stays unread. Raises OSError if the host does
+    not permit observation.
+    """
     try:
         if payload.recv(1, socket.MSG_PEEK) != LISTENING:
             return None
@@ -52,10 +55,10 @@ def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str
 
 
 class Observer:
-    """Of one run, from when its guest begins to be observed until `close`."""
+    """The observer of one run, from the start of observation until `close`."""
 
     def __init__(self, listener: int, sockets: Sequence[int], search: Sequence[str], *, python: str) -> None:
-        """Takes both kinds of descriptors over. `python` is what to call the interpreter that code runs in."""
+        """Take ownership of `listener` and `sockets`. `python` is the path to report for the interpreter that runs code."""
         self._listener = Listener(listener)
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = Names(search)
@@ -70,17 +73,17 @@ class Observer:
         self._thread = threading.Thread(target=self._serve, name="agent-sandbox-observer", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the application may not have another thread
+        except RuntimeError:  # the application may start no more threads
             self._let_go()
             os.close(self._stopper)
             raise OSError(errno.EAGAIN, "no thread could be started to observe the run") from None
 
     def begin(self) -> None:
-        """The guest gets its program: what it did before was our own doing."""
+        """Start recording: the guest gets its program now. Earlier calls were our own."""
         self._begun = True
 
     def taken(self) -> tuple[tuple[tuple[Seen, int], ...], tuple[str, ...]]:
-        """What was seen since the last time, how often, in the order of first appearance; and what is to be said of it."""
+        """Return the observations since the last call, with their counts and in order of first appearance, and notes about missing ones."""
         with self._lock:
             seen, self._seen, self._characters = self._seen, {}, 0
             unseen, failed, self._unseen, self._failed = self._unseen, self._failed, 0, 0
@@ -92,7 +95,7 @@ class Observer:
         return tuple((Seen(*found), times) for found, times in seen.items()), tuple(notes)
 
     def close(self) -> None:
-        """When nothing of the guest lives. Idempotent."""
+        """Stop the thread, once no process of the guest is left. Idempotent."""
         if self._stopper >= 0:
             os.close(self._stopper)
             self._stopper = -1
@@ -110,7 +113,7 @@ class Observer:
                 heard = ready.pop(self._listener.fd, 0)
                 if heard & select.POLLIN:
                     self._hear()
-                elif heard:  # nobody is left who could call
+                elif heard:  # hang-up: no process of the guest is left
                     poller.unregister(self._listener.fd)
                 for fd in ready:
                     self._answer(self._sockets[fd])
@@ -131,12 +134,12 @@ class Observer:
         if self._begun and not self._full:
             try:
                 seen = self._interpreter.seen(call)
-            except Exception:  # whatever it was, the guest must not wait for ever
+            except Exception:  # on any error: the guest must not wait for ever
                 self._failed += 1
         elif self._begun:
             self._unseen += 1
-        with self._lock:  # so that what has been done is never asked for before it is kept
-            if self._listener.go_on(call):  # it was waiting all the time, so what was read is its own
+        with self._lock:  # so that `taken` never misses a call that has continued
+            if self._listener.go_on(call):  # the call was still waiting, so the memory read was its own
                 for each in seen:
                     self._keep(each)
 
@@ -155,12 +158,12 @@ class Observer:
                 if name and self._begun and not self._full:
                     self._keep((RESOLVE, name, self._interpreter.asking, True))
             if answer:
-                with suppress(OSError):  # it has gone, or reads nothing: names are asked for again
+                with suppress(OSError):  # the client has gone or does not read; resolvers retry
                     sock.sendto(answer, address)
 
     def _keep(self, found: Found) -> None:
         _, target, program, _ = found
-        if target.startswith(SCRIPTS) and target[len(SCRIPTS) :][:1] in ("", "/"):  # where code is put before it runs
+        if target.startswith(SCRIPTS) and target[len(SCRIPTS) :][:1] in ("", "/"):  # the directory of the program's own source
             return
         times = self._seen.get(found, 0)
         if not times:

@@ -65,7 +65,7 @@ class Permits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A runtime as the router sees it: its traits, and why it cannot be used just now, if so."""
+    """A runtime as the router sees it: its traits, and why it is unavailable, if it is."""
 
     traits: Traits
     unavailable: str = ""

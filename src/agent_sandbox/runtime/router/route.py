@@ -1,7 +1,7 @@
 """Choose a runtime: the cheapest that gives every required guarantee and, as far as its text shows, can run the work.
 
-Total and deterministic; the time it takes is bounded by the size of text that the readers accept. Where the text does not tell, the work
-goes to a lighter runtime only if it can start again on a heavier one.
+Total and deterministic; its time is bounded by the size of text that the readers accept. Where the text does not tell, the work goes to a
+lighter runtime only if it can start again on a heavier one; `lack_in` recognises a run that must.
 """
 
 from __future__ import annotations
@@ -14,10 +14,27 @@ from agent_sandbox.readers.bounds import shown
 from agent_sandbox.runtime.base import COMMAND
 from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Reading, Route, Work
 
+_BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
+
+_REJECTED = "Possibly unhandled promise rejection: "  # QuickJS prints it before the error of a rejected promise
+_TAIL = 4096  # bytes of stderr that are inspected: a traceback ends with the error
+_MISSING = ("ModuleNotFoundError: ", "ImportError: ")
+_UNSUPPORTED = (
+    "RuntimeError: can't start new thread",
+    "OSError: [Errno 58] ",  # ENOTSUP in the numbering of WASI
+    "OSError: [Errno 52] ",  # ENOSYS
+    "ReferenceError: ",  # JavaScript: a name that only Node.js has
+)
+_UNAVAILABLE = " is unavailable on wasm32-wasi"  # the error of `ctypes` and `mmap` there, after their name
+_LATE_WARNING = "RuntimeWarning: "  # follows the error that ended an event loop
+
 
 @dataclass(frozen=True)
 class Fit:
-    """`barred` excludes for good; `lacks` says what the work would miss, as far as its text shows; `doubts` what the text does not tell."""
+    """The fitness of one runtime for the work.
+
+    `barred` excludes it for good; `lacks` lists what the work would miss, as far as its text shows; `doubts` what the text does not tell.
+    """
 
     host: Candidate
     barred: str = ""
@@ -26,7 +43,7 @@ class Fit:
 
     @property
     def eligible(self) -> bool:
-        """Whether it may be used at all: it is there, gives the guarantees and takes the language."""
+        """Whether it may be used at all: it is available, gives the guarantees and takes the language."""
         return not self.barred
 
     @property
@@ -36,12 +53,12 @@ class Fit:
 
     @property
     def reason(self) -> str:
-        """What speaks against it most, or nothing."""
+        """The strongest reason against it, or an empty string."""
         return self.barred or next(iter((*self.lacks, *self.doubts)), "")
 
 
 def fit(host: Candidate, work: Work, requires: frozenset[Guarantee], reading: Reading) -> Fit:
-    """Judge a runtime. Guarantees come before anything that the code says of itself."""
+    """Judge a runtime. Guarantees come before anything that the code shows."""
     if barred := _barred(host, work, requires):
         return Fit(host, barred)
     if host.traits.whole:
@@ -102,11 +119,8 @@ def _unread(work: Work, reading: Reading) -> Iterator[str]:
             yield f"the module {name[:80]} lies beside the code and was not read"
 
 
-_BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
-
-
 def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Candidate]) -> Route:
-    """Where the work is to run. Never a runtime that is unavailable or lacks a required guarantee."""
+    """Return where the work is to run. Never a runtime that is unavailable or lacks a required guarantee."""
     reading = read(work)
     fits = [fit(host, work, requires, reading) for host in sorted(hosts, key=lambda host: host.order)]
     notes = _notes(reading, permits)
@@ -116,14 +130,14 @@ def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: I
             return Route(candidate.host.name, shown(_why(candidate, work, reading)), _others(fits, candidate), forward, notes)
     if not (eligible := [each for each in fits if each.eligible]):
         return Route(None, shown(_why_none(fits, work)), _others(fits, None), None, notes)
-    # Nothing fits well. What gives the guarantees is safe to try, and its own error tells the author more than a refusal to guess.
+    # Nothing fits well. A runtime with the guarantees is safe to try, and its own error tells the author more than a refusal to guess.
     least = min(eligible, key=lambda each: (len(each.lacks), len(each.doubts), *each.host.order))
     why = f"nothing else here gives what is required, although {(*least.lacks, *least.doubts)[0]}"
     return Route(least.host.name, shown(why), _others(fits, least), None, notes)
 
 
 def read(work: Work) -> Reading:
-    """What the text of the work shows. Languages that only whole runtimes take need no reading."""
+    """Return what the text of the work shows. Languages that only whole runtimes take need no reading."""
     if work.language == "python":
         from agent_sandbox.runtime.router.python import read_python
 
@@ -136,7 +150,7 @@ def read(work: Work) -> Reading:
 
 
 def explain(chosen: Route) -> tuple[str, ...]:
-    """The decision in lines, for `--explain` and for people who look at a result."""
+    """Return the decision as lines, for `--explain` and for people who look at a result."""
     lines = [f"runtime: {chosen.runtime or 'none'}: {chosen.why}"]
     lines += [f"passed over: {name}: {why}" for name, why in chosen.passed_over]
     if chosen.fall_forward is not None:
@@ -183,26 +197,13 @@ def _notes(reading: Reading, permits: Permits) -> tuple[str, ...]:
     return tuple(map(shown, notes))
 
 
-_REJECTED = "Possibly unhandled promise rejection: "  # QuickJS, before the error that a promise was rejected with
-_TAIL = 4096  # bytes of stderr that are looked at: a traceback ends with what matters
-_MISSING = ("ModuleNotFoundError: ", "ImportError: ")
-_UNSUPPORTED = (
-    "RuntimeError: can't start new thread",
-    "OSError: [Errno 58] ",  # ENOTSUP as WASI counts
-    "OSError: [Errno 52] ",  # ENOSYS
-    "ReferenceError: ",  # of JavaScript: a name that only Node.js has
-)
-_UNAVAILABLE = " is unavailable on wasm32-wasi"  # what `ctypes` and `mmap` say there, after the name
-_AFTERTHOUGHT = "RuntimeWarning: "  # follows the error that ended an event loop
-
-
 def lack_in(code: int, stderr: bytes) -> str | None:
-    """What the runtime seems to have lacked, in the words of the error that ended the program; None when it ended in another way."""
+    """Return the error by which the program ended for lack of something in the runtime; None if it ended in another way."""
     if code == 0:
         return None
     lines = stderr[-_TAIL:].decode("utf-8", "replace").splitlines()
-    # JavaScript's stack follows, set in.
-    last = next((line for line in reversed(lines) if line and not line[0].isspace() and _AFTERTHOUGHT not in line), "")
+    # The stack of JavaScript follows its error, indented.
+    last = next((line for line in reversed(lines) if line and not line[0].isspace() and _LATE_WARNING not in line), "")
     last = last.removeprefix(_REJECTED)
     if last.startswith((*_MISSING, *_UNSUPPORTED)) or (last.startswith("OSError: ") and last.endswith(_UNAVAILABLE)):
         return shown(last, 200)

@@ -1,7 +1,8 @@
-"""The Python of the `wasm` runtime as a table: CPython 3.15 for WASI with the scientific packages that are linked into it.
+"""The modules of the Python in the `wasm` runtime: CPython 3.15 for WASI with the scientific packages linked into it.
 
-Found by importing every module inside, and by comparing the names in each with those of a CPython for Linux. It belongs to the artefact
-that the runtime pins, and is to be found anew with each new one. An entry too many costs a second start, one too few a slower one.
+The table was made by importing every module inside, and by comparing the names in each with those of a CPython for Linux. It belongs to
+the artefact that the runtime pins, and must be made anew for each new one. A surplus entry costs a second start, a missing one a slower
+start.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PACKAGES = """
     tabulate threadpoolctl tlz tomli_w toolz tqdm typing_extensions tzdata webencodings wrapt xlrd xlsxwriter xmltodict yaml
 """
 
-# Missing although their module is there: WASI has nothing beneath them, or Python has dropped them since.
+# Names that are missing although their module exists: WASI has nothing to build them on, or Python has dropped them since.
 _ABSENT = {
     "ast": "Bytes Ellipsis NameConstant Num Str",
     "configparser": "LegacyInterpolation SafeConfigParser",

@@ -159,4 +159,4 @@ def _make_images(cache: Cache, machine: Machine, package: Package, names: list[s
             if instance.run(preparation(name)) != 0:
                 raise SystemExit(f"the interpreter could not be prepared for the image {name!r}")
             image = instance.memory()
-            cache.keep(stored_as(name), lambda file, image=image: file.write(image))  # type: ignore[misc]  # a default
+            cache.keep(stored_as(name), lambda file, image=image: file.write(image))  # type: ignore[misc]  # a lambda's default

@@ -50,7 +50,7 @@ _GUARANTEES = frozenset(
     }
 )
 _REASONS = {"wall": Reason.TIMED_OUT, "cpu": Reason.CPU_LIMIT, "disk": Reason.DISK_LIMIT, "abort": Reason.SIGNALLED}
-_PATIENCE_BYTES = 64 << 20  # of output after which a run is ended, if the limit is small
+_PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 _CHUNK = 65536
 _STARTING_SECONDS = 60.0  # for the engine to load, at most
 _ABORT = 6  # SIGABRT: a trap ends the program so in every runtime

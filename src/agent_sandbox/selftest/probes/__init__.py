@@ -1,4 +1,4 @@
-"""Every probe of the self-test, in the order in which they run."""
+"""All probes of the self-test, in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files: what is hidden is not read, what is real is not written."""
+"""Probes on files: hidden files are not read, real files are not written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_sandbox.selftest.probe import RUN, Found, Registry
 
 SUBJECT = Registry("user namespaces", "mount copies", "overlay", "Landlock")
 
-# Only such as may be opened without any effect: opening a watchdog would start it.
+# Only devices that can be opened without side effects: opening a watchdog would start it.
 _DEVICES = tuple(
     f"/dev/{name}" for name in ("mem", "kmsg", "kvm", "fuse", "net/tun", "loop-control", "vda", "sda", "nvme0n1", "dm-0", "input/event0")
 )
@@ -95,7 +95,7 @@ def devices(bench: Bench, box: Box) -> Found:
 
 
 def _secrets(bench: Bench, ran: Ran) -> Found:
-    """Only a secret counts: what stands in its place inside, if anything, is the guest's own."""
+    """Count only ways that reached the secret itself: a file in its place inside, if any, is the guest's own."""
     reached = {way: "its content" for way, seen in ran.reached.items() if bench.token in seen}
     return Found(reached, ran.refused)
 

@@ -1,4 +1,4 @@
-"""The kernel: few ways into it, no new namespaces, no settings, no keys typed."""
+"""Probes on the kernel: few system calls, no new namespaces, no kernel settings, no input pushed into a terminal."""
 
 from __future__ import annotations
 

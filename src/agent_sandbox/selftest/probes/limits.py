@@ -1,4 +1,4 @@
-"""Limits: each is tried with a small number, on the same machinery; to reach the user's own would be the attack itself."""
+"""Probes on limits. Each uses a small limit on the same machinery: reaching the user's own would be the attack itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUBJECT = Registry("control groups", "a kept run")
 _PROCESSES, _FILES, _OUTPUT = 24, 64, 64 << 10
 _MEMORY, _DISK = 96, 8  # MiB
 _WALL, _CPU, _WRITING = 0.3, 0.2, 1.0  # seconds
-# In a sandbox an attempt goes on for so much longer than without: a machine under load must not turn a limit that is late into none.
+# An attempt lasts this many times as long in a sandbox as without: under load, a late limit must not look like none.
 _PATIENT = 4
 
 
@@ -31,7 +31,7 @@ def memory(bench: Bench, box: Box) -> Found:
     f"goes on for {3 * _PATIENT * _WALL:.1f} s, deaf to signals, where {_WALL} s are allowed",
 )
 def wall_time(bench: Bench, box: Box) -> Found:
-    return _ended(box, "go_on", {"seconds": _going_on(box, 3 * _WALL)}, {"wall_seconds": _WALL}, "wall")
+    return _ended(box, "go_on", {"seconds": _duration(box, 3 * _WALL)}, {"wall_seconds": _WALL}, "wall")
 
 
 @SUBJECT.probe(
@@ -41,7 +41,7 @@ def wall_time(bench: Bench, box: Box) -> Found:
     boxes=(SDK,),
 )
 def processor_time(bench: Bench, box: Box) -> Found:
-    return _ended(box, "burn", {"seconds": _going_on(box, 2 * _CPU)}, {"cpu_seconds": _CPU}, "cpu")
+    return _ended(box, "burn", {"seconds": _duration(box, 2 * _CPU)}, {"cpu_seconds": _CPU}, "cpu")
 
 
 @SUBJECT.probe(
@@ -77,16 +77,16 @@ def output(bench: Bench, box: Box) -> Found:
 )
 def disk(bench: Bench, box: Box) -> Found:
     path = f"{bench.project if box.processes else '/tmp'}/{bench.mark()}"
-    arguments = {"path": path, "megabytes": 3 * _DISK, "seconds": _going_on(box, _WRITING)}
+    arguments = {"path": path, "megabytes": 3 * _DISK, "seconds": _duration(box, _WRITING)}
     return _ended(box, "fill", arguments, {"disk_bytes": _DISK * MIB}, "disk", module="files")
 
 
-def _going_on(box: Box, seconds: float) -> float:
+def _duration(box: Box, seconds: float) -> float:
     return seconds if box.name == Bare.name else seconds * _PATIENT
 
 
 def _ended(box: Box, function: str, arguments: dict[str, Any], limits: dict[str, Any], name: str, *, module: str = "processes") -> Found:
-    """Reached when it came to its end; and when it did not, and nobody says that the limit was why."""
+    """Run an attempt that a limit must end. It got through if it finished, or if it ended and this limit is not given as the reason."""
     ran = box.run(Attempt(module, function, arguments, limits, may_end=True))
     if ran.answered:
         reached, refused = list(ran.reached.values()), list(ran.refused.values())

@@ -1,4 +1,4 @@
-"""Network: nobody outside is reached."""
+"""Probes on the network: nothing outside is reached."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agent_sandbox.selftest.probe import Found, Registry
 SUBJECT = Registry("namespaces", "seccomp", "Landlock")
 
 _LOOPBACK = (socket.AF_INET, ("127.0.0.1", 0))
-_ELSEWHERE = "192.0.2.1"  # an address that documentation has to itself; nothing is sent to it
-# One question for the address of verify.invalid, as a resolver gets it.
+_ELSEWHERE = "192.0.2.1"  # an address reserved for documentation; nothing is sent to it
+# A DNS query for the address of verify.invalid.
 _QUESTION = "000101000001000000000000" + "06766572696679" + "07696e76616c6964" + "00" + "0001" + "0001"
 _KINDS = {
     "packets": [17, 3, 0x0300],
@@ -61,7 +61,7 @@ def unix_files(bench: Bench, box: Box) -> Found:
     name = bench.mark()
     directory = os.open(bench.project, os.O_PATH | os.O_CLOEXEC)
     try:
-        # By way of its directory: the path of a socket may have no more than 107 characters.
+        # Through its directory: the path of a socket may have at most 107 characters.
         with listening(socket.SOCK_STREAM, file=(socket.AF_UNIX, f"/proc/self/fd/{directory}/{name}")) as listeners:
             attempt = Attempt("network", "connect_to_file", {"directory": bench.project, "name": name}, project=True)
             return _heard(listeners, box.run(attempt))
@@ -96,6 +96,6 @@ def _targets(listeners: Mapping[str, Listener]) -> dict[str, object]:
 
 
 def _heard(listeners: Mapping[str, Listener], ran: Ran) -> Found:
-    """What our own sockets heard; what the attempt believes to have reached is another matter."""
+    """Count what our own sockets received, not what the attempt believes to have reached."""
     counts = {way: listener.heard() for way, listener in listeners.items()}
     return Found({way: f"we heard it {count} times" for way, count in counts.items() if count}, ran.refused)

@@ -1,4 +1,4 @@
-"""Numbers of system calls on this machine, for attempts that have to make them by hand."""
+"""System call numbers of this machine, for attempts that must make raw system calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from agent_sandbox.kernel.syscall_rules import numbers
 
 
 def system_calls(*names: str) -> dict[str, int]:
-    """The number of each."""
+    """Return the number of each system call."""
     table = numbers(os.uname().machine)
     return {name: table[name] for name in names}

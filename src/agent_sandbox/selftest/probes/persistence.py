@@ -1,4 +1,4 @@
-"""Persistence: nothing of one run is found by the next, lives on after it, or survives its supervisor."""
+"""Probes on persistence: nothing of a run is visible to the next, outlives the run, or survives its supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_sandbox.selftest.probes.numbers import system_calls
 
 SUBJECT = Registry("namespaces", "pidfd", "a run", "a kept run")
 
-GONE_SECONDS = 2.0  # within which everything of a killed supervisor must be gone
+GONE_SECONDS = 2.0  # time for everything of a killed supervisor to be gone
 _LINGER_SECONDS = 10.0
 
 
@@ -109,12 +109,12 @@ def _found_again(box: Box, paths: list[str], *, throw_away: bool = False) -> Fou
         for path in paths:
             with suppress(OSError):
                 os.unlink(path)
-    # By their directories: the names are others each time, and what is shown without a sandbox has to be found again in one.
+    # Keyed by directory: the names differ each time, and ways shown without a sandbox must match those in one.
     reached, refused = ({os.path.dirname(path): seen for path, seen in ways.items()} for ways in (ran.reached, ran.refused))
     return Found(reached, refused)
 
 
 def _must_reach(ran: Ran) -> None:
-    """What could not be left cannot be found: that shows nothing."""
+    """Raise `NoAnswer` if nothing could be left behind: a search for it would show nothing."""
     if ran.refused and not ran.reached:
         raise NoAnswer(f"nothing could be left to be found: {next(iter(ran.refused.values()))}")

@@ -1,4 +1,4 @@
-"""Processes: those of the machine are not seen or harmed, and nothing of the caller's comes along."""
+"""Probes on processes: those of the machine are not seen or harmed, and nothing of the caller is inherited."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def start_processes(bench: Bench, box: Box) -> Found:
 )
 def start_other_tools(bench: Bench, box: Box) -> Found:
     tool = os.path.realpath("/usr/bin/basename")
-    loader = next(iter(loader_of(tool)), tool)  # a program without one is started in its place: the same try once more
+    loader = next(iter(loader_of(tool)), tool)  # a program without a loader stands in for it: the same attempt once more
     mark = bench.mark()
     copy = f"/tmp/{mark}"
     try:
         ran = box.run(Attempt("processes", "start_tool", {"tool": tool, "loader": loader, "copy": copy, "mark": mark}, tools=("true",)))
     finally:
-        with suppress(FileNotFoundError):  # without a sandbox it is there
+        with suppress(FileNotFoundError):  # the copy is there only without a sandbox
             os.unlink(copy)
     return Found(ran.reached, ran.refused)
 
@@ -65,7 +65,7 @@ def harm_processes(bench: Bench, box: Box) -> Found:
         ran = box.run(Attempt("processes", "harm", {"pid": process.pid}))
         after = os.getpriority(os.PRIO_PROCESS, process.pid)
         reached = {} if after == before else {"priority": f"it went from {before} to {after}"}
-        # A signal that was sent has arrived when the sender goes on; what it does to its receiver may take a moment longer.
+        # A signal has arrived when its sender goes on; its effect on the receiver may take a moment longer.
         until(lambda: process.poll() is not None, 2.0 if "kill" in ran.reached else 0.0)
         if process.poll() == -signal.SIGKILL:
             reached["signal"] = "it was killed"

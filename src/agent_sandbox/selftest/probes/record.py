@@ -1,4 +1,4 @@
-"""The record: every run is in the ledger, and the ledger agrees with itself."""
+"""Probe on the ledger: every run is recorded, and the ledger is consistent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_sandbox.selftest.probe import Found, Registry
 
 SUBJECT = Registry("state directory")
 
-_ALL_OF_IT = 64 << 20  # bytes of a ledger that are checked from the beginning; of a longer one, only what this run added is read
+_LARGEST_VERIFIED = 64 << 20  # bytes of a ledger verified from the beginning; of a longer one, only this run's entries are read
 
 
 @SUBJECT.probe(
@@ -31,7 +31,7 @@ def ledger(bench: Bench, box: Box) -> Found:
     box.run(attempt)
     try:
         entries = _since(path, size)
-        if path.exists() and path.stat().st_size <= _ALL_OF_IT:
+        if path.exists() and path.stat().st_size <= _LARGEST_VERIFIED:
             chain.verify(path)
     except LedgerBroken as error:
         return Found({"record": error.message})
@@ -48,7 +48,7 @@ def _since(path: os.PathLike[str], offset: int) -> list[Entry]:
     if not os.path.exists(path):
         return []
     with open(path, "rb") as file:
-        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)  # shorter: a new file was begun meanwhile
+        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)  # shorter: a new file has been started
         lines = file.read().splitlines()
     try:
         return [decode(line) for line in lines if line]

@@ -63,7 +63,7 @@ def promote(
     undoes: int = 0,
     clock: Callable[[], float] = time.time,
 ) -> Promotion:
-    """Make the tree what the plan says. The old entries are kept in `promotions`, the project's state directory, for an undo.
+    """Carry out the plan. The old entries are kept in `promotions`, the project's state directory, for an undo.
 
     Raises `PolicyError` for a plan with something refused or held, `Drift` if the tree is not what the plan expects, `Busy` if another
     process promotes to it, `Unfinished` if an earlier promotion cannot be finished, and `WorkspaceError` if the disk refuses. In each case
@@ -88,7 +88,7 @@ def _refuse(plan: Plan) -> None:
 
 
 def refuse_impossible(plan: Plan) -> None:
-    """Raise `PolicyError` for a plan with changes that are never promoted, whoever approves them."""
+    """Raise `PolicyError` for a plan with changes that are never promoted, not even with approval."""
     if plan.refused:
         first, count = plan.refused[0], len(plan.refused)
         what = "a change" if count == 1 else f"{count:,} changes"

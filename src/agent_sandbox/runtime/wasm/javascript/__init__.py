@@ -1,5 +1,5 @@
-"""JavaScript inside WebAssembly: QuickJS, as its maker compiled it, with a console, timers and an event loop of ours around it.
+"""JavaScript inside WebAssembly: QuickJS, as its maker compiled it, with our console, timers and event loop.
 
-`adapting` is what is changed in its module before it is compiled, the `.js` files are what a program finds besides the language, and
-`interpreter` is how a host drives it. Only the last of them needs the engine.
+`module_patch` changes its module before compilation, the `.js` files are the globals of a program, and `interpreter` drives it from the
+host. Only `interpreter` needs the engine.
 """

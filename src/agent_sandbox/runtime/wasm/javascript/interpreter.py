@@ -1,4 +1,4 @@
-"""One instance of QuickJS, and the event loop around it: run what promises have left to do, then the next timer, until nothing is left."""
+"""An instance of QuickJS and its event loop: run the pending promise jobs, then the next timer, until none is left."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _FILES = ("inspect.js", "console.js", "start.js")
 _GIVEN = ("source", "arguments", "env", "cwd", "seed")
 _OURS = 'globalThis[Symbol.for("agent-sandbox")]'
 _STARTS = ("_initialize", "qjs_init_argv", "qjs_get_context", "malloc", "free")
-_STACK_KIB = 1800  # for its own calls: it is compiled with 2048, and does not notice their end by itself
-_EXCEPTION = 6  # the tag of a value that is none, in its upper half
-_MOST_ROUNDS = 4096  # of what promises do, before it is looked whether there is more
+_STACK_KIB = 1800  # QuickJS's own stack limit: it is compiled with 2048 KiB and does not notice their end by itself
+_EXCEPTION = 6  # tag in the upper half of a value: an exception was raised
+_MOST_ROUNDS = 4096  # rounds of promise jobs between two checks for more
 
 
 class Broken(Exception):
-    """The interpreter itself has failed, not the program in it; its last words are on stderr."""
+    """The interpreter itself failed, not the program in it. Its error message is on stderr."""
 
 
 def prelude() -> str:
-    """What a program finds besides the language, as one module."""
+    """Return the source of the globals that a program finds, as one module."""
     here = os.path.dirname(__file__)
     texts = []
     for name in _FILES:
@@ -39,7 +39,7 @@ def prelude() -> str:
 
 
 class Interpreter(Inside):
-    """For one program, once it has been prepared."""
+    """A QuickJS interpreter. `prepare` it, then `run` one program."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
         super().__init__(store, instance)
@@ -48,7 +48,7 @@ class Interpreter(Inside):
         self._context = self._runtime = self._name = self._scratch = 0
 
     def prepare(self, prelude: str) -> None:
-        """Start it, and let it read what every program finds."""
+        """Start the interpreter and evaluate the prelude. Raises `Broken` if that fails."""
         self._call("_initialize")
         words = [self._text(word) for word in ("qjs", f"--stack-size={_STACK_KIB}", "-m", "-e", prelude)]
         pointers = b"".join(word.to_bytes(4, "little") for word in words) + bytes(4)
@@ -59,17 +59,17 @@ class Interpreter(Inside):
         self._name, self._scratch = self._text("<host>"), self._put(bytes(4))
 
     def run(self, path: str, message: Mapping[str, Any]) -> int:
-        """Run a program as it was handed over to its end, at which it ends this process; or until it breaks."""
+        """Run the program of a guest's message. Its end also ends this process. Raises `Broken` if the interpreter fails."""
         self._ours("begin", json.dumps({"path": path} | {name: message[name] for name in _GIVEN}, sort_keys=True))
         while True:
-            self._keep_promises()
+            self._run_promise_jobs()
             self._await("checked")
             if not self._ours("turn") & 1:
                 self._ours("end")
                 return 0
 
-    def _keep_promises(self) -> None:
-        """Whatever they have to do. To look whether there is something does one thing; in between as much is done inside as is sensible."""
+    def _run_promise_jobs(self) -> None:
+        """Run all pending promise jobs. A check for more runs one job; between checks, a growing number of rounds runs inside."""
         rounds = 1
         while self._call("JS_ExecutePendingJob", self._runtime, self._scratch) > 0:
             self._await("rounds", rounds)

@@ -1,8 +1,8 @@
-"""What is changed in QuickJS's module before it is compiled: functions of its own are exported, and a text that it is given gets a name.
+"""The patch of QuickJS's module before compilation: export more of its functions, and rename evaluated source.
 
-Its maker exports a function that starts it and runs one file, but none that runs what promises have left to do. The functions are in the
-module all the same, with their names. And it calls every text that it evaluates `<evalScript>`; ours is `main.js`, and lies in the working
-directory as far as its imports go.
+Its maker exports a function that starts it and runs one file, but none that runs pending promise jobs. The module contains these
+functions, with their names. It also calls every evaluated source `<evalScript>`; ours is called `main.js`, and its imports are resolved
+from the working directory.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ _HEADER = 8
 
 
 class Unknown(ValueError):
-    """A module that is not the one we know."""
+    """The module is not the one we know."""
 
 
 def adapted(module: bytes) -> bytes:
-    """The module, changed. Raises `Unknown` when it is not what it should be."""
+    """Return the patched module. Raises `Unknown` if it is not as expected."""
     if module.count(_UNNAMED) != 1:
         raise Unknown("it does not name what it evaluates as expected")
     return _with_exports(module.replace(_UNNAMED, f"\0{NAME}".encode().ljust(len(_UNNAMED), b"\0")))
 
 
 def _with_exports(module: bytes) -> bytes:
-    """Add to the section of exports; everything else stays where it is, byte for byte."""
+    """Return the module with `EXPORTED` added to its export section. All other content stays in place, byte for byte."""
     try:
         numbers = _function_names(module)
         missing = [name for name in EXPORTED if name not in numbers]
         if missing:
             raise Unknown(f"it has no {', '.join(missing)}")
         new = b"".join(_text(name) + bytes([_FUNCTION]) + _number(numbers[name]) for name in EXPORTED)
-        made = bytearray(module[:_HEADER])
+        patched = bytearray(module[:_HEADER])
         for kind, start, end in _sections(module):
             content = module[start:end]
             if kind == _EXPORTS:
                 count, at = _read(content, 0)
                 content = _number(count + len(EXPORTED)) + content[at:] + new
-            made += bytes([kind]) + _number(len(content)) + content
-        return bytes(made)
+            patched += bytes([kind]) + _number(len(content)) + content
+        return bytes(patched)
     except IndexError as error:
         raise Unknown("it ends too early") from error
 
@@ -58,7 +58,7 @@ def _sections(module: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _function_names(module: bytes) -> dict[str, int]:
-    """From the section `name`: functions by what they are called in their source."""
+    """Return the indices of functions by their names in the source, from the section `name`."""
     for kind, start, end in _sections(module):
         if kind != _CUSTOM:
             continue
@@ -84,7 +84,7 @@ def _named(module: bytes, at: int, end: int) -> Iterator[tuple[str, int]]:
 
 
 def _read(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned LEB128 number and where it ends."""
+    """Read an unsigned LEB128 number; return it and the offset after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -95,11 +95,11 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _number(value: int) -> bytes:
-    made = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        made.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*encoded, value])
 
 
 def _text(text: str) -> bytes:

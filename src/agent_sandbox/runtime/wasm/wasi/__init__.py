@@ -1,5 +1,5 @@
-"""The system calls of a program inside WebAssembly that are answered here, not by the engine.
+"""The system calls of a program inside WebAssembly that we answer instead of the engine.
 
-For every program: directory listings, which the engine reads anew for each few dozen names (`listing`). For a deterministic one all that
-could differ between two runs (`deterministic`): time, randomness, the order of listings, what files tell beyond their content.
+For every program: directory listings (`listing`), which the engine would read anew for each few dozen names. For a deterministic program
+(`deterministic`): everything that could differ between two runs. That is time, randomness, the order of listings, and file metadata.
 """

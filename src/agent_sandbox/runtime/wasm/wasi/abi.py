@@ -1,4 +1,7 @@
-"""The shapes of WASI preview 1, as far as they are looked into here. Numbers are the specification's."""
+"""The parts of WASI preview 1 used here: signatures, constants, structures, guest memory, and `Shim` to call the engine's functions.
+
+Numbers are those of the specification.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import wasmtime
 
 MODULE = "wasi_snapshot_preview1"
 
-# What each function takes: i for a 32-bit number or address, l for a 64-bit number. All return an error number.
+# Parameters of each function: i for a 32-bit number or address, l for a 64-bit number. All return an error number.
 SIGNATURES = {
     "clock_res_get": "ii",
     "clock_time_get": "ili",
@@ -35,57 +38,63 @@ SIGNATURES = {
 
 OK, BAD_FD, INVALID = 0, 8, 28  # __WASI_ERRNO_*
 FOLLOW = 1  # a lookup flag
-CREATE, TRUNCATE = 1, 8  # of the flags to open with
-RIGHT_TO_WRITE = 1 << 6  # of a descriptor
+CREATE, TRUNCATE = 1, 8  # open flags
+RIGHT_TO_WRITE = 1 << 6  # a right of a descriptor
 DIRECTORY = 3  # a file type
 REGULAR_FILE = 4
 ACCESSED, ACCESSED_NOW, MODIFIED, MODIFIED_NOW = 1, 2, 4, 8  # which times to set
 
 WORD = struct.Struct("<I")
 LONG = struct.Struct("<Q")
-VECTOR = struct.Struct("<II")  # where, how much
-FILESTAT = struct.Struct("<QQB7xQQQQQ")  # device, number, type, links, size, accessed, modified, changed
-DIRENT = struct.Struct("<QQIB3x")  # next cookie, number, length of the name, type; the name follows
+VECTOR = struct.Struct("<II")  # address, length
+FILESTAT = struct.Struct("<QQB7xQQQQQ")  # device, inode, type, links, size, accessed, modified, changed
+DIRENT = struct.Struct("<QQIB3x")  # next cookie, inode, length of the name, type; the name follows
 
-CLOCK, READABLE = 0, 1  # what a subscription waits for; 2 is writable
+CLOCK, READABLE = 0, 1  # event types; 2 is writable
 SUBSCRIPTION = 48  # bytes
-SUBSCRIBED_TO = struct.Struct("<QB7x")  # the caller's word, what for
-TO_CLOCK = struct.Struct("<I4xQQH6x")  # which, when, precision, flags
+SUBSCRIBED_TO = struct.Struct("<QB7x")  # user data, event type
+TO_CLOCK = struct.Struct("<I4xQQH6x")  # clock, time, precision, flags
 TO_FD = struct.Struct("<I28x")
-ABSOLUTE = 1  # the flag of a time that is a moment, not a distance
-EVENT = struct.Struct("<QHB5xQH6x")  # the caller's word, error, what for, bytes there, flags
+ABSOLUTE = 1  # flag: the time is a moment, not a duration
+EVENT = struct.Struct("<QHB5xQH6x")  # user data, error, event type, bytes available, flags
+
+_TYPES = {"i": "i32", "l": "i64"}
+_OWN_PAGES = 16  # of 64 KiB: room for a listing of many thousand names
+OWN_BYTES = _OWN_PAGES << 16
+
+Call = Callable[..., int]
 
 
 def unsigned(number: int) -> int:
-    """An address or length, which arrives as a signed number."""
+    """Return an address or length as unsigned; the engine passes it as a signed number."""
     return number & 0xFFFFFFFF
 
 
 class OutOfBounds(Exception):
-    """It points outside its own memory. Not caught: the run ends there, as it would in the engine."""
+    """The program passed an address outside its memory. Not caught: the run ends, as it would in the engine."""
 
 
 class GuestMemory:
-    """Reads and writes within bounds, or raises `OutOfBounds`."""
+    """The memory of an instance. Reads and writes stay within bounds or raise `OutOfBounds`."""
 
     def __init__(self, store: wasmtime.Store, memory: wasmtime.Memory) -> None:
         self._store, self._memory = store, memory
 
     def read(self, address: int, length: int) -> bytes:
-        """Exactly so many bytes."""
+        """Read exactly `length` bytes."""
         start, size = unsigned(address), unsigned(length)
         self._check(start, size)
         return bytes(self._memory.read(self._store, start, start + size)) if size else b""
 
     def write(self, address: int, data: bytes) -> None:
-        """All of it."""
+        """Write all of `data`."""
         start = unsigned(address)
         self._check(start, len(data))
         if data:
             self._memory.write(self._store, data, start)
 
     def write_word(self, address: int, value: int) -> None:
-        """One 32-bit number."""
+        """Write a 32-bit number."""
         self.write(address, WORD.pack(value))
 
     def _check(self, start: int, size: int) -> None:
@@ -93,15 +102,11 @@ class GuestMemory:
             raise OutOfBounds(f"{size} bytes at {start:#x}")
 
 
-_TYPES = {"i": "i32", "l": "i64"}
-_OWN_PAGES = 16  # of 64 KiB: a listing of many thousand names at once
-OWN_BYTES = _OWN_PAGES << 16
-
-Call = Callable[..., int]
-
-
 class Shim:
-    """Compiled once, for these functions, before any fork."""
+    """A module that exports WASI functions of the engine, so that we can call them. Compiled once, before any fork.
+
+    With `own_memory` the functions work on memory of the shim, not of the program.
+    """
 
     def __init__(self, engine: wasmtime.Engine, names: Iterable[str], *, own_memory: bool = False) -> None:
         self._names = tuple(names)
@@ -111,12 +116,12 @@ class Shim:
         self._module = wasmtime.Module(engine, _text(self._names, own_memory))
 
     def instance(self, store: wasmtime.Store, memory: wasmtime.Memory) -> tuple[dict[str, Call], GuestMemory]:
-        """The functions, and the memory that they work on; `memory` is the program's, which an instance with its own does not touch."""
+        """Return the functions and the memory they work on. `memory` is the program's; a shim with its own memory does not touch it."""
         functions = [self._linker.get(store, MODULE, name) for name in self._names]
-        made = wasmtime.Instance(store, self._module, functions if self._own else [*functions, memory]).exports(store)
-        lent = made["memory"]
-        assert isinstance(lent, wasmtime.Memory)
-        return {name: _bound(made[name], store) for name in self._names}, GuestMemory(store, lent)
+        exports = wasmtime.Instance(store, self._module, functions if self._own else [*functions, memory]).exports(store)
+        used = exports["memory"]
+        assert isinstance(used, wasmtime.Memory)
+        return {name: _bound(exports[name], store) for name in self._names}, GuestMemory(store, used)
 
 
 def _bound(function: object, store: wasmtime.Store) -> Call:

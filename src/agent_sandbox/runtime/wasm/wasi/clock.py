@@ -1,4 +1,4 @@
-"""The clock and the random numbers of a deterministic run: time advances by being read or slept on, the same way in every run."""
+"""The clock and the random numbers of a deterministic run. Time advances only by reading and sleeping, the same way in every run."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ import hashlib
 
 START_NS = 1_767_225_600 * 10**9  # every run begins at 2026-01-01T00:00:00Z
 
-READING_NS = 100_000  # what one reading takes: small beside what programs wait for, large enough that waiting by reading ends soon
+READING_NS = 100_000  # cost of one reading: small against usual waits, large enough that a busy wait ends soon
 
 RESOLUTION_NS = 1000
 
+_FOR = b"agent-sandbox deterministic run 1\0"
+
 
 class Clock:
-    """The four clocks of WASI. Sleeping takes no real time; what the program spends on computing is not counted."""
+    """The four clocks of WASI. Sleeping takes no real time, and computing does not count."""
 
     def __init__(self) -> None:
         self._elapsed = 0
         self._worked = 0
 
     def read(self, which: int) -> int | None:
-        """The time on a clock, which has moved on by that; None for one that is not there."""
+        """Advance time by one reading and return the clock's time; None for an unknown clock."""
         self._elapsed += READING_NS
         self._worked += READING_NS
         return self._shows(which)
 
     def stamp(self) -> int:
-        """The time of day for a file that was written: it takes as long as a reading, so that what was written later is newer."""
+        """Return the time of day for a written file. Time advances by one reading, so that a later write is newer."""
         self._elapsed += READING_NS
         return START_NS + self._elapsed
 
     def sleep(self, which: int, when: int, *, absolute: bool) -> int | None:
-        """How long a sleep until then takes, in nanoseconds; None on a clock that is not there."""
+        """Return the duration of a sleep in nanoseconds; None for an unknown clock."""
         shows = self._shows(which)
         if shows is None:
             return None
         return max(0, when - shows) if absolute else when
 
     def pass_by(self, nanoseconds: int) -> None:
-        """Let time pass, in which the program does nothing."""
+        """Advance time while the program sleeps."""
         self._elapsed = min(self._elapsed + nanoseconds, (1 << 63) - START_NS)
 
     def _shows(self, which: int) -> int | None:
@@ -52,17 +54,14 @@ class Clock:
                 return None
 
 
-_FOR = b"agent-sandbox deterministic run 1\0"
-
-
 class Stream:
-    """Whoever asks for the same lengths in the same order gets the same bytes. For a program to run again, not to keep a secret with."""
+    """The random bytes of a run: the same requests in the same order give the same bytes. For repeatable runs, not for secrets."""
 
     def __init__(self, seed: int) -> None:
         self._key = _FOR + seed.to_bytes(8, "little")
         self._taken = 0
 
     def take(self, length: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         self._taken += 1
         return hashlib.shake_256(self._key + self._taken.to_bytes(8, "little")).digest(length)

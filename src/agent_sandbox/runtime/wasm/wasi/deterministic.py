@@ -1,6 +1,6 @@
-"""The system calls of a deterministic run: what they answer depends on the program, its input and its seed, and on nothing else.
+"""The system calls of a deterministic run. Their results depend only on the program, its input and its seed.
 
-Calls that touch files are the engine's, which keeps the program where it belongs; their answers are then made the same for every run.
+Calls on files go to the engine, which confines the program; their results are then made the same for every run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from agent_sandbox.runtime.wasm.wasi.abi import (
 from agent_sandbox.runtime.wasm.wasi.clock import RESOLUTION_NS, Clock, Stream
 from agent_sandbox.runtime.wasm.wasi.listing import Entry, File, Listings, Names, hand_out
 
+_STREAMS = (0, 1, 2)
+_PIECE = 1 << 16
+_DIRECTORY_BYTES = 4096  # reported size of every directory
+_DEVICE = 1
+
+Watch = Callable[[str, str], None]  # called with "file" or "directory" and a path when an input is opened or listed
+
 
 def poll(subscriptions: bytes, clock: Clock, is_open: Callable[[int], bool]) -> list[bytes]:
-    """The events, which may be none only when nothing was subscribed to. Passes the time on the clock."""
+    """Return the events; none only if there are no subscriptions. Advances the clock if all of them are sleeps."""
     ready: list[bytes] = []
     sleeps: list[tuple[int, int]] = []
     for start in range(0, len(subscriptions), SUBSCRIPTION):
@@ -51,21 +58,13 @@ def poll(subscriptions: bytes, clock: Clock, is_open: Callable[[int], bool]) -> 
     return [EVENT.pack(word, OK, CLOCK, 0, 0) for left, word in sleeps if left == soonest]
 
 
-_STREAMS = (0, 1, 2)
-_PIECE = 1 << 16
-_DIRECTORY_BYTES = 4096  # what every directory says its size is
-_DEVICE = 1
-
-Watch = Callable[[str, str], None]  # "file" or "directory", and its path: something was looked into
-
-
 class Deterministic:
-    """Answers for one run. Its public methods are the functions of WASI by their names, with their arguments."""
+    """The system calls of one run. Its public methods are WASI functions, with their names and arguments."""
 
     def __init__(
         self, seed: int, directories: Mapping[int, str], engine: Mapping[str, Call], memory: GuestMemory, listings: Listings, watch: Watch
     ) -> None:
-        """`directories` are those that the program has open when it starts, by descriptor, as this process knows them."""
+        """Take the engine's functions and the program's memory. `directories` maps its preopened descriptors to paths in this process."""
         self._clock = Clock()
         self._random = Stream(seed)
         self._names = Names(self._clock)
@@ -73,7 +72,7 @@ class Deterministic:
         for fd, path in directories.items():
             self._names.opened(fd, path)
 
-    # Time and chance
+    # Time and randomness
 
     def clock_time_get(self, which: int, _precision: int, out: int) -> int:
         shows = self._clock.read(which)
@@ -109,7 +108,7 @@ class Deterministic:
     # Input
 
     def fd_read(self, fd: int, vectors: int, count: int, read: int) -> int:
-        """From standard input as much as was asked for, as from a file: how it arrives in pieces is a matter of moments."""
+        """Read from standard input as much as was asked for, as from a file: how input arrives in pieces depends on timing."""
         if fd != 0:
             return self._engine["fd_read"](fd, vectors, count, read)
         total = 0
@@ -155,7 +154,7 @@ class Deterministic:
             self._listings.forget(new)
         return error
 
-    # What files tell
+    # File metadata and listings
 
     def fd_filestat_get(self, fd: int, out: int) -> int:
         error = self._engine["fd_filestat_get"](fd, out)
@@ -185,16 +184,16 @@ class Deterministic:
     def fd_readdir(self, fd: int, address: int, length: int, cookie: int, used: int) -> int:
         entries = self._listings.kept(fd) if cookie else None
         if entries is None:
-            opened, found = self._names.open.get(fd), self._listings.read(fd)
-            if isinstance(found, int) or opened is None:
-                return found if isinstance(found, int) else BAD_FD
-            entries = [self._numbered(opened.path, entry) for entry in sorted(found, key=lambda entry: entry.name)]
+            opened, listing = self._names.open.get(fd), self._listings.read(fd)
+            if isinstance(listing, int) or opened is None:
+                return listing if isinstance(listing, int) else BAD_FD
+            entries = [self._numbered(opened.path, entry) for entry in sorted(listing, key=lambda entry: entry.name)]
             self._listings.keep(fd, entries)
             if not opened.file.ours:
                 self._watch("directory", opened.path)
         return hand_out(self._memory, entries, address, length, cookie, used)
 
-    # What is done to files
+    # Changes of files
 
     def path_create_directory(self, fd: int, path: int, length: int) -> int:
         return self._then(self._engine["path_create_directory"](fd, path, length), self._names.made, (fd, path, length))
@@ -224,7 +223,7 @@ class Deterministic:
         return error
 
     def _place(self, fd: int, path: int, length: int, *, follow: bool) -> str | None:
-        """Which file this process would name so, without symbolic links. Only a key: it is the engine that has reached it, or has not."""
+        """Return the path in this process without symbolic links. Used only as a key: the engine itself resolves and checks the path."""
         opened = self._names.open.get(fd)
         if opened is None or b"\0" in (name := self._memory.read(path, length)):
             return None
@@ -241,9 +240,9 @@ class Deterministic:
         if stream:
             links, size = 1, 0
         elif kind == abi.DIRECTORY:
-            links, size = 1, _DIRECTORY_BYTES  # both are the filesystem's own affair
-        told = abi.FILESTAT.pack(_DEVICE, file.number, kind, links, size, file.accessed, file.modified, file.changed)
-        self._memory.write(out, told)
+            links, size = 1, _DIRECTORY_BYTES  # both depend on the filesystem
+        status = abi.FILESTAT.pack(_DEVICE, file.number, kind, links, size, file.accessed, file.modified, file.changed)
+        self._memory.write(out, status)
 
     def _stamp(self, file: File, accessed: int, modified: int, which: int) -> None:
         now, whole = self._clock.stamp(), (1 << 64) - 1

@@ -1,6 +1,8 @@
-"""Directory listings: read whole when a program begins to list, and handed out in pieces from there.
+"""Directory listings, and the table of files and descriptors of a deterministic run.
 
-The engine itself reads all of a directory, and asks about everything in it, for each piece it hands out: thousands of names took minutes.
+A directory is read whole when a program begins to list it, and returned in pieces from there. The engine would read the whole directory,
+and stat every entry, for each piece: thousands of names took minutes. `Names` gives the files of a deterministic run their inode numbers
+and times.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.runtime.wasm.wasi.abi import DIRENT, OK, OWN_BYTES, WORD, Call, GuestMemory, unsigned
 from agent_sandbox.runtime.wasm.wasi.clock import START_NS, Clock
 
-_USED = 0  # where the engine puts how much it wrote, in memory of our own
-_ENTRIES = 8  # and where it writes
+_USED = 0  # address, in the shim's memory, of the number of bytes that the engine wrote
+_ENTRIES = 8  # address of these bytes
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in a directory."""
+    """A directory entry."""
 
     name: bytes
     number: int
@@ -25,41 +27,41 @@ class Entry:
 
 
 class Listings:
-    """One for each descriptor that was listed, as it was when the listing began."""
+    """The listings by descriptor, each as it was when the program began to list."""
 
     def __init__(self, fd_readdir: Call, memory: GuestMemory) -> None:
-        """The engine's own, over memory that is not the program's."""
+        """Take the engine's `fd_readdir` and the memory it writes to, which is not the program's."""
         self._fd_readdir, self._memory = fd_readdir, memory
         self._kept: dict[int, Sequence[Entry]] = {}
 
     def read(self, fd: int) -> list[Entry] | int:
-        """All that is in a directory, in the engine's order; or an error number."""
-        found: list[Entry] = []
+        """Read all entries of a directory, in the engine's order; or return an error number."""
+        entries: list[Entry] = []
         cookie = 0
         while True:
             error = self._fd_readdir(fd, _ENTRIES, OWN_BYTES - _ENTRIES, cookie, _USED)
             if error:
                 return error
             used = WORD.unpack(self._memory.read(_USED, WORD.size))[0]
-            cookie = _parse(self._memory.read(_ENTRIES, used), found) or cookie
-            if used < OWN_BYTES - _ENTRIES:  # the last piece: any other is filled to the brim
-                return found
+            cookie = _parse(self._memory.read(_ENTRIES, used), entries) or cookie
+            if used < OWN_BYTES - _ENTRIES:  # the last piece: all others fill the buffer
+                return entries
 
     def keep(self, fd: int, entries: Sequence[Entry]) -> None:
-        """What a program that lists this descriptor gets from here on."""
+        """Set the entries that a program listing this descriptor gets from here on."""
         self._kept[fd] = entries
 
     def kept(self, fd: int) -> Sequence[Entry] | None:
-        """What it gets; None when it has not begun."""
+        """Return the entries set for this descriptor; None if its listing has not begun."""
         return self._kept.get(fd)
 
     def forget(self, fd: int) -> None:
-        """The descriptor is gone."""
+        """Drop the listing of a closed descriptor."""
         self._kept.pop(fd, None)
 
 
 def hand_out(memory: GuestMemory, entries: Sequence[Entry], address: int, length: int, cookie: int, used: int) -> int:
-    """Write entries from `cookie` on, the last one cut where there is no more room, as a listing is to be written."""
+    """Write entries from `cookie` on, as `fd_readdir` does: the last one is cut off at the end of the buffer."""
     room = unsigned(length)
     written = bytearray()
     for index in range(max(0, cookie), len(entries)):
@@ -72,33 +74,33 @@ def hand_out(memory: GuestMemory, entries: Sequence[Entry], address: int, length
     return OK
 
 
-def _parse(data: bytes, found: list[Entry]) -> int:
-    """Add the whole entries in a piece; returns the cookie of what follows them, 0 when there was none."""
+def _parse(data: bytes, entries: list[Entry]) -> int:
+    """Append the complete entries of a piece; return the cookie of the next entry, 0 if there was no complete one."""
     position = after = 0
     while position + DIRENT.size <= len(data):
         following, number, length, kind = DIRENT.unpack_from(data, position)
         end = position + DIRENT.size + length
         if end > len(data):
             break
-        found.append(Entry(data[position + DIRENT.size : end], number, kind))
+        entries.append(Entry(data[position + DIRENT.size : end], number, kind))
         position, after = end, following
     return after
 
 
 @dataclass
 class File:
-    """One file or directory. Whatever was there before the run was last touched when it began."""
+    """A file or directory: its inode number and times. For files older than the run all times are its start."""
 
     number: int
     accessed: int = START_NS
     modified: int = START_NS
     changed: int = START_NS
-    ours: bool = False  # the run has made it, or could have written to it
+    ours: bool = False  # the run created it, or opened it for writing
 
 
 @dataclass
 class Opened:
-    """A descriptor: where what it stands for was found, and has been moved to since."""
+    """An open descriptor: its file, and the file's path, which follows renames."""
 
     path: str
     file: File
@@ -106,60 +108,60 @@ class Opened:
 
 
 class Names:
-    """The files that a program has met, by path, and its descriptors. Paths have no symbolic links in them."""
+    """The table of files that a program has used, by path, and of its descriptors. Paths contain no symbolic links."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._files: dict[str, File] = {}
-        self._met = 0
+        self._last_number = 0
         self.open: dict[int, Opened] = {}
 
     def file(self, path: str) -> File:
-        """The file at a path; a new one if nothing there was met yet."""
-        found = self._files.get(path)
-        if found is None:
-            self._met += 1
-            found = self._files[path] = File(self._met)
-        return found
+        """Return the file at a path; a new one, with the next inode number, if the path was not used yet."""
+        file = self._files.get(path)
+        if file is None:
+            self._last_number += 1
+            file = self._files[path] = File(self._last_number)
+        return file
 
     def opened(self, fd: int, path: str, *, writable: bool = False) -> None:
-        """A descriptor of what is at this path."""
+        """Record a descriptor of the file at this path. Opened for writing, the file counts as written now."""
         self.open[fd] = Opened(path, self.file(path), writable)
         if writable:
             self.touched(self.open[fd].file)
             self.open[fd].file.ours = True
 
     def closed(self, fd: int) -> None:
-        """It is gone. What could be written through it counts as written now: nobody looks at each write."""
-        gone = self.open.pop(fd, None)
-        if gone is not None and gone.writable:
-            self.touched(gone.file)
+        """Remove a descriptor. A writable file counts as written now: single writes are not observed."""
+        opened = self.open.pop(fd, None)
+        if opened is not None and opened.writable:
+            self.touched(opened.file)
 
     def renumbered(self, old: int, new: int) -> None:
-        """A descriptor has another number, in place of what had it."""
+        """Move a descriptor to another number, closing the one that had it."""
         self.closed(new)
         if old in self.open:
             self.open[new] = self.open.pop(old)
 
     def made(self, path: str) -> None:
-        """Something new is at a path."""
+        """Record a new file at a path."""
         self._files.pop(path, None)
         self.touched(self.file(path))
         self.file(path).ours = True
         self._parent_touched(path)
 
     def linked(self, old: str, new: str) -> None:
-        """One file has another name, too."""
+        """Record a second name of a file."""
         self._files[new] = self.file(old)
         self._parent_touched(new)
 
     def removed(self, path: str) -> None:
-        """Nothing is there any more."""
+        """Record that a path was removed."""
         self._files.pop(path, None)
         self._parent_touched(path)
 
     def renamed(self, old: str, new: str) -> None:
-        """Something is elsewhere now, and with it all that is in it."""
+        """Record that a file, or a directory with its content, was moved."""
         self.file(old)
         self._files.pop(new, None)
         moved = [path for path in self._files if path == old or path.startswith(old + "/")]
@@ -172,7 +174,7 @@ class Names:
         self._parent_touched(new)
 
     def touched(self, file: File) -> None:
-        """It was written to."""
+        """Set the times of a file that was written to."""
         file.modified = file.changed = self._clock.stamp()
 
     def _parent_touched(self, path: str) -> None:
