@@ -24,12 +24,16 @@ DOCUMENTS = tuple(sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]))
 README, SPECIFICATION = ROOT / "README.md", ROOT / "SPECIFICATION.md"
 RECORDS = tuple(sorted((ROOT / "docs" / "adr").glob("*.md")))
 
-LINKED_TEST = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)")
+# In a text as pytest writes it, or as a link whose title is the test's name.
+LINKED_TEST = re.compile(r"(tests/[\w/]+\.py)(?:::| \")(test_\w+)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 SECONDS = re.compile(r"\b\d+\.\d s\b")  # how long something took says how busy the machine is
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`]+`")
-PROMISE = re.compile(r"^- \*\*([A-Z]\d+)\*\* (.*?)(?=^- \*\*|^## |\Z)", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(r"^## (.+)\n\n\| no\. \| promise \| test \|\n\|---\|---\|---\|\n((?:\|.*\n)+)\n?((?:\[.*\n)*)", re.MULTILINE)
+PROMISE = re.compile(r"^\| ([A-Z]+)(\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+USED_TEST = re.compile(r"\[[\w/]+\]\[([A-Z]+\d+\.\d+)\]")
+DEFINED_TEST = re.compile(r"^\[([A-Z]+\d+\.\d+)\]: tests/[\w/]+\.py \"test_\w+\"$", re.MULTILINE)
 # Written in pieces, so that this file is not found by the search for such places.
 PLACE_OF_ONE_MACHINE = re.compile(r"(?<![\w.}/-])/(?:" + "work|" + r"root/\.|" + r"home/(?!ada\b)\w|tmp/\w)")
 
@@ -82,6 +86,7 @@ def test_the_documents_are_there() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_every_test_that_a_document_names_exists(document: Path) -> None:
     named = set(LINKED_TEST.findall(text(document)))
+    assert len(re.findall(r"tests/\S+\.py\)?(?:::| \")", text(document))) == len(LINKED_TEST.findall(text(document)))
     missing = [f"{path}::{test}" for path, test in sorted(named) if not (ROOT / path).is_file() or test not in functions_in(path)]
     assert missing == []
 
@@ -99,19 +104,41 @@ def test_every_link_inside_the_project_leads_somewhere(document: Path) -> None:
     assert broken == []
 
 
+def promises() -> list[tuple[str, int, str, str]]:
+    """Letters, number, promise and tests of each row of the specification."""
+    rows = [PROMISE.fullmatch(row) for _, table, _ in SECTION.findall(text(SPECIFICATION)) for row in table.splitlines()]
+    assert None not in rows, "a row does not have the form | number | promise | tests |"
+    return [(row[1], int(row[2]), row[3], row[4]) for row in rows if row]
+
+
+def test_every_section_of_the_specification_is_a_table_of_promises() -> None:
+    assert [title for title, _, _ in SECTION.findall(text(SPECIFICATION))] == re.findall(r"^## (.+)$", text(SPECIFICATION), re.MULTILINE)
+    assert len(promises()) == len(re.findall(r"^\| \W*[A-Z]+\d+\b", text(SPECIFICATION), re.MULTILINE))
+
+
 def test_every_promise_is_numbered_once_and_has_a_test_or_is_pending() -> None:
-    promises = PROMISE.findall(text(SPECIFICATION))
-    numbers = [number for number, _ in promises]
-    assert len(numbers) > 50
+    numbers = [f"{letters}{number}" for letters, number, _, _ in promises()]
+    assert len(numbers) > 200
     assert len(set(numbers)) == len(numbers)
-    assert [number for number, rest in promises if not LINKED_TEST.search(rest) and "*pending*:" not in rest] == []
+    for letters, number, promise, tests in promises():
+        assert USED_TEST.search(tests) or (tests == "–" and "*pending*:" in promise), f"{letters}{number}"
 
 
 def test_the_promises_of_each_section_are_numbered_without_gaps() -> None:
     counted: dict[str, int] = {}
-    for number, _ in PROMISE.findall(text(SPECIFICATION)):
-        counted[number[0]] = counted.get(number[0], 0) + 1
-        assert int(number[1:]) == counted[number[0]], number
+    for letters, number, _, _ in promises():
+        counted[letters] = counted.get(letters, 0) + 1
+        assert number == counted[letters], f"{letters}{number}"
+    for title, table, _ in SECTION.findall(text(SPECIFICATION)):
+        assert len({row[1] for row in PROMISE.finditer(table)}) == 1, title
+
+
+def test_the_tests_of_each_promise_are_linked_once_and_in_its_section() -> None:
+    for title, table, definitions in SECTION.findall(text(SPECIFICATION)):
+        assert DEFINED_TEST.findall(definitions) == USED_TEST.findall(table), title
+        assert len(DEFINED_TEST.findall(definitions)) == len(definitions.splitlines()), title
+    for letters, number, _, tests in promises():
+        assert USED_TEST.findall(tests) == [f"{letters}{number}.{count}" for count in range(1, tests.count("][") + 1)]
 
 
 def test_every_command_line_in_the_documents_is_one_that_the_program_reads() -> None:
