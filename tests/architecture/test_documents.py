@@ -213,6 +213,10 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 def test_no_rule_on_programs_is_sold_as_a_wall() -> None:
     """Case 41 of the attack list: an allowed interpreter goes around a list of programs, and without one so do the loader and memory."""
-    plainly = prose(ROOT / "THREATS.md").partition("## Not stopped, plainly")[2]
+    plainly = prose(ROOT / "THREATS.md").partition("## Not stopped, plainly")[2].partition("\n## ")[0]
     assert "an interpreter or a shell runs any code" in plainly
     assert "the dynamic loader goes around that" in plainly
+
+
+def test_the_threats_begin_with_what_is_not_stopped() -> None:
+    assert re.findall(r"^## (.+)$", text(ROOT / "THREATS.md"), re.MULTILINE)[0] == "Not stopped, plainly"
