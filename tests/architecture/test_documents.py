@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -17,12 +18,16 @@ import pytest
 from agent_sandbox.cli import execute, main
 from agent_sandbox.cli.options import VERBS
 from agent_sandbox.cli.parser import UsageError, parse
+from scripts import record_demo, write_reference
 from tests import compiled
 from tests.architecture.sources import ROOT
 
 DOCUMENTS = tuple(sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]))
 README, SPECIFICATION = ROOT / "README.md", ROOT / "SPECIFICATION.md"
 RECORDS = tuple(sorted((ROOT / "docs" / "adr").glob("*.md")))
+
+GUIDES = (README, ROOT / "docs" / "getting-started.md", *sorted((ROOT / "docs" / "guides").glob("*.md")))
+WITH_PYTHON = tuple(document for document in DOCUMENTS if "```python" in document.read_text(encoding="utf-8"))
 
 # In a text as pytest writes it, or as a link whose title is the test's name.
 LINKED_TEST = re.compile(r"(tests/[\w/]+\.py)(?:::| \")(test_\w+)")
@@ -79,7 +84,16 @@ def words_of(line: str) -> list[str]:
 
 
 def test_the_documents_are_there() -> None:
-    wanted = {"README.md", "SPECIFICATION.md", "THREATS.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md", "docs/install.md"}
+    wanted = {
+        "README.md",
+        "SPECIFICATION.md",
+        "THREATS.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "docs/design.md",
+        "docs/install.md",
+        "docs/index.md",
+    }
     assert wanted <= {name(document) for document in DOCUMENTS}
 
 
@@ -157,16 +171,20 @@ def test_a_command_line_that_cannot_be_read_would_be_found() -> None:
         parse(["timeline"])
 
 
-def test_every_verb_is_in_the_readme_and_every_verb_that_a_document_names_is_there() -> None:
-    code = [*INLINE_CODE.findall(FENCE.sub("", text(README))), *(block for _, block in FENCE.findall(text(README)))]
+def test_every_verb_is_in_a_guide_and_every_verb_that_a_document_names_is_there() -> None:
+    code = [
+        part
+        for guide in GUIDES
+        for part in (*INLINE_CODE.findall(FENCE.sub("", text(guide))), *(it[1] for it in FENCE.findall(text(guide))))
+    ]
     words = set(re.findall(r"[\w-]+", " ".join(code)))
     assert {verb for verb in VERBS if not VERBS[verb].later} <= words
     named = {verb for document in DOCUMENTS for verb in re.findall(r"`agent-sandbox ([a-z]+)", text(document))}
     assert named and all(verb in VERBS and not VERBS[verb].later for verb in named)
 
 
-def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
-    table = text(README).partition("## Exit codes")[2].partition("##")[0]
+def test_the_exit_codes_of_the_reference_are_those_of_the_program() -> None:
+    table = text(ROOT / "docs" / "reference" / "exit-codes.md")
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     used = {
         main.REALITY_MOVED_ON,
@@ -181,14 +199,45 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
     assert told == used | {execute.NOT_FOUND, execute.OUT_OF_MEMORY}
 
 
-def test_the_python_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
-    examples = re.findall(r"^```python\n(.*?)^```\n.*?^```text\n(.*?)^```$", text(README), re.MULTILINE | re.DOTALL)
-    assert len(examples) == text(README).count("```python")
+def test_the_documents_have_examples_in_python() -> None:
+    assert README in WITH_PYTHON
+    assert sum(text(document).count("```python") for document in WITH_PYTHON) >= 8
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=name)
+def test_the_python_of_the_documents_prints_what_it_says(document: Path, tmp_path: Path) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```\n.*?^```text\n(.*?)^```$", text(document), re.MULTILINE | re.DOTALL)
+    assert len(examples) == text(document).count("```python")
     compiled.offer(tmp_path / "cache", tmp_path / "state")
     for code, printed in examples:
         environment = {**os.environ, "AGENT_SANDBOX_STATE": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
         assert (SECONDS.sub("", ran.stdout), ran.stderr) == (SECONDS.sub("", printed), "")
+
+
+def test_the_readme_is_short_and_shows_the_recording_first() -> None:
+    assert len(text(README).encode()) < 12_000
+    assert LINK.findall(text(README))[0] == name(record_demo.PLACE)
+
+
+@pytest.mark.skipif(
+    str(ROOT).startswith(("/tmp/", "/var/tmp/")), reason="a checkout there: what changes beside a project is called scratch"
+)
+def test_the_recording_is_what_the_program_prints_and_names_no_machine() -> None:
+    drawn = text(record_demo.PLACE)
+    assert record_demo.draw(record_demo.record()) == drawn
+    assert not PLACE_OF_ONE_MACHINE.search(drawn) and str(ROOT) not in drawn and platform.node() not in drawn
+
+
+@pytest.mark.parametrize("page", write_reference.pages(), ids=name)
+def test_a_page_that_is_made_from_the_code_is_up_to_date(page: Path) -> None:
+    assert text(page) == write_reference.pages()[page], "make reference"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", text(ROOT / "mkdocs.yml")))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in DOCUMENTS if page.is_relative_to(ROOT / "docs") and page not in RECORDS}
+    assert listed == pages | {"THREATS.md", "SPECIFICATION.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
