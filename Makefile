@@ -47,7 +47,8 @@ torture: setup  ## the full counts of what make test only samples; long
 	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m torture
 	@AGENT_SANDBOX_TEST_PATIENCE=20 MARKS=torture scripts/unprivileged.sh
 
-docs: setup  ## the documentation as a site, in build/site; no warning is let pass
+docs:  ## the documentation as a site, in build/site; a warning is an error
+	@scripts/setup.sh --without-wasm
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
