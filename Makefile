@@ -5,7 +5,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check checks test coverage security conformance bench torture clean
+.PHONY: help setup demo check checks test coverage security conformance bench torture docs reference recording clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -46,6 +46,17 @@ bench: setup  ## side by side with peers, in one run: tables, and .bench/report.
 torture: setup  ## the full counts of what make test only samples; long
 	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m torture
 	@AGENT_SANDBOX_TEST_PATIENCE=20 MARKS=torture scripts/unprivileged.sh
+
+docs:  ## the documentation as a site, in build/site; a warning is an error
+	@scripts/setup.sh --without-wasm
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
+reference: setup  ## write the pages of docs/ that are made from the code
+	$(PY) -m scripts.write_reference
+
+recording: setup  ## run the demonstration of the README on a terminal, and draw it: docs/demo.svg
+	$(PY) -m scripts.record_demo
 
 clean:  ## forget .venv and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist

@@ -1,0 +1,197 @@
+"""Record the demonstration at the top of the README: really run the commands on a terminal, and draw what it showed as an SVG.
+
+The commands run in a project and a home directory made for them. The picture calls that home `/home/ada`, so that no name of a machine is
+in it. With `--check` nothing is written, and the exit code says whether the recording is still what the program prints.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT / "docs" / "demo.svg"
+HOME = "/home/ada"
+
+# What is typed, and what is answered when the program asks.
+STEPS: tuple[tuple[str, str], ...] = (
+    ("cat stock.txt", ""),
+    ("""agent-sandbox run "sed -i 's/pears 5/pears 4/' stock.txt; rm -r ~/photos; cat ~/.ssh/id_ed25519" """.strip(), ""),
+    ("agent-sandbox diff", ""),
+    ("cat stock.txt; ls ~/photos    # the real files", ""),
+    ("agent-sandbox promote", "y"),
+    ("cat stock.txt", ""),
+    ("agent-sandbox undo --yes", ""),
+)
+COLUMNS = 100
+QUESTION = re.compile(rb"\[[yY]/[nN]\]\s*$|\? *$")
+LONGEST = 60.0  # seconds of silence after which a step counts as hung
+
+ESCAPE = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[?\d;]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
+COLOURS = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "90": "#8b949e"}
+CELL, LINE, MARGIN, BAR = 8.43, 20, 18, 34
+FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+TYPED, PLAIN, DIM, BACK = "#ffffff", "#c9d1d9", "#8b949e", "#0d1117"
+
+Span = tuple[str, str, bool]  # text, colour, bold
+Line = tuple[Span, ...]
+
+
+def main() -> int:
+    """Record, and write or compare."""
+    drawn = draw(record())
+    if "--check" in sys.argv[1:]:
+        return 0 if PLACE.read_text(encoding="utf-8") == drawn else 1
+    PLACE.write_text(drawn, encoding="utf-8")
+    return 0
+
+
+def record() -> list[tuple[str, list[Line]]]:
+    """Run every step, and return what was typed and the lines that the terminal then showed."""
+    # In the checkout: below /tmp or /var/tmp, changes would count as scratch files.
+    (ROOT / "build").mkdir(exist_ok=True)
+    top = Path(tempfile.mkdtemp(prefix="demo.", dir=ROOT / "build"))
+    try:
+        project = _project(top)
+        return [(typed, _lines(_run(typed, answer, project, top).replace(str(top), HOME))) for typed, answer in STEPS]
+    finally:
+        for folder, names, _ in os.walk(top):  # the kernel leaves directories of overlays that nobody may enter
+            for name in names:
+                if not os.path.islink(os.path.join(folder, name)):
+                    os.chmod(os.path.join(folder, name), 0o700)
+        shutil.rmtree(top)
+
+
+def _project(top: Path) -> Path:
+    """A home with photos, a key, and a project."""
+    project = top / "shop"
+    for folder in (project / ".git", top / "photos", top / ".ssh"):
+        folder.mkdir(parents=True)
+    (project / "stock.txt").write_text("apples 3\npears 5\n", encoding="utf-8")
+    (top / ".ssh" / "id_ed25519").write_text("a private key\n", encoding="utf-8")
+    for name in ("beach.jpg", "lake.jpg"):
+        (top / "photos" / name).write_bytes(b"\xff\xd8")
+    return project
+
+
+def _run(typed: str, answer: str, project: Path, home: Path) -> str:
+    """What one command shows on a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {
+        **{"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8"},
+        **{"PAGER": "cat", "COLUMNS": str(COLUMNS), "LINES": "40"},
+        **{f"XDG_{kind}_HOME": str(home / ".local" / kind.lower()) for kind in ("STATE", "DATA", "CACHE", "CONFIG")},
+    }
+    with open(ours, "r+b", buffering=0) as terminal:
+        # Safe: the words are those above, and a session of its own makes this terminal the only one they can reach.
+        process = subprocess.Popen(
+            ["bash", "-c", typed], cwd=project, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        shown, asked = b"", False
+        for chunk in _chunks(terminal.fileno()):
+            shown += chunk
+            if answer and not asked and QUESTION.search(shown):
+                asked = True
+                os.write(terminal.fileno(), f"{answer}\n".encode())
+        process.wait()
+    return shown.decode()
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    while select.select([fd], [], [], LONGEST)[0]:
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except OSError:  # a terminal whose other side is closed
+            return
+        if not chunk:
+            return
+        yield chunk
+    raise SystemExit("record_demo: a command does not end")
+
+
+def _lines(shown: str) -> list[Line]:
+    """The lines of an output, with the colours that its escape sequences give."""
+    colour, bold, lines = PLAIN, False, []
+    for raw in shown.rstrip("\r\n").split("\n"):
+        spans: list[Span] = []
+        end = 0
+        for sequence in ESCAPE.finditer(raw):
+            spans.append((raw[end : sequence.start()], colour, bold))
+            end = sequence.end()
+            for code in (sequence[1] or "0").split(";") if sequence[1] is not None else ():
+                bold = code == "1" or (bold and code != "0" and code != "22")
+                colour = COLOURS.get(code, PLAIN if code in ("", "0", "39") else DIM if code == "2" else colour)
+        spans.append((raw[end:], colour, bold))
+        lines.append(tuple(span for span in spans if span[0]))
+    return lines
+
+
+def draw(steps: list[tuple[str, list[Line]]]) -> str:
+    """An SVG in which the lines appear one after the other. Where nothing moves, all of them are there."""
+    drawn: list[str] = []
+    clock, row = 0.4, 0.0
+    for typed, lines in steps:
+        for number, part in enumerate(_wrapped((("$ ", COLOURS["32"], True), (typed, TYPED, True)))):
+            drawn.append(_text(part, row + number, clock))
+        row, clock = row + len(_wrapped((("$ ", DIM, True), (typed, TYPED, True)))), clock + 0.9
+        for line in lines:
+            for part in _wrapped(line):
+                drawn.append(_text(part, row, clock))
+                row, clock = row + 1, clock + 0.12
+        row, clock = row + 0.4, clock + 0.9
+    width, height = round(COLUMNS * CELL + 2 * MARGIN), round(BAR + row * LINE + MARGIN)
+    dots = "".join(f'<circle cx="{20 + 18 * n}" cy="17" r="5.5" fill="{c}"/>' for n, c in enumerate(("#ff5f57", "#febc2e", "#28c840")))
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
+            "<title>A terminal: agent-sandbox run, diff, promote and undo</title>",
+            "<style>",
+            f"text {{ font: 14px {FONT}; white-space: pre; }}",
+            ".b { font-weight: 600; }",
+            "@keyframes appear { from { opacity: 0; } to { opacity: 1; } }",
+            "g { animation: appear 0.15s both; }",
+            "@media (prefers-reduced-motion: reduce) { g { animation: none; } }",
+            "</style>",
+            f'<rect width="{width}" height="{height}" rx="8" fill="{BACK}"/>{dots}',
+            *drawn,
+            "</svg>\n",
+        )
+    )
+
+
+def _wrapped(line: Line) -> list[Line]:
+    """A line as a terminal breaks it."""
+    rows: list[list[Span]] = [[]]
+    room = COLUMNS
+    for words, colour, bold in line:
+        text = words
+        while text:
+            if not room:
+                rows.append([])
+                room = COLUMNS
+            rows[-1].append((text[:room], colour, bold))
+            text, room = text[room:], room - len(text[:room])
+    return [tuple(row) for row in rows]
+
+
+def _text(line: Line, row: float, at: float) -> str:
+    spans, column = [], 0
+    for words, colour, bold in line:
+        where = f'x="{MARGIN + column * CELL:.1f}" textLength="{len(words) * CELL:.1f}"'
+        spans.append(f'<tspan {where} fill="{colour}"{" class=" + chr(34) + "b" + chr(34) if bold else ""}>{escape(words)}</tspan>')
+        column += len(words)
+    return f'<g style="animation-delay:{at:.2f}s"><text y="{BAR + 18 + row * LINE:.0f}" xml:space="preserve">{"".join(spans)}</text></g>'
+
+
+if __name__ == "__main__":
+    sys.exit(main())

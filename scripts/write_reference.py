@@ -1,0 +1,163 @@
+"""Write the pages of the documentation that are made from the code. A test compares them with what this makes.
+
+The pages are `docs/reference/` (command line, policy file, Python) and `docs/decisions.md`. For the Python page sources are parsed, because
+how an imported default value is printed depends on the version of the interpreter.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import agent_sandbox
+from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS, Option
+from agent_sandbox.policy.files.presets import PRESETS, TIERS
+from agent_sandbox.policy.files.settings import SETTINGS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SOURCE = Path(agent_sandbox.__file__).parent
+MADE = "<!-- Made by scripts/write_reference.py from the code: change that, then run `make reference`. -->\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every page that is made, and its text."""
+    made = {
+        "reference/command-line.md": command_line(),
+        "reference/policy-file.md": policy_file(),
+        "reference/python-api.md": python_api(),
+        "decisions.md": decisions(),
+    }
+    return {DOCS / name: MADE + "\n" + "\n".join(lines).rstrip() + "\n" for name, lines in made.items()}
+
+
+def command_line() -> Iterator[str]:
+    """Every verb with its options."""
+    verbs = {name: verb for name, verb in VERBS.items() if not verb.later}
+    yield from ("# Command line", "", "Options may stand before or after the verb. `agentbox` is the same program.", "")
+    yield from ("| verb | what it does |", "|---|---|")
+    yield from (f"| [`{name}`](#{name}) | {_cell(verb.summary)} |" for name, verb in verbs.items())
+    yield from ("", "## Options of every verb", "", *_options(COMMON))
+    for name, verb in verbs.items():
+        yield from ("", f"## {name}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}.", "")
+        yield from ("```text", f"agent-sandbox {verb.usage}", "```")
+        if verb.details:
+            yield from ("", "```text", verb.details, "```")
+        if verb.options:
+            yield from ("", *_options(verb.options))
+    later = {name: verb.later for name, verb in VERBS.items() if verb.later}
+    yield from ("", "## Not there yet", "", "These are refused by name.", "", "| verb or option | arrives with |", "|---|---|")
+    yield from (f"| `{name}` | {what} |" for name, what in later.items())
+    yield from (f"| `{option.name}` | {option.later} |" for option in OPTIONS.values() if option.later)
+
+
+def _options(names: tuple[str, ...]) -> Iterator[str]:
+    yield from ("| option | meaning |", "|---|---|")
+    for name in names:
+        yield f"| {_spelling(OPTIONS[name])} | {_cell(OPTIONS[name].help)} |"
+
+
+def _spelling(option: Option) -> str:
+    value = f" {option.value}" if option.value else ""
+    return ", ".join(f"`{_cell(spelling + value)}`" for spelling in (option.name, *option.short))
+
+
+def policy_file() -> Iterator[str]:
+    """Every setting of a policy file, and the presets."""
+    yield from ("# Policy file", "")
+    yield from ("```toml", "# agent-sandbox.toml", 'extends = "medium"', "", "[files]", 'denied = ["~/private"]', "", "[limits]")
+    yield from ("timeout_seconds = 600", "", "[approvals]", 'commands = ["git push **"]', "```", "")
+    yield "A policy file is TOML. A key such as `files.denied` is `denied` in the table `[files]`. Every key is optional."
+    yield "An unknown key is an error. [The guide](../guides/policies.md) says where files are looked for;"
+    yield "[the JSON Schema](../policy.schema.json) is for editors."
+    tables = dict.fromkeys(setting.key.rpartition(".")[0] for setting in SETTINGS)
+    for table in tables:
+        yield from ("", f"## {table}" if table else "## At the top", "", "| key | value | meaning | example |", "|---|---|---|---|")
+        for setting in SETTINGS:
+            if setting.key.rpartition(".")[0] == table:
+                one_of = f": {', '.join(f'`{each}`' for each in setting.one_of)}" if setting.one_of else ""
+                yield f"| `{setting.key}` | {setting.shape.value}{one_of} | {_cell(setting.meaning)} | `{_cell(setting.example)}` |"
+    yield from ("", "## Presets", "", "For `extends` and `--policy`.", "")
+    yield from (f"- `{name}`{', a tier of trust' if name in TIERS else ''}" for name in PRESETS)
+
+
+def python_api() -> Iterator[str]:
+    """Every public name, as its source defines and explains it."""
+    yield from ("# Python", "", "Everything here is imported from `agent_sandbox`.", "", "| name | |", "|---|---|")
+    found = {name: _definition(name) for name in agent_sandbox.__all__}
+    for name, node in found.items():
+        yield f"| [`{name}`](#{_heading(node).lower().replace(' ', '-').replace('(', '').replace(')', '')}) | {_cell(_first_line(node))} |"
+    for node in found.values():
+        yield from ("", f"## {_heading(node)}", "", "```text", _signature(node), "```")
+        if docstring := ast.get_docstring(node):
+            yield from ("", "```text", docstring, "```")
+        if isinstance(node, ast.ClassDef):
+            public = [each for each in node.body if isinstance(each, _FUNCTIONS) and not each.name.startswith("_")]
+            if public:
+                yield from ("", "| method | |", "|---|---|")
+                yield from (f"| `{_cell(_signature(each))}` | {_cell(_first_line(each))} |" for each in public)
+
+
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _definition(name: str) -> Definition:
+    """Where a public name is defined, which may be further down than where it is imported from."""
+    file = inspect.getsourcefile(getattr(agent_sandbox, name))
+    assert file is not None and Path(file).is_relative_to(SOURCE)
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    return next(node for node in tree.body if isinstance(node, Definition) and node.name == name)
+
+
+def _heading(node: Definition) -> str:
+    """Two names that differ only in their first letter have different headings."""
+    return node.name if isinstance(node, ast.ClassDef) else f"{node.name} (function)"
+
+
+def _first_line(node: Definition) -> str:
+    paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
+def _signature(node: Definition) -> str:
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        fields = [each for each in node.body if isinstance(each, ast.AnnAssign | ast.Assign) and not _target(each).startswith("_")]
+        return "\n".join(
+            [f"class {node.name}({bases})" if bases else f"class {node.name}", *(f"    {ast.unparse(each)}" for each in fields)]
+        )
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    prefix = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    if any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list):
+        return f"{node.name}{returns}"
+    return f"{prefix}{node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _target(node: ast.AnnAssign | ast.Assign) -> str:
+    return ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+
+
+def decisions() -> Iterator[str]:
+    """The decision records, by their titles."""
+    yield from (
+        "# Decisions",
+        "",
+        "One decision a page: context, choice, and what was given up. A record is never edited, only superseded.",
+        "",
+    )
+    for record in sorted((DOCS / "adr").glob("*.md")):
+        number, _, title = record.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").partition(". ")
+        yield f"{number}. [{title}](adr/{record.name})"
+
+
+def _cell(text: str) -> str:
+    """For a cell of a table, in which a bar would begin the next one."""
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    for place, text in pages().items():
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text, encoding="utf-8")
