@@ -24,7 +24,6 @@ from agent_sandbox.engine.inputs import Listener, OnOutput, Shell, code_of, enco
 from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted
 from agent_sandbox.engine.recover import recovered
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.stored import Rollback, Stored
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
 from agent_sandbox.policy.model import Policy, cloned
@@ -41,9 +40,10 @@ from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge import Conflict
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.stored_sandbox import Rollback, Stored
 
 if TYPE_CHECKING:
-    from agent_sandbox.asking import Asking
+    from agent_sandbox.assembly import Asking
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.policy.action import Action
@@ -81,7 +81,7 @@ class Workspace:
         self._warnings = (*(config.warnings if config else ()), *bound.warnings)
         self._asking: Asking | None = None
         if self.policy.asks.asks:
-            from agent_sandbox.asking import Asking  # few policies ask
+            from agent_sandbox.assembly import Asking  # few policies ask
 
             self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}

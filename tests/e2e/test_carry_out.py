@@ -145,7 +145,7 @@ def test_scratch_files_elsewhere_are_left_out_unless_asked_for(shell: Shell, tmp
 IN_THE_MAKING = (
     "agent_sandbox.workspace.saved_plans:write_atomically",
     "agent_sandbox.workspace.saved_plans:Plans.keep",
-    "agent_sandbox.engine.stored:Stored.after_run",
+    "agent_sandbox.workspace.stored_sandbox:Stored.after_run",
 )
 
 

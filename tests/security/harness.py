@@ -24,7 +24,6 @@ import pytest
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
-from agent_sandbox.engine.stored import Stored, changes_of, stack_in
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import Limits
@@ -35,6 +34,7 @@ from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers.image import opened
 from agent_sandbox.workspace.store import SandboxState, Store
+from agent_sandbox.workspace.stored_sandbox import Stored, changes_of, stack_in
 from tests.security.cases import priority
 
 ROOT = os.geteuid() == 0

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.policy.model import cloned
 from agent_sandbox.workspace.store import SandboxState, Store
+from agent_sandbox.workspace.stored_sandbox import Stored
 from tests.e2e.program import Shell
 from tests.leftovers import adopting, left_since, traces
 from tests.security.conftest import Tell

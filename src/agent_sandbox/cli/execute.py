@@ -105,7 +105,7 @@ def _streamed(request: Request, session: Session, work: Work, found: Current | N
     for note in outcome.notes if not request.has("--quiet") else ():
         remark(note)
     if not request.has("--quiet") and sys.stderr.isatty():
-        from agent_sandbox.cli.pending import remark_on_changes
+        from agent_sandbox.cli.change_list import remark_on_changes
 
         remark_on_changes(outcome, session.policy, found)
     return code_of(outcome.exit, forward.received)

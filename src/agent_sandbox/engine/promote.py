@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
 from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.canonical import digest_of_plain
@@ -34,6 +33,7 @@ from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.promotion.plan import Expected, plan
 from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
 from agent_sandbox.workspace.promotion.steps import Plan
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
     from agent_sandbox.workspace.merge.tree import Answer, Choice, Word
@@ -293,7 +293,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Layers belong to trees (`engine.unseen`): under other rules about files, the same may have been changed from its real state again."""
+    """Refuse a path that was changed twice. Layers belong to trees: under other file rules a path may be changed from its real state again."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:

@@ -14,12 +14,12 @@ from contextlib import nullcontext, suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.workspace.durable import explained, write_atomically
 from agent_sandbox.workspace.lock import Holder
 from agent_sandbox.workspace.originals.runs import file_of
 from agent_sandbox.workspace.store import SandboxState
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
     from agent_sandbox.workspace.layers.history import Snapshot

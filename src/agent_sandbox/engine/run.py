@@ -32,10 +32,10 @@ from agent_sandbox.workspace.view.plan import plan_view
 if TYPE_CHECKING:
     from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.programs import Gating
-    from agent_sandbox.engine.stored import ForRun, Stored
     from agent_sandbox.runtime.base import Guest
     from agent_sandbox.runtime.observe.events import Observed
     from agent_sandbox.workspace.store import SandboxState
+    from agent_sandbox.workspace.stored_sandbox import ForRun, Stored
 
 SCRATCH = "/tmp"  # where work without a directory of its own begins
 _NOTHING_SPENT = Usage()
@@ -321,7 +321,7 @@ class Session:
             program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
             launch = self._launch(work, program, executables, plan, spent)
             if work.watch_reads:
-                from agent_sandbox.engine.reading import Reading  # and with it threads: few runs are watched
+                from agent_sandbox.workspace.read_tracking import Reading  # and with it threads: few runs are watched
 
                 reading = Reading(self._state, kept.since_ns if kept else 0)
                 stack.callback(reading.end)
@@ -339,7 +339,7 @@ class Session:
 
     def _kept(self, state: SandboxState, work: Work, stack: ExitStack) -> ForRun:
         """The layers of the stored sandbox, held for this run."""
-        from agent_sandbox.engine.stored import Stored
+        from agent_sandbox.workspace.stored_sandbox import Stored
 
         self._hold(state, work, stack)
         stored = Stored(state)
@@ -352,7 +352,7 @@ class Session:
 
     def _after(self, state: SandboxState, kept: ForRun, ran: _Ran) -> tuple[str, ...]:
         """What is done with the layers of a stored sandbox when nothing writes to them any more, while they are still open."""
-        from agent_sandbox.engine.stored import Stored
+        from agent_sandbox.workspace.stored_sandbox import Stored
 
         refused: tuple[str, ...] = (kept.growth.refused,) if kept.growth and kept.growth.refused else ()
         if ran.guest.layers is not None:
@@ -364,7 +364,7 @@ class Session:
         return (*kept.notes, *refused)
 
     def _unseen(self, ran: _Ran, kept: ForRun) -> tuple[str, ...]:
-        from agent_sandbox.engine.unseen import unseen
+        from agent_sandbox.workspace.stored_sandbox import unseen
 
         assert ran.guest.layers is not None
         shown = {step.target for step in ran.plan.steps if isinstance(step, Overlay)}
@@ -412,7 +412,7 @@ class Session:
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """What a throw-away run wrote; or nothing and why, when a guest made more than can be listed. What it said still counts."""
-        from agent_sandbox.engine.stored import changes_of, stack_in
+        from agent_sandbox.workspace.stored_sandbox import changes_of, stack_in
 
         assert guest.layers is not None
         try:

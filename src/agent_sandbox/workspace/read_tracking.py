@@ -12,9 +12,11 @@ from threading import Thread
 from types import TracebackType
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.kernel import fanotify
 from agent_sandbox.workspace.changes import covers
+from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.store import SandboxState
 
 _WHOLE, _PART = b"agent-sandbox reads 1 whole", b"agent-sandbox reads 1 part"
 _MOST_PATHS = 1_000_000
@@ -117,3 +119,26 @@ class ReadWatch:
             if len(self._paths) > _MOST_PATHS:
                 self._complete = False
                 self._paths.clear()
+
+
+class Reading:
+    """Watches one run. Between `begin` and `end` a thread takes the kernel's reports."""
+
+    def __init__(self, state: SandboxState | None, run: int) -> None:
+        """`run` tells it from others of this sandbox. Raises `PolicyError` for a sandbox that nothing is kept of."""
+        if state is None:
+            raise PolicyError("what a throw-away run reads is not kept", hint="leave out --watch-reads, or --throw-away")
+        self._state, self._run = state, run
+        self._watch: ReadWatch | None = None
+
+    def begin(self, init: int) -> None:
+        """When the guest waits for its program. Raises `WorkspaceError` where it cannot be done: then nothing runs."""
+        self._watch = ReadWatch(init, self._state.project)
+
+    def end(self) -> None:
+        """When it has ended: keep what was opened. May be repeated. Raises `WorkspaceError`."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            found = watch.end()
+            with explained("keep what the run has read"):
+                write(self._state.reads, str(self._run), found)

@@ -6,11 +6,11 @@ import time
 from contextlib import ExitStack
 
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.change_list import recover
 from agent_sandbox.cli.commands.promote import NOBODY_AGREED, agreement, approved_kinds, done_fields, whole_diff
 from agent_sandbox.cli.commands.sim import governing, print_plan
 from agent_sandbox.cli.context import gate_for, project_of
 from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.pending import recover
 from agent_sandbox.cli.render import effects
 from agent_sandbox.cli.render.changes import check, gather
 from agent_sandbox.cli.render.messages import remark, shown
@@ -19,12 +19,12 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver
 from agent_sandbox.engine.simulation.apply import Ready, carry, kept_plans, opened
 from agent_sandbox.engine.simulation.plan import EffectPlan
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.saved_plans import Plans
 from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 
 def carry_out(request: Request) -> int:

@@ -8,20 +8,20 @@ from collections.abc import Callable
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.cli import streams
+from agent_sandbox.cli.change_list import current_and_whole
 from agent_sandbox.cli.context import policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, say_how_it_ended
 from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.pending import current_and_whole
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import Material, check, gather, patch, refuse_on_a_terminal, rows
 from agent_sandbox.cli.render.colours import Painter, Style
 from agent_sandbox.cli.render.messages import remark, shown
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import Project
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 _COLUMNS = 120  # where there is no terminal to ask
 _IN_MEMORY = 8 << 20

@@ -16,19 +16,18 @@ from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli import streams
+from agent_sandbox.cli.change_list import current_and_whole
 from agent_sandbox.cli.commands.diff import aside
 from agent_sandbox.cli.context import Current, ceiling_of
 from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.execute import code_of, directory_of, say_how_it_ended
 from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.pending import current_and_whole
 from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.learn import Ran, difference, propose
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, only
 from agent_sandbox.engine.simulation.run import simulated
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.files.layers import effective, widened
@@ -38,6 +37,7 @@ from agent_sandbox.policy_files import chosen, layers_of
 from agent_sandbox.runtime.base import DEVNULL
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.saved_plans import Plans
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 _NOT_THE_SAME = 1
 _THE_SAME = "tried again under this policy: it ends the same way, with the same changes"

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.change_list import recover
 from agent_sandbox.cli.commands.diff import show
 from agent_sandbox.cli.context import Current, current, gate_for, policy_of
 from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.pending import recover
 from agent_sandbox.cli.render.changes import check, gather
 from agent_sandbox.cli.render.messages import at_a_terminal, remark, say, says_yes, shown
 from agent_sandbox.cli.render.quantities import counted
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted, carry_out, proposed, take_back
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.promotion.undo import last
 from agent_sandbox.workspace.protected import CLASSES
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.promote import Drifted

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.cli import streams
+from agent_sandbox.cli.change_list import current_and_whole
 from agent_sandbox.cli.commands.diff import aside, paged, show
 from agent_sandbox.cli.context import policy_of
 from agent_sandbox.cli.execute import code_of, say_how_it_ended
 from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.pending import current_and_whole
 from agent_sandbox.cli.render import diff_document, effects, pager
 from agent_sandbox.cli.render.changes import Material, check, gather
 from agent_sandbox.cli.render.colours import Painter, Style
@@ -19,13 +19,13 @@ from agent_sandbox.cli.render.messages import at_a_terminal, remark, says_yes
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation.plan import EffectPlan
 from agent_sandbox.engine.simulation.run import simulated
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Work
 from agent_sandbox.errors import Busy
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.saved_plans import Plans
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 _NOT_WITH = ("--diff", "--watch-reads", "--record")
 

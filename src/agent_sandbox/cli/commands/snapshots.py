@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from agent_sandbox.cli.change_list import current_and_whole
 from agent_sandbox.cli.context import Current
 from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.pending import current_and_whole
 from agent_sandbox.cli.render.messages import remark, shown
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.workspace.layers.history import History, Snapshot, tree
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 
 def snapshot(request: Request) -> int:

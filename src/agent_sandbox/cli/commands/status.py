@@ -6,15 +6,15 @@ import os
 import time
 from collections.abc import Iterator
 
+from agent_sandbox.cli.change_list import Pending, current_and_whole, sort, stored
 from agent_sandbox.cli.context import Current, policy_of
 from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.pending import Pending, current_and_whole, sort, stored
 from agent_sandbox.cli.render.messages import at_a_terminal, remark, says_yes, shown
 from agent_sandbox.cli.render.quantities import counted, human_size
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import usage
 from agent_sandbox.workspace.drift import Drift
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 _LISTED = 10  # of what has moved on; what the sandbox changed too comes first
 

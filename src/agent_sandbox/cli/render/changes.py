@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.change_list import Sorted, sort
 from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.pending import Sorted, sort
 from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.cli.render.quantities import counted
 from agent_sandbox.errors import PolicyError

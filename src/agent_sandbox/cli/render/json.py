@@ -15,9 +15,9 @@ from typing import Any
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.cli import streams
+from agent_sandbox.cli.change_list import Pending, stored
 from agent_sandbox.cli.context import Current
 from agent_sandbox.cli.execute import code_of, refusal
-from agent_sandbox.cli.pending import Pending, stored
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import Denied, SandboxError

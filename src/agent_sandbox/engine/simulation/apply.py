@@ -17,10 +17,10 @@ from agent_sandbox.engine.simulation import effects
 from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
 from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.run import base_of, pending
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace.saved_plans import Kept, Plans, PlanState
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 
 @dataclass(frozen=True)

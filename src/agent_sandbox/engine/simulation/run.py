@@ -16,7 +16,6 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.run import SCRATCH, Session
 from agent_sandbox.engine.simulation import effects, git, risk
 from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.canonical import digest_of_plain, plain
@@ -24,6 +23,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.observe.events import NOT_ALL
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.saved_plans import Plans, PlanState
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 
 @dataclass(frozen=True)

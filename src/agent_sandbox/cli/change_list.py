@@ -13,12 +13,12 @@ from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.cli.render.quantities import counted
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import interrupted, recovered
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.noise import place_of
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 
 @dataclass(frozen=True)

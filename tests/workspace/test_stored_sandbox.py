@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.engine import stored as module
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
-from agent_sandbox.engine.stored import Stored
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import loop
@@ -21,8 +19,10 @@ from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.workspace import stored_sandbox as module
 from agent_sandbox.workspace.layers import history, image
 from agent_sandbox.workspace.store import SandboxState, Store
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 pytestmark = pytest.mark.needs_root
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.unseen import unseen
 from agent_sandbox.workspace.layers.names import quote_target
+from agent_sandbox.workspace.stored_sandbox import unseen
 
 
 def layer(top: Path, generation: int, target: str, *files: str) -> None:
