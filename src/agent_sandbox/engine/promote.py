@@ -293,7 +293,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Refuse a path that was changed twice. Layers belong to trees: under other file rules a path may be changed from its real state again."""
+    """Refuse a path that was changed twice: layers belong to trees, so under other file rules a path may start from reality again."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:
