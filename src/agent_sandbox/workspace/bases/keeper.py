@@ -58,7 +58,8 @@ class Keeper:
 
     directory: str
     generation: int
-    before: int  # what changed before this had not changed during the run
+    began: int  # when the run began
+    before: int  # what changed before this had not changed during the run, or an earlier one whose bases were not kept
     already: Recalled
     prefix: str
     masks: frozenset[str]

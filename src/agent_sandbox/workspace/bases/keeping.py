@@ -2,8 +2,8 @@
 
 What is there *now* was also there when the run began, if the inode has not changed since: the time of its last change cannot be set. For a
 name without anything it is the directory that must not have changed. A directory that was moved takes what is below it along without a
-trace in it: so on the way down each must be old, or be known to be the one that an earlier run found or that the overlay looked into, which
-it notes. It notes nothing for a user who is not root, and over filesystems without handles; there a directory is believed whose last change
+trace in it: so on the way down each must be old, or lie in one that is, or be the one that the overlay looked into in this run, which it
+notes. It notes nothing for a user who is not root, and over filesystems without handles; there a directory is believed whose last change
 was that of its entries, and one that was moved here during the run, and in which then a name came or went, goes unnoticed.
 
 The kernel stamps times with a clock that ticks every few milliseconds and is late by up to one tick; so a little is deducted from the
@@ -42,6 +42,7 @@ def keep(
     uppers: Iterable[tuple[str, int]],
     *,
     since_ns: int,
+    began_ns: int,
     already: Recalled,
     prefix: str,
     masks: Collection[str] = (),
@@ -51,13 +52,13 @@ def keep(
 ) -> Kept:
     """Keep the bases of the active generation: `uppers` are its targets and descriptors of their upper directories.
 
-    `since_ns` is what `begin` returned, `already` the bases of the whole chain, `prefix` that of this overlay's attributes. What is at a
-    mask is noted without its content: it was hidden for a reason. Raises WorkspaceError; what is not kept then is taken as unknown by the
-    next run.
+    `since_ns` is what `begin` returned, `began_ns` what it was given, `already` the bases of the whole chain, `prefix` that of this
+    overlay's attributes. What is at a mask is noted without its content: it was hidden for a reason. Raises WorkspaceError; what is not
+    kept then is taken as unknown by the next run.
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
-    keeper = Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
+    keeper = Keeper(directory, generation, began_ns, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
@@ -150,10 +151,11 @@ class _Cover:
         return Place(status, above.steady and same, masked)
 
     def _is_same(self, relative: str, parent: str, status: os.stat_result) -> bool:
-        """Whether a real directory that changed during the run is the one that was there before."""
-        base = self._keeper.already.get(self._prefix + relative)
-        if base is not None and base.known and base.seen is not None:
-            return (base.seen.device, base.seen.inode) == (status.st_dev, status.st_ino)
+        """Whether a real directory that changed during the run was there all the time."""
         real = self._reality.directory(parent)
-        noted = looked_into(self._upper, relative, self._keeper.prefix, real) if real is not None else False
+        if real is None:
+            return False
+        if self._keeper.unmoved(os.fstat(real)):  # no name in it came or went
+            return True
+        noted = looked_into(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
         return status.st_ctime_ns == status.st_mtime_ns if noted is None else noted
