@@ -41,7 +41,9 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _place_for_temporary_files())
 os.environ.setdefault("TMPDIR", os.environ["PYTEST_DEBUG_TEMPROOT"])  # for compilers and the like: /tmp may be small, or full
 
 # How long a test takes says how busy the machine is.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same samples every time: `make test` tells of a change, `make torture` looks for what nobody has thought of.
+settings.register_profile("unhurried", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("torture", parent=settings.get_profile("unhurried"), derandomize=False)
 settings.load_profile("unhurried")
 
 IN_THE_OTHER_HALF = "needs an unprivileged user: runs in the second half of `make test`"
@@ -50,6 +52,8 @@ TRACES_BEFORE = pytest.StashKey[dict[str, str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(patience, "patience")
+    if config.getoption("markexpr") == "torture":
+        settings.load_profile("torture")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -46,7 +46,8 @@ class ForRun:
     present: Present
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
-    since_ns: int = 0  # what is real and older than this was so when the run began
+    since_ns: int = 0  # what is real and older than this was so when the run began, and when those began whose bases were not kept
+    began_ns: int = 0  # when this one did
 
 
 @dataclass(frozen=True)
@@ -236,9 +237,10 @@ class Stored:
             present = self._save(replace(self.state.history(), used=True))
         if len(present.chain) > history.LONGEST_CHAIN:
             present = self._shorten()
-        since = begin(self.state.bases, (*present.chain[::-1], present.active), now_ns=time.time_ns())
+        now = time.time_ns()
+        since = begin(self.state.bases, (*present.chain[::-1], present.active), now_ns=now)
         if not self.state.stacking:
-            return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes, since_ns=since)
+            return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes, None, since, now)
         image = attach(self.state.image)
         until_the_end.callback(image.close)
         frozen = tuple(map(str, present.chain))
@@ -247,7 +249,7 @@ class Stored:
         if image.lost:
             notes += (LOST,)
             said(image)
-        return ForRun(layers, present, notes, Growth(image, limit_bytes), since)
+        return ForRun(layers, present, notes, Growth(image, limit_bytes), since, now)
 
     def after_run(self, top: int, run: ForRun, masks: Collection[str]) -> None:
         """When nothing writes to its layers any more: keep what is real where the run first covered it, and remove what nothing refers to.
@@ -259,9 +261,16 @@ class Stored:
         if uppers:
             from agent_sandbox.workspace.originals.capture import keep
 
-            already, prefix = self.bases(), "user.overlay." if _userxattr() else "trusted.overlay."
+            prefix = "user.overlay." if _userxattr() else "trusted.overlay."
             try:
-                keep(self.state.bases, generation, uppers, since_ns=run.since_ns, already=already, prefix=prefix, masks=masks)
+                keep(
+                    *(self.state.bases, generation, uppers),
+                    since_ns=run.since_ns,
+                    began_ns=run.began_ns,
+                    already=self.bases(),
+                    prefix=prefix,
+                    masks=masks,
+                )
             finally:
                 for _, upper in uppers:
                     os.close(upper)

@@ -25,13 +25,14 @@ class Machine:
         self.layers = os.open(place / "layers", os.O_RDONLY | os.O_DIRECTORY)
         self.layer = place / "layers" / make_layer(self.layers, "/data")
         self.directory = str(place / "bases")
-        self.since = 0
+        self.since = self.began = 0
 
     def begin(self, generations: tuple[int, ...] = (1,)) -> int:
         """A run begins, and the clock has ticked since anything was changed."""
         now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * capture.TICK_NS
         while time.time_ns() < now + capture.TICK_NS:
             pass
+        self.began = now
         self.since = runs.begin(self.directory, generations, now_ns=now)
         return self.since
 
@@ -49,6 +50,7 @@ class Machine:
                 generations[-1],
                 [("/data", upper)],
                 since_ns=self.since,
+                began_ns=self.began,
                 already=files.recall(self.directory, generations),
                 prefix="user.overlay." if userxattr() else "trusted.overlay.",
                 masks=masks,

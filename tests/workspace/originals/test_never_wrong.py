@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.workspace.fingerprint import Base
@@ -97,9 +97,18 @@ def check(story: Story) -> None:
         machine.remove()
 
 
+# A directory is moved away before a run and back during it, and at the end all looks as if it had never been away.
+AWAY = [([], [("write", "d/y")], [], False), ([("swap", "a")], [("write", "d/x")], [("swap", "a")], True)]
+AWAY_AND_KNOWN = [([], [("write", "d/y")], [], True), AWAY[1]]
+AWAY_AND_WRITTEN_TO = [AWAY_AND_KNOWN[0], ([("swap", "a")], [("write", "d/x")], [("swap", "a"), ("write", "d/y")], True)]
+
+
 @pytest.mark.needs_root  # for a user the overlay does not note which directories it looked into: see `keeping`
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
+@example(AWAY)
+@example(AWAY_AND_KNOWN)
+@example(AWAY_AND_WRITTEN_TO)
 @given(stories())
 def test_a_base_is_what_was_real_when_a_path_was_first_covered_or_it_is_unknown(
     story: Story,

@@ -2,7 +2,7 @@
 
 The state found now is the state at the start of the run if the inode has not changed since: its ctime cannot be set. A name that does not
 exist is judged by its directory. A moved directory carries its contents along without leaving a trace in them. So every directory on the
-way down must be unchanged, or known to be the one that an earlier run saw or that the overlay copied up. The overlay records that in an
+way down must be unchanged, or lie in one that is, or be the one that the overlay copied up in this run. The overlay records that in an
 attribute, but not for users other than root, nor on filesystems without handles. There a directory is trusted if its last change was to
 its entries. Not noticed there: a directory that was moved in during the run and then gained or lost a name.
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, field, replace
-from agent_sandbox.kernel.syscalls import name_to_handle_at
+from agent_sandbox.kernel.syscalls import born_ns, name_to_handle_at
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany, open_beneath
 from agent_sandbox.workspace.changes import covers
@@ -80,6 +80,7 @@ class Keeper:
 
     directory: str
     generation: int
+    began: int  # when this run began
     before: int  # an entry with an older ctime did not change during the run
     already: Recalled
     prefix: str
@@ -203,11 +204,12 @@ class Keeper:
         self._size = 0
 
 
-def looked_into(upper: int, path: str, prefix: str, real: int) -> bool | None:
-    """Return whether a layer's directory at `path` was copied up from the real one of the same name in `real`.
+def looked_into(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
+    """Return whether a layer's directory at `path` was copied up since then from the real one of the same name in `real`.
 
-    The overlay records the file handle of the directory that it copied. Return None where it does not: for users other than root, on
-    filesystems without handles, and above masked paths. There the copied directory is our own cover, on another kind of filesystem.
+    A copy of an earlier run tells what was real in that run; another directory may have been there meanwhile. The overlay records the file
+    handle of the directory that it copied. Return None where it does not: for users other than root, on filesystems without handles, and
+    above masked paths. There the copied directory is our own cover, on another kind of filesystem.
     """
     origin = attribute(upper, path, prefix + "origin")
     if origin is None:
@@ -219,7 +221,21 @@ def looked_into(upper: int, path: str, prefix: str, real: int) -> bool | None:
         kind, handle = name_to_handle_at(real, path.rpartition("/")[2])
     except OSError:
         return False
-    return (kind, handle) == recorded if (kind, len(handle)) == (recorded[0], len(recorded[1])) else None
+    if (kind, len(handle)) != (recorded[0], len(recorded[1])):
+        return None
+    return (kind, handle) == recorded and _born_since(upper, path, since_ns)
+
+
+def _born_since(upper: int, path: str, since_ns: int) -> bool:
+    try:
+        handle = open_beneath(upper, path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        born = born_ns(handle)
+    finally:
+        os.close(handle)
+    return born is not None and born >= since_ns
 
 
 def attribute(directory: int, path: str, name: str) -> bytes | None:
@@ -242,6 +258,7 @@ def keep(
     uppers: Iterable[tuple[str, int]],
     *,
     since_ns: int,
+    began_ns: int,
     already: Recalled,
     prefix: str,
     masks: Collection[str] = (),
@@ -251,13 +268,13 @@ def keep(
 ) -> Kept:
     """Keep the bases of the active generation. `uppers` are its targets and descriptors of their upper directories.
 
-    `since_ns` is the result of `begin`, `already` the bases of the whole chain, `prefix` the prefix of this overlay's attributes. An entry
-    at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; the next run then takes everything not kept as
-    unknown.
+    `since_ns` is the result of `begin`, `began_ns` its argument, `already` the bases of the whole chain, `prefix` the prefix of this
+    overlay's attributes. An entry at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; the next run
+    then takes everything not kept as unknown.
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
-    keeper = Keeper(directory, generation, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
+    keeper = Keeper(directory, generation, began_ns, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
@@ -350,10 +367,11 @@ class _Cover:
         return Place(status, above.steady and same, masked)
 
     def _is_same(self, relative: str, parent: str, status: os.stat_result) -> bool:
-        """Return whether a real directory that changed during the run is the one that was there before."""
-        base = self._keeper.already.get(self._prefix + relative)
-        if base is not None and base.known and base.seen is not None:
-            return (base.seen.device, base.seen.inode) == (status.st_dev, status.st_ino)
+        """Return whether a real directory that changed during the run was there all the time."""
         real = self._reality.directory(parent)
-        copied = looked_into(self._upper, relative, self._keeper.prefix, real) if real is not None else False
+        if real is None:
+            return False
+        if self._keeper.unmoved(os.fstat(real)):  # no name in it came or went
+            return True
+        copied = looked_into(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
         return status.st_ctime_ns == status.st_mtime_ns if copied is None else copied
