@@ -29,15 +29,14 @@ SAMPLE = 2  # cuts for each deed
 # What the deed needs is loaded before the cuts begin: the interpreter's own reading of files is not what is tried.
 AT_THE_DOOR = """
 import ctypes, os, sys
-from agent_sandbox.engine import stored
-from agent_sandbox.workspace import originals, store
+from agent_sandbox.workspace import originals, store, stored_sandbox
 from agent_sandbox.workspace.layers import history, image, readback, squash, stack
 from agent_sandbox.kernel import loop, syscalls
 import json
 ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_ulong(-1 & 0xFFFFFFFFFFFFFFFF), 0, 0, 0)
 gate, deed, directory, project = int(sys.argv[1]), *sys.argv[2:]
 state = store.Store.open(directory).sandbox_for(project)
-box = stored.Stored(state)
+box = stored_sandbox.Stored(state)
 os.write(1, b"ready\\n")
 os.read(gate, 1)
 if deed == "make":
