@@ -37,7 +37,7 @@ from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.base import Guest
 
 if TYPE_CHECKING:
-    from agent_sandbox.assembly import Asking
+    from agent_sandbox.approvals import Asking
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records.record import Record
     from agent_sandbox.engine.simulation.plan import EffectPlan
@@ -113,7 +113,7 @@ class Sandbox:
         self._warnings = (*self.config.warnings, *bound.warnings)
         self._asking: Asking | None = None
         if bound.policy.asks.asks:
-            from agent_sandbox.assembly import Asking  # few sandboxes ask
+            from agent_sandbox.approvals import Asking  # few sandboxes ask
 
             self._asking = Asking(name or self.id, approver, capabilities)
         elif approver is not None or capabilities:

@@ -43,7 +43,7 @@ from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.stored_sandbox import Rollback, Stored
 
 if TYPE_CHECKING:
-    from agent_sandbox.assembly import Asking
+    from agent_sandbox.approvals import Asking
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.policy.action import Action
@@ -81,7 +81,7 @@ class Workspace:
         self._warnings = (*(config.warnings if config else ()), *bound.warnings)
         self._asking: Asking | None = None
         if self.policy.asks.asks:
-            from agent_sandbox.assembly import Asking  # few policies ask
+            from agent_sandbox.approvals import Asking  # few policies ask
 
             self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}

@@ -251,7 +251,8 @@ def test_an_environment_file_beside_the_packages_is_hidden() -> None:
 
 @pytest.mark.slow
 def test_a_tree_too_deep_to_be_listed_does_not_hide_how_the_run_ended() -> None:
-    code = "import os\nos.chdir('/var/tmp')\nfor _ in range(20_000):\n    os.mkdir('d')\n    os.chdir('d')\nprint('done')"
+    place = "os.chdir(tempfile.mkdtemp(dir='/var/tmp'))"
+    code = f"import os, tempfile\n{place}\nfor _ in range(20_000):\n    os.mkdir('d')\n    os.chdir('d')\nprint('done')"
     result = Sandbox(allow_file_read=True, allow_file_write=True).execute(code)
     assert (result.stdout, result.exit_code, len(result.changes)) == ("done\n", 0, 0), result
     assert any("cannot be listed" in note for note in result.notes)

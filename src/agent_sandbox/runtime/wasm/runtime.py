@@ -18,7 +18,6 @@ from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Completed, Demands, Hosted, JavaScriptCode, Launch, Reason, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.probe import probe, trial
 from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote, argv_for, packages
 from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
@@ -152,6 +151,8 @@ class WasmRuntime:
 
         These are the guarantees of the process runtime, if an interpreter starts inside it, and those that only WebAssembly can give.
         """
+        from agent_sandbox.runtime.process.probe import probe, trial  # Linux only, and this module is loaded elsewhere too
+
         walls = ProcessRuntime()
         try:
             support = probe(walls)
@@ -259,6 +260,8 @@ def _nothing(why: str) -> Support:
 
 def proved(runtime: WasmRuntime, support: Support) -> Support:
     """Add the guarantees of WebAssembly to the support of the process runtime, as shown by live runs. Raises what a launch raises."""
+    from agent_sandbox.runtime.process.probe import trial
+
     if not runtime.ready_to_count:
         why = "the second module, which counts what it executes, has not been compiled: agent-sandbox setup"
         return replace(support, missing={**support.missing, **{each.value: why for each in _OURS}})

@@ -1,0 +1,97 @@
+"""Approvers of the SDK: a function of the caller's, capability tokens, or a person at the inbox; and tokens granted to a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.engine.approvals.approvers import CapabilityApprover
+from agent_sandbox.engine.gate import Approver, Granted, Refused
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import Action
+from agent_sandbox.policy.decide import Ask
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.tokens import Token, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent_sandbox.engine.gate import Approver
+    from agent_sandbox.policy.model import Policy
+    from agent_sandbox.policy.tokens import Token
+from agent_sandbox.assembly import here, words_that_count
+
+Answering = Callable[[Action, Ask], bool]
+
+
+class Function:
+    """A function of the caller's as an approver: True is yes, and nothing else is."""
+
+    def __init__(self, function: Answering) -> None:
+        self._function = function
+
+    def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
+        """Its answer."""
+        return Granted("the application") if self._function(action, verdict) is True else Refused("the application said no")
+
+    def end(self) -> None:
+        """It keeps nothing."""
+
+
+class Asking:
+    """Makes the approvers of one sandbox, one for each policy that its runs have, and ends them."""
+
+    def __init__(self, sandbox: str, approver: Approver | Answering | None, tokens: Iterable[Token | str]) -> None:
+        self._sandbox = sandbox
+        self._capabilities = here().capabilities()
+        self._tokens = [token_of(each) for each in tokens]
+        self._given = _approver(approver)
+        self._made: list[Approver] = []
+
+    def approver(self, policy: Policy) -> Approver:
+        """Who answers under a policy."""
+        made: Approver = (
+            here().desk(policy, here().inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
+            if self._given is None
+            else CapabilityApprover(
+                self._capabilities,
+                self._tokens,
+                sandbox=self._sandbox,
+                otherwise=self._given,
+                counts=words_that_count(policy),
+            )
+        )
+        self._made.append(made)
+        return made
+
+    def grant(self, patterns: Iterable[str], *, seconds: float, times: int | None) -> Token:
+        """A new token for the sandbox, which holds it from now on."""
+        from shlex import split
+
+        words = tuple(tuple(split(pattern)) for pattern in patterns)
+        token = self._capabilities.grant(self._sandbox, words, seconds=seconds, times=times, by="the application")
+        self._tokens.append(token)
+        return token
+
+    def revoke(self, token: Token | str) -> None:
+        """No token that was derived from this one allows anything from now on."""
+        self._capabilities.revoke(token if isinstance(token, Token) else parse(token) or token, by="the application")
+
+    def end(self) -> None:
+        """What was allowed for as long as the sandbox was there is taken back."""
+        while self._made:
+            self._made.pop().end()
+
+
+def _approver(given: Approver | Answering | None) -> Approver | None:
+    if given is None or hasattr(given, "ask"):
+        return given  # type: ignore[return-value]  # a function has no such method
+    return Function(given)
+
+
+def token_of(text: Token | str) -> Token:
+    """The token, from however it was handed over. Raises `PolicyError` for what is none, without repeating it."""
+    token = parse(text) if isinstance(text, str) else text
+    if not isinstance(token, Token):
+        raise PolicyError("what was given as a capability is none", hint="hand over what grant() returned, or the text of it")
+    return token
