@@ -108,7 +108,7 @@ class Runtimes:
         if not last.traits.whole:  # one that has all the machine has is tried again each time: there may be no other
             self._absences[last.traits.name] = _Absence(failed[last.traits.name], self._clock() + _TRY_AGAIN_SECONDS)
         if isinstance(error, RuntimeUnavailable) and self._background:
-            last.absence(prepare=True)  # it was ready, and is not as it was
+            last.prepare()  # it was ready, and is not as it was
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:
@@ -154,7 +154,9 @@ class Runtimes:
         if known is not None and self._clock() < known.until:
             return known.why
         try:
-            why = runtime.absence(prepare=acting and self._background)
+            why = runtime.absence()
+            if why and acting and self._background:
+                why = runtime.prepare()
         except RuntimeUnavailable as error:
             why = f"{error.message} ({error.hint})"
         # Readiness is not looked up for every run: should the runtime have gone, its launch fails, and that is remembered too.

@@ -325,11 +325,15 @@ class Runtime(Protocol):
         """Return its properties."""
         ...
 
-    def absence(self, *, prepare: bool) -> str:
-        """Return why it cannot be used now, or nothing. With `prepare`, begin in the background to make it ready.
+    def absence(self) -> str:
+        """Return why it cannot be used now, or nothing.
 
         Raises `RuntimeUnavailable` when something is missing that only the user can install.
         """
+        ...
+
+    def prepare(self) -> str:
+        """Begin in the background to make it ready, and return why it is not ready yet. Raises as `absence` does."""
         ...
 
     def objection(self, demands: Demands) -> str:

@@ -91,8 +91,12 @@ class ProcessRuntime:
 
         return probe(self)
 
-    def absence(self, *, prepare: bool) -> str:
+    def absence(self) -> str:
         """Return nothing: what a host cannot enforce makes a launch fail, with the reason."""
+        return ""
+
+    def prepare(self) -> str:
+        """Return nothing: there is nothing to make ready."""
         return ""
 
     def objection(self, demands: Demands) -> str:

@@ -282,9 +282,13 @@ class OneWall:
         """Whether the interpreter is compiled. Raises `RuntimeUnavailable` if the extra is not installed."""
         return self._cache.entry(MODULE) is not None
 
-    def absence(self, *, prepare: bool) -> str:
-        """Return why the runtime cannot be used now; "" if it can. Raises `RuntimeUnavailable` if the extra is not installed."""
+    def absence(self) -> str:
+        """Return why it cannot be used now, or nothing. Raises `RuntimeUnavailable` when the extra is not installed."""
         return "" if self.ready else "it has not been compiled; run: agent-sandbox setup"
+
+    def prepare(self) -> str:
+        """Return why it is not ready: it is compiled by `setup` only."""
+        return self.absence()
 
     def objection(self, demands: Demands) -> str:
         """Return why such a launch is refused, whatever the program; "" if it is not."""

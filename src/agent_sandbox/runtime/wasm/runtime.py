@@ -199,14 +199,13 @@ class WasmRuntime:
             )
         )
 
-    def absence(self, *, prepare: bool) -> str:
-        """Return why the runtime cannot be used now; "" if it can. With `prepare`, compile missing files in the background.
+    def absence(self) -> str:
+        """Return why it cannot be used now, or nothing. Raises `RuntimeUnavailable` when the extra is not installed."""
+        return "" if self.ready else self.standing
 
-        Raises `RuntimeUnavailable` if the extra is not installed.
-        """
-        if self.ready:
-            return ""
-        return self.compile_in_background() if prepare else self.standing
+    def prepare(self) -> str:
+        """Compile in the background what is missing or spoilt, and return how that stands. Raises as `absence` does."""
+        return self.compile_in_background()
 
     def objection(self, demands: Demands) -> str:
         """Return why such a launch is refused, whatever the program; "" if it is not."""
