@@ -7,6 +7,8 @@
 A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. `CLAIMS` need nothing but a runtime
 and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view, `JAVASCRIPT_CLAIMS` one of JavaScript. They do not
 show that a runtime is safe, only that it is one: attacks are a suite of their own.
+
+`FakeRuntime` runs nothing. It shows what the interface asks of a runtime, and stands in for one where only the order of things matters.
 """
 
 from __future__ import annotations
@@ -16,10 +18,26 @@ import time
 from collections.abc import Callable
 
 from agent_sandbox._fast.values import dataclass, field, replace
+from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
-from agent_sandbox.runtime.base import Argv, Completed, Hosted, JavaScriptCode, Launch, PythonCode, Reason, Runtime, Script
+from agent_sandbox.runtime.base import (
+    COMMAND,
+    Argv,
+    Completed,
+    Demands,
+    Exit,
+    Hosted,
+    JavaScriptCode,
+    Launch,
+    PythonCode,
+    Reason,
+    Runtime,
+    Script,
+    Support,
+    Traits,
+)
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 LATENESS = 1.0  # seconds that a run may outlive its deadline
@@ -429,3 +447,77 @@ JAVASCRIPT_CLAIMS: tuple[Claim, ...] = (
     memory_of_javascript_is_limited,
     two_runs_of_javascript_share_nothing,
 )
+
+
+class FakeGuest:
+    """A guest that has ended with code 0 before anybody waits for it."""
+
+    layers: int | None = None
+    notes: tuple[str, ...] = ()
+    refused = ""
+    irrevocable = False
+    terminal: int | None = None
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def wait(self) -> Completed:
+        """Return an end without output."""
+        return Completed(Exit(0), b"", b"")
+
+    def kill(self) -> None:
+        """Do nothing: it has ended."""
+
+    def interrupt(self, number: int) -> None:
+        """Do nothing: it has ended."""
+
+    def wake_on(self, fd: int) -> None:
+        """Do nothing: nobody waits long."""
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
+
+class FakeRuntime:
+    """A runtime that runs nothing. `launches` holds what it was asked to launch.
+
+    It claims every guarantee, so it is for tests of what lies above a runtime, and never for a program.
+    """
+
+    def __init__(self, name: str = "fake", *, cost: int = 1, absent: str = "", objects: str = "", refuses: str = "") -> None:
+        """`absent` is why it cannot be used now, `objects` why it takes no launch, `refuses` why each launch fails."""
+        languages = frozenset({"python", "javascript", "ruby", "bash", COMMAND})
+        self.traits = Traits(name, cost, languages, frozenset(Guarantee), brings=frozenset({"python"}))
+        self.launches: list[Launch] = []
+        self._absent, self._objects, self._refuses = absent, objects, refuses
+
+    def absence(self) -> str:
+        """Return what it was given."""
+        return self._absent
+
+    def prepare(self) -> str:
+        """Return why it is absent: nothing makes it ready."""
+        return self._absent
+
+    def objection(self, demands: Demands) -> str:
+        """Return what it was given."""
+        return self._objects
+
+    def probe(self) -> Support:
+        """Return that it enforces everything, since nothing runs."""
+        return Support(self.traits.name, self.traits.guarantees, {})
+
+    def launch(self, launch: Launch) -> FakeGuest:
+        """Note the launch. Raises `RuntimeUnavailable` if it refuses."""
+        if self._refuses:
+            raise RuntimeUnavailable(self._refuses, missing=("fake",), hint="use a real one")
+        self.launches.append(launch)
+        return FakeGuest(launch)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return its name."""
+        return {"engine": self.traits.name}
+
+    def close(self, *, leaving: bool = False) -> None:
+        """Do nothing: it holds nothing."""

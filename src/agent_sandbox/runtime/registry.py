@@ -34,6 +34,12 @@ class Registry:
             if automatic:
                 self._automatic[name] = None
 
+    def unregister(self, name: str) -> None:
+        """Take a runtime away. It is not closed."""
+        with self._lock:
+            for table in (self._factories, self._made, self._automatic):
+                table.pop(name, None)
+
     def get(self, name: str) -> Runtime:
         """Return the runtime of this name; the first call makes it. Raises KeyError for an unknown name."""
         with self._lock:
