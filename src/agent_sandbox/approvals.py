@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.assembly import here, words_that_count
 from agent_sandbox.engine.approvals.approvers import CapabilityApprover
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.errors import PolicyError
@@ -12,14 +12,6 @@ from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Ask
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.tokens import Token, parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from agent_sandbox.engine.gate import Approver
-    from agent_sandbox.policy.model import Policy
-    from agent_sandbox.policy.tokens import Token
-from agent_sandbox.assembly import here, words_that_count
 
 Answering = Callable[[Action, Ask], bool]
 

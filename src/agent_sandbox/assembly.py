@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
     from agent_sandbox.engine.elevations import Elevations
-    from agent_sandbox.engine.gate import Approver, Gate
+    from agent_sandbox.engine.gate import Approver, Gate, Recorder
     from agent_sandbox.engine.grants import Capabilities
     from agent_sandbox.engine.runtimes import Runtimes
     from agent_sandbox.ledger.writer import Ledger
@@ -142,7 +142,7 @@ class Assembly:
 
         return Ledger(os.path.join(self.host.state, LEDGER), clock=time.time, keys=self.host.keys)
 
-    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: Ledger | None = None) -> Gate:
+    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: Recorder | None = None) -> Gate:
         """Return the gate of a sandbox under a policy, which records in the user's ledger unless another is given."""
         from agent_sandbox.engine.gate import Gate
 

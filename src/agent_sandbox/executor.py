@@ -7,7 +7,6 @@ text can. The sandbox is the wall, and it is there in any case.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import PathLike, SandboxConfig, environment
-from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
@@ -128,6 +126,6 @@ class CodeExecutor:
         """Before another's backend runs it: a refusal is in the ledger as every other is."""
         config = SandboxConfig(**self._looking)
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
-        gate = Gate(config.policy(), ledger, clock=time.time, sandbox=context.id)
+        gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)
         if (look := config.early_look()) is not None:
             look.check(gate, what, action_of(Work(what, context.env_vars)))

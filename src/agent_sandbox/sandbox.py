@@ -23,7 +23,6 @@ from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
-from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.inputs import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.engine.languages import NATIVE
 from agent_sandbox.engine.run import SCRATCH, Session
@@ -365,7 +364,7 @@ class Sandbox:
 
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
         approver = self._asking.approver(policy) if self._asking is not None else None
-        gate = Gate(policy, self._ledger, clock=time.time, approver=approver, sandbox=self.id)
+        gate = here().gate(policy, sandbox=self.id, approver=approver, ledger=self._ledger)
         return Session(gate, here().runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:

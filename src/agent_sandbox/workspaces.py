@@ -9,7 +9,6 @@ from __future__ import annotations
 import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
 import os
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -217,7 +216,7 @@ class Workspace:
 
     def _gate_of(self, policy: Policy) -> Gate:
         approver = self._asking.approver(policy) if self._asking is not None else None
-        return Gate(policy, here().ledger(), clock=time.time, approver=approver, sandbox=self._stored.state.id)
+        return here().gate(policy, approver=approver, sandbox=self._stored.state.id)
 
     def _session(self, timeout: float | None) -> Session:
         if timeout is not None and self._most_seconds is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
@@ -86,7 +85,7 @@ def current_and_whole(request: Request) -> Current:
     if interrupted(found.state):
         try:
             policy = policy_of(request, found.project)
-            recover(Stored(found.state), Gate(policy, here().ledger(), clock=time.time, sandbox=found.state.id))
+            recover(Stored(found.state), here().gate(policy, sandbox=found.state.id))
         except Busy:
             pass
         except (SandboxError, OSError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 from agent_sandbox import policy_files
@@ -150,11 +149,11 @@ def _governed(request: Request, project: Project) -> tuple[Policy, EarlyLook | N
 def gate_for(request: Request, policy: Policy, project: Project, sandbox: str, *, prompt: bool = False) -> Gate:
     """The door for a command, with who is asked where the policy asks. What is thrown away is the project's for capabilities and people."""
     if not policy.asks.asks:
-        return Gate(policy, here().ledger(), clock=time.time, sandbox=sandbox)
+        return here().gate(policy, sandbox=sandbox)
     from agent_sandbox.cli.approval_prompt import desk_for  # few policies ask
 
     desk = desk_for(request, policy, sandbox=sandbox_id(project.path), prompt=prompt)
-    return Gate(policy, here().ledger(), clock=time.time, approver=desk, sandbox=sandbox)
+    return here().gate(policy, approver=desk, sandbox=sandbox)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.kernel import mountinfo, usage
 from agent_sandbox.kernel.mountinfo import Mount
 
-__all__ = ["Cgroup", "Hierarchy", "Part", "Usage", "create", "find", "here"]
-
 PREFIX = "agent-sandbox-"
 LIMITING = frozenset({"memory", "pids"})  # the controllers that limit a run
 _USED = LIMITING | {"cpuacct", "freezer"}  # and, on v1, those that count and stop it

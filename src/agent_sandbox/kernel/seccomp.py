@@ -18,7 +18,6 @@ import struct
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import syscall_rules, syscalls
-from agent_sandbox.kernel import syscall_rules as rules
 from agent_sandbox.kernel.syscall_rules import Condition, Rule
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -120,7 +119,7 @@ def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE)
             continue
         notify = [_return(_RET_USER_NOTIF)]
         if name == "sendto":  # without an address it goes to the peer of a connected socket: no notification
-            notify = [*_test(Condition(4, rules.WHOLE, (0,), holds=False), failure=1), *notify, _return(_RET_ALLOW)]
+            notify = [*_test(Condition(4, syscall_rules.WHOLE, (0,), holds=False), failure=1), *notify, _return(_RET_ALLOW)]
         code = [_branch_equal(known[name], if_true=0, if_false=len(notify)), *notify, *code]
     # Calls from another architecture are left to the guest's filter, which kills the process.
     code = [_load(_ARCHITECTURE), _branch_equal(_AUDIT_ARCH[machine], if_true=1, if_false=0), _return(_RET_ALLOW), _load(_NUMBER), *code]
@@ -157,15 +156,19 @@ class _SockFprog(ctypes.Structure):
 
 
 def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool) -> Answer:
-    if name in rules.ABSENT or (gated and name in rules.FILES_IN_MEMORY):
+    if name in syscall_rules.ABSENT or (gated and name in syscall_rules.FILES_IN_MEMORY):
         return _UNKNOWN
     if name == "clone" and not processes:
-        return Answer(rules.THREADS_ONLY)
+        return Answer(syscall_rules.THREADS_ONLY)
     if name == "socket" and system:
-        return Answer(rules.CONDITIONAL[name], refusal=errno.EPROTONOSUPPORT)
-    if name in rules.CONDITIONAL:
-        return Answer(rules.CONDITIONAL[name])
-    allowed = name in rules.ALLOWED or (processes and name in rules.STARTS_PROCESSES) or (execute and name in rules.EXECUTES)
+        return Answer(syscall_rules.CONDITIONAL[name], refusal=errno.EPROTONOSUPPORT)
+    if name in syscall_rules.CONDITIONAL:
+        return Answer(syscall_rules.CONDITIONAL[name])
+    allowed = (
+        name in syscall_rules.ALLOWED
+        or (processes and name in syscall_rules.STARTS_PROCESSES)
+        or (execute and name in syscall_rules.EXECUTES)
+    )
     return _ALLOW if allowed else _REFUSE
 
 

@@ -5,8 +5,7 @@ A factory is called when its runtime is first needed, once. Those that are not `
 
 from __future__ import annotations
 
-import _thread
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 
@@ -17,35 +16,28 @@ AUTO = "auto"  # in place of a name: the router chooses
 
 
 class Registry:
-    """Runtimes by name. Safe to share between threads."""
+    """Runtimes by name. Safe to share between threads, without a lock: a fork could inherit it held."""
 
     def __init__(self) -> None:
         self._factories: dict[str, Callable[[], Runtime]] = {}
         self._automatic: dict[str, None] = {}  # a set that keeps its order
         self._made: dict[str, Runtime] = {}
-        self._lock = _thread.RLock()
 
     def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True) -> None:
         """Add a runtime, or replace the one of this name."""
-        with self._lock:
-            self._factories[name] = make
-            self._made.pop(name, None)
-            self._automatic.pop(name, None)
-            if automatic:
-                self._automatic[name] = None
+        self.unregister(name)
+        self._factories[name] = make
+        if automatic:
+            self._automatic[name] = None
 
     def unregister(self, name: str) -> None:
         """Take a runtime away. It is not closed."""
-        with self._lock:
-            for table in (self._factories, self._made, self._automatic):
-                table.pop(name, None)
+        for table in (self._factories, self._made, self._automatic):
+            table.pop(name, None)
 
     def get(self, name: str) -> Runtime:
         """Return the runtime of this name; the first call makes it. Raises KeyError for an unknown name."""
-        with self._lock:
-            if name not in self._made:
-                self._made[name] = self._factories[name]()
-            return self._made[name]
+        return self._made.get(name) or self._made.setdefault(name, self._factories[name]())  # of two made at once, one is used
 
     @property
     def automatic(self) -> tuple[str, ...]:
@@ -60,11 +52,7 @@ class Registry:
     def __contains__(self, name: str) -> bool:
         return name == AUTO or name in self._factories
 
-    def made(self) -> Iterator[Runtime]:
-        """Yield the runtimes that have been made so far."""
-        yield from list(self._made.values())
-
     def close(self, *, leaving: bool = False) -> None:
         """Close the runtimes that have been made. They start anew with the next launch."""
-        for runtime in self.made():
+        for runtime in [*self._made.values()]:
             runtime.close(leaving=leaving)

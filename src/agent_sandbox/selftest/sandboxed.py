@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
@@ -107,7 +105,7 @@ class Cloned:
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
         policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
         state = None if attempt.throw_away else self._state
-        return Session(Gate(policy, here().ledger(), clock=time.time), only(self._runtime), project=self._bench.project, state=state)
+        return Session(here().gate(policy), only(self._runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
         """Return the command line of `agent-sandbox run` with a throw-away sandbox."""

@@ -451,9 +451,7 @@ class _Scan:
 
 
 def _ended(change: Change) -> bool:
-    before, after = change.before, change.after
-    was_directory = before is not None and before.type is EntryType.DIRECTORY
-    return was_directory and (after is None or after.type is not EntryType.DIRECTORY)
+    return change.before is not None and change.before.type is EntryType.DIRECTORY and _ends(change)
 
 
 __all__ = ["Drift", "DriftKind", "Drifted", "LookBudget", "Moved", "Unmoved", "Verdict", "judge", "look_for_drift", "with_judged"]

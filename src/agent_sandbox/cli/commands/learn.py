@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,7 +22,6 @@ from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.execute import code_of, directory_of, say_how_it_ended
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render.messages import remark
-from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.learn import Ran, difference, propose
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, only
@@ -184,7 +182,7 @@ class _Printed:
 
 
 def _session(policy: Policy, runtimes: Runtimes, project: str) -> Session:
-    return Session(Gate(policy, here().ledger(), clock=time.time), runtimes, project=project)
+    return Session(here().gate(policy), runtimes, project=project)
 
 
 @contextmanager

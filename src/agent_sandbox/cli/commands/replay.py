@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render import quantities
 from agent_sandbox.cli.render.messages import remark, shown
-from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.records.record import Record, departures, read
 from agent_sandbox.engine.records.recorder import Recorder, rules_of
 from agent_sandbox.engine.run import Session
@@ -39,7 +37,7 @@ def replay(request: Request) -> int:
     try:
         # As when it was recorded: without it, a project below /tmp would not be seen.
         project = project_of(request, cwd).path if policy.files.read else None
-        outcome = Session(Gate(policy, here().ledger(), clock=time.time), runtimes, project=project).run(recorder.work)
+        outcome = Session(here().gate(policy), runtimes, project=project).run(recorder.work)
     finally:
         here().wasm().close(leaving=True)
     found = departures(record, recorder.record(outcome, policy, runtimes.identity))

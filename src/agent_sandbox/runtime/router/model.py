@@ -28,9 +28,6 @@ class Feature(Enum):
     NODE = "uses what only Node.js has"
 
 
-EVERY_FEATURE = frozenset(Feature)
-
-
 @dataclass(frozen=True)
 class Work:
     """One thing to run: source in a language, by its canonical name, or a COMMAND, whose words do not matter here.

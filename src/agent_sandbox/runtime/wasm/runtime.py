@@ -51,7 +51,6 @@ print(time.time(), time.monotonic(), time.perf_counter(), random.random(), secre
 print([os.stat(os.path.join("/tmp", name)) for name in os.listdir("/tmp")], object())
 """
 _ENDLESS = "while True: pass"
-_OURS = (Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED)
 _FUEL = 10_000_000  # a hundredth of a second
 
 
@@ -263,13 +262,13 @@ def proved(runtime: WasmRuntime, support: Support) -> Support:
 
     if not runtime.ready_to_count:
         why = "the second module, which counts what it executes, has not been compiled: agent-sandbox setup"
-        return replace(support, missing={**support.missing, **{each.value: why for each in _OURS}})
+        return replace(support, missing={**support.missing, **{each.value: why for each in ONLY_HERE}})
     first, second = (_ran(runtime, replace(trial(_TELLTALE), deterministic=7)) for _ in range(2))
     same = (first.stdout, first.exit.usage.fuel) == (second.stdout, second.exit.usage.fuel) and first.stdout.count(b"\n") == 2
     launch = trial(_ENDLESS)
     ended = _ran(runtime, replace(launch, limits=replace(launch.limits, fuel=_FUEL))).exit
     shown = {Guarantee.DETERMINISTIC: same, Guarantee.FUEL_LIMITED: ended.reason is Reason.FUEL_LIMIT}
-    missing = {name: why for name, why in support.missing.items() if name not in {each.value for each in _OURS}}
+    missing = {name: why for name, why in support.missing.items() if name not in {each.value for each in ONLY_HERE}}
     missing |= {each.value: "live runs showed that it does not hold" for each, holds in shown.items() if not holds}
     return replace(support, guarantees=support.guarantees | {each for each, holds in shown.items() if holds}, missing=missing)
 

@@ -114,7 +114,6 @@ def _formatting(capacity: int) -> tuple[str, ...]:
 
 def _reserve(file: int, capacity: int, room: int) -> None:
     """Allocate the disk blocks that the sandbox may fill at first, and put ballast over the rest."""
-    from agent_sandbox.kernel import loop
     from agent_sandbox.kernel import syscalls as sc
 
     attached = _attach(file)
@@ -268,8 +267,6 @@ class Growth:
         self._free_before = free
         if free >= max(ROOM // 2, 4 * taken) or self.refused:
             return
-        from agent_sandbox.kernel import loop
-
         try:
             room = max(ROOM, 8 * taken)
             if self._limit is not None:

@@ -25,8 +25,6 @@ from agent_sandbox.workspace.nodes import EntryType, Node
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.workspace.changes import Change
-
 POWER_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 CAPABILITY = "security.capability"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -13,7 +13,6 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import elf
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, covers, interprets, is_pattern
-from agent_sandbox.policy.programs import covers as names_match
 from agent_sandbox.workspace.view.draft import contains
 
 # Program directories of any machine, in addition to PATH.
@@ -71,19 +70,12 @@ def found(prefix: str, pattern: str) -> Iterator[str]:
     places = [prefix]
     for part in pattern.split("/"):
         if is_pattern(part):
-            places = [f"{place}/{name}" for place in places for name in _listing(place) if covers((part,), name)]
+            places = [f"{place}/{name}" for place in places for name in _names(place) if covers((part,), name)]
         else:
             places = [os.path.normpath(f"{place}/{part}") for place in places]
     for place in places:
         if os.path.isdir(place):
             yield os.path.realpath(place)
-
-
-def _listing(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 @dataclass(frozen=True)
@@ -176,7 +168,7 @@ class _Search:
         several = is_pattern(pattern)
         any_found = False
         for directory in self.directories:
-            names = [name for name in _names(directory) if names_match((pattern,), name)] if several else [pattern]
+            names = [name for name in _names(directory) if covers((pattern,), name)] if several else [pattern]
             for name in names:
                 path = f"{directory}/{name}"
                 if (

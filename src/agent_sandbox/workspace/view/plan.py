@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
@@ -41,10 +41,6 @@ from agent_sandbox.workspace.layers.names import quote_target
 from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
 from agent_sandbox.workspace.view.executables import Executables
 from agent_sandbox.workspace.view.masks import hide, select, stand_in_for_others
-
-if TYPE_CHECKING:
-    from agent_sandbox.workspace.view.executables import Executables
-
 
 # New for each run. The machine's own content is shown there only if the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")

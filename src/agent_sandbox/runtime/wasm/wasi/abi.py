@@ -41,7 +41,6 @@ FOLLOW = 1  # a lookup flag
 CREATE, TRUNCATE = 1, 8  # open flags
 RIGHT_TO_WRITE = 1 << 6  # a right of a descriptor
 DIRECTORY = 3  # a file type
-REGULAR_FILE = 4
 ACCESSED, ACCESSED_NOW, MODIFIED, MODIFIED_NOW = 1, 2, 4, 8  # which times to set
 
 WORD = struct.Struct("<I")
