@@ -84,7 +84,7 @@ def _project(top: Path) -> Path:
 
 
 def _run(typed: str, answer: str, project: Path, home: Path) -> str:
-    """What one command shows on a terminal."""
+    """Run one command on a terminal, and return what it shows."""
     ours, theirs = pty.openpty()
     environment = {
         **{"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(home), "TERM": "xterm-256color", "LANG": "C.UTF-8"},

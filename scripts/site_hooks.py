@@ -1,4 +1,4 @@
-"""What the site needs beyond `docs/`: the documents at the top of the checkout as pages, and links that lead somewhere there.
+"""Hooks of the site: add the documents at the top of the checkout as pages, and turn their links into links of the site.
 
 The documents are written for readers of the repository. A link to another document becomes one to its page; a link to a source file or a
 test has no page, and its text stays, with the name of the test to be seen when one points at it.

@@ -101,7 +101,7 @@ class Held:
 
     @property
     def stderr(self) -> bytes:
-        """What is held back."""
+        """The standard error held back so far."""
         return self._held
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""What there is to show, and which of it is asked for."""
+"""Select the changes that a request asks for, and show them: unified, side by side, as a summary, or as a patch."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ _MOST_ENTRIES = 1_000_000  # of a directory that goes away: git has to be told e
 
 
 def refuse_on_a_terminal(request: Request) -> None:
-    """What a guest wrote is in a patch as it is, escape sequences too. Raises `PolicyError`."""
+    """Raise `PolicyError` for a patch on a terminal: it holds the guest's bytes unchanged, escape sequences too."""
     if request.has("--patch") and sys.stdout.isatty() and not request.has("--raw"):
         raise PolicyError(
             "a patch holds what the program wrote as it is, and a terminal would act on it",

@@ -1,4 +1,4 @@
-"""Who the gate asks: puts the action it judged into a question, and waits at the inbox."""
+"""Approvers: capability tokens answer first, then a person at the inbox, who is asked about exactly the action that was judged."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ _TITLE, _FACTOR = "approval 2", "second factor"
 
 
 class Decision(Enum):
-    """What somebody said."""
+    """The kinds of answer."""
 
     ONCE = "once"
     FOR_THIS_RUN = "run"  # also to the same question again, until the run or its time is over
@@ -127,8 +127,8 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody said to the question with this digest. `until` is when it ends, in seconds since the epoch; `factor` whether who said
-    it has shown a second factor."""
+    """An answer to the question with this digest. `until` is its end, in seconds since the epoch; `factor` tells whether a second factor
+    was shown."""
 
     digest: str
     decision: Decision

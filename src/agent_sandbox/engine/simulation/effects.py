@@ -151,7 +151,7 @@ _CHUNK = 1 << 20
 
 
 def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besides: Collection[str]) -> tuple[tuple[Input, ...], bool]:
-    """What was read, and whether that is all of it. What changed after `since_ns`, when the run began, has no digest.
+    """Return the files that were read, and whether the list is complete. A file that changed after `since_ns` has no digest.
 
     `besides` are paths that the plan changes: those are compared with reality anyway.
     """
