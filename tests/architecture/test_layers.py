@@ -12,6 +12,7 @@ from tests.architecture.sources import INSIDE, SENT, TOP_FLOOR, Module, modules
 
 # What would make a decision depend on more than the values it is given.
 IMPURE = frozenset({"os", "subprocess", "socket", "time", "random", "secrets", "threading", "tempfile", "shutil"})
+ASSEMBLY = "src/agent_sandbox/assembly.py"
 ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
 
 
@@ -44,12 +45,8 @@ def test_what_is_sent_into_sandboxes_is_never_imported_by_us() -> None:
     assert [place for module in ours for place in imports_of(module, "agent_sandbox.selftest.attempts")] == []
 
 
-def test_nothing_below_the_surfaces_and_the_sdk_looks_at_the_environment() -> None:
-    below = [
-        module
-        for module in modules()
-        if module.folder != TOP_FLOOR and module.folder != "selftest" and not module.is_sdk and module.name not in INSIDE
-    ]
+def test_only_the_command_line_the_self_test_and_the_assembly_look_at_the_environment() -> None:
+    below = [module for module in modules() if module.folder not in (TOP_FLOOR, "selftest") and module.name not in (*INSIDE, ASSEMBLY)]
     assert [place for module in below for place in environment_reads(module)] == []
 
 
