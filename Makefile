@@ -13,7 +13,8 @@ help:  ## this list
 setup:  ## everything the project needs: .venv, and as root the system packages of the tests
 	@scripts/setup.sh
 
-demo: setup  ## an agent's command on a clone of this machine, what it changed, and the real disk untouched
+demo:  ## an agent's command on a clone of this machine, what it changed, what it was refused, and the real disk untouched
+	@scripts/setup.sh --core
 	@scripts/demo.sh
 
 check: setup  ## formatting, lint, types, layers (seconds)

@@ -5,12 +5,14 @@
 # PYTHON=/path/to/python chooses the interpreter. Otherwise the system's own is preferred to one from PATH: an interpreter in somebody's
 # home directory cannot be executed by the unprivileged user that half of the tests run as.
 #
+# --core installs only the program itself, which has no dependencies: seconds, and enough for `make demo`.
 # --without-wasm leaves out what takes minutes, for who has it compiled beside something else (`scripts/suite.py`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly VENV=.venv
 readonly INSTALLED=$VENV/.installed-from  # what the environment was made from; it is remade when this no longer agrees
+readonly CORE=$VENV/.core-installed-from  # the same, where only the program is in it
 readonly TRIED=$VENV/.packages-tried      # system packages that could not be installed, so that each `make` does not try again
 
 # command or file, Debian package, what is missing without it
@@ -97,10 +99,11 @@ environment_is_sound() {
     [ -z "${PYTHON:-}" ] || [ "$(readlink -f "$VENV/bin/python")" = "$(readlink -f "$(command -v "$PYTHON")")" ]
 }
 
+# The program and these extras of it, noted in this file.
 set_up_python() {
-    local wanted python
+    local extras=$1 note=$2 wanted python
     wanted=$(fingerprint)
-    if environment_is_sound && [ "$(cat "$INSTALLED" 2>/dev/null)" = "$wanted" ]; then
+    if environment_is_sound && { [ "$(cat "$INSTALLED" 2>/dev/null)" = "$wanted" ] || [ "$(cat "$note" 2>/dev/null)" = "$wanted" ]; }; then
         return
     fi
     [ -w . ] || fail "$PWD is not yours to write, and its .venv is missing or out of date: run make setup as its owner"
@@ -109,10 +112,10 @@ set_up_python() {
         say "making $VENV with $python"
         make_environment "$python"
     fi
-    say "installing the project and its development tools into $VENV"
-    rm -f "$INSTALLED"
-    "$VENV/bin/python" -m pip install --quiet --editable '.[dev]'
-    printf '%s\n' "$wanted" >"$INSTALLED"
+    say "installing the program${extras:+ and its development tools} into $VENV"
+    rm -f "$INSTALLED" "$CORE"
+    "$VENV/bin/python" -m pip install --quiet --editable ".$extras"
+    printf '%s\n' "$wanted" >"$note"
 }
 
 # Debian keeps the interpreter's own tests in a package of their own, one for each version.
@@ -159,7 +162,11 @@ if command -v flock >/dev/null; then
     exec 9<.
     flock 9
 fi
-set_up_python 9<&-
+if [ "${1:-}" = --core ]; then
+    set_up_python '' "$CORE" 9<&-
+    exit 0
+fi
+set_up_python '[dev]' "$INSTALLED" 9<&-
 if [ "${1:-}" != --without-wasm ]; then "$VENV/bin/python" -m scripts.compile_wasm 9<&-; fi
 set_up_tools 9<&-
 if ! is_root; then
