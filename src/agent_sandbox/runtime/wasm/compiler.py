@@ -59,6 +59,7 @@ def try_lock(cache: Cache) -> int | None:
     except BlockingIOError:
         os.close(lock)
         return None
+    os.ftruncate(lock, 0)  # the id of an earlier holder must not pass for that of this one
     return lock
 
 
