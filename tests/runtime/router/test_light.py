@@ -13,7 +13,7 @@ ROUTE = (
 
 def test_reading_python_loads_nothing_slow() -> None:
     loaded = loaded_by(ROUTE.format("python", "import os; os.fork()"))
-    assert "agent_sandbox.runtime.router.python" in loaded
+    assert "agent_sandbox.runtime.router.needs" in loaded
     assert sorted(loaded & SLOW) == []
 
 

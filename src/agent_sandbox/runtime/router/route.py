@@ -139,13 +139,13 @@ def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: I
 def read(work: Work) -> Reading:
     """Return what the text of the work shows. Languages that only whole runtimes take need no reading."""
     if work.language == "python":
-        from agent_sandbox.runtime.router.python import read_python
+        from agent_sandbox.runtime.router.needs import needs_of_python
 
-        return read_python(work.source)
+        return needs_of_python(work.source)
     if work.language == "javascript":
-        from agent_sandbox.runtime.router.javascript import read_javascript
+        from agent_sandbox.runtime.router.needs import needs_of_javascript
 
-        return read_javascript(work.source)
+        return needs_of_javascript(work.source)
     return Reading()
 
 

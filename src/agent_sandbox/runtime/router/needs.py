@@ -1,24 +1,28 @@
-"""Read Python source: the modules, names and features that it uses, without running or importing any of it.
+"""Tell what a program needs of a runtime: modules, names and features, from what the reader of its language saw.
 
-`read_python` is the entry point, `Walk` collects what a syntax tree uses, and the tables say which dotted name needs which feature. Text
-that is too large, not Python for this interpreter, or too intricate is not read at all, and goes to a runtime that need not understand it.
+The tables say which dotted name needs which feature. Text that is too large, not of its language, or too intricate is not read at all, and
+goes to a runtime that need not understand it. A string counts as code where the program can run it.
 """
 
 from __future__ import annotations
 
-import _ast as ast
-from collections.abc import Sequence
+import _ast as ast  # only the node classes; `ast` itself is slow to load
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.readers.bounds import too_much
-from agent_sandbox.readers.python import Names, children, names_an_encoding, nodes_of, own_name, parse
+from agent_sandbox.readers.python import Choice, elements, has_only_integers, is_int_type, names_an_encoding, number, repetitions
+from agent_sandbox.readers.python import read as read_python
+from agent_sandbox.readers.python_values import Resolver, own_name
 from agent_sandbox.runtime.router.model import Feature, Reading
+
+if TYPE_CHECKING:
+    from agent_sandbox.readers.javascript import JavaScriptSource
 
 _MAKE = frozenset({"array", "asarray", "asanyarray", "matrix", "full", "full_like"})
 _COMPUTES = """
     sum prod cumsum cumprod dot matmul multiply power square add outer kron append concatenate stack vstack hstack repeat tile inner vdot
 """
 _COMPUTE = frozenset(_COMPUTES.split())
-_LEAVES = 4096  # numbers of one literal that are inspected
 _ROUNDS = 3  # of code in strings in code
 _LONG_LOOP = 20_000_000  # iterations; native code is several times faster, which then outweighs its slower start
 _MUCH_MEMORY = 1 << 28  # elements or bytes; a 32-bit address space is full soon after
@@ -46,7 +50,6 @@ _INNARDS = frozenset(
         "__code__",
     }
 )
-_CATCHES = frozenset({"ImportError", "ModuleNotFoundError"})
 
 _NEEDS = {
     Feature.PROCESSES: """
@@ -119,43 +122,29 @@ OPAQUE = frozenset(_OPAQUE.split())
 MACHINE_FILES = ("/proc", "/sys", "/dev")
 
 
+_NODE_NAMES = """
+    require module exports process Buffer global __dirname __filename setImmediate clearImmediate fetch URL URLSearchParams TextEncoder
+    TextDecoder AbortController AbortSignal Event EventTarget performance crypto structuredClone WebAssembly Worker MessageChannel
+    BroadcastChannel Blob File FormData Headers Request Response WebSocket EventSource ReadableStream WritableStream TransformStream
+    Intl SharedArrayBuffer Atomics navigator document window localStorage XMLHttpRequest Deno Bun
+"""
+_NODE = frozenset(_NODE_NAMES.split())
+_NODE_METHODS = frozenset({"toLocaleString", "toLocaleDateString", "toLocaleTimeString", "localeCompare"})  # correct only with Intl
+_MAKES_CODE = frozenset({"eval", "Function", "constructor", "GeneratorFunction", "AsyncFunction"})
+
+
 def by_its_width(node: ast.Call, name: str) -> bool:
     """Whether a call of this dotted name makes integers of the machine's width."""
     module, _, function = name.rpartition(".")
     if types := [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]:
-        return any(default_integer(each) for each in types)
+        return any(is_int_type(each) for each in types)
     if module != "numpy" or not node.args:
         return False
-    if any(default_integer(each) for each in node.args[1:]):
+    if any(is_int_type(each) for each in node.args[1:]):
         return True
     if function in _MAKE:
-        return _integers(node.args[-1 if function.startswith("full") else 0], unknown=True)
-    return function in _COMPUTE and any(_integers(each, unknown=False) for each in node.args)
-
-
-def default_integer(node: ast.expr) -> bool:
-    """Whether an expression is the type `int`, by name or as a string."""
-    return (isinstance(node, ast.Name) and node.id == "int") or (isinstance(node, ast.Constant) and node.value in ("int", "uint"))
-
-
-def _integers(node: ast.expr, *, unknown: bool) -> bool:
-    """Whether all numbers in a literal are integers; `unknown` if the text does not tell."""
-    waiting, integers = [node], False
-    for _ in range(_LEAVES):
-        if not waiting:
-            return integers
-        each = waiting.pop()
-        if isinstance(each, (ast.List, ast.Tuple, ast.Set)):
-            waiting += each.elts
-        elif isinstance(each, ast.UnaryOp):
-            waiting.append(each.operand)
-        elif not isinstance(each, ast.Constant):
-            return unknown
-        elif isinstance(each.value, (float, complex)):
-            return False
-        else:
-            integers = integers or type(each.value) is int
-    return unknown
+        return has_only_integers(node.args[-1 if function.startswith("full") else 0], unknown=True)
+    return function in _COMPUTE and any(has_only_integers(each, unknown=False) for each in node.args)
 
 
 def feature_of(name: str) -> Feature | None:
@@ -176,130 +165,88 @@ def opaque(name: str) -> bool:
     return False
 
 
-def enter(walk: Walk, node: ast.Call) -> list[ast.AST]:
-    """Record a call. Returns the nodes to visit next, last first."""
-    for name in sorted(walk.names.origins(node.func)):
+def _call(needs: _Collector, node: ast.Call) -> None:
+    """Record a call."""
+    for name in sorted(needs.names.origins(node.func)):
         if not name.startswith("builtins."):
-            walk.use(name, node.lineno)
-        _named(walk, node, name)
-    for name in sorted(walk.names.origins(node)):  # its result: a module, an attribute
-        walk.use(name, node.lineno)
-    _method(walk, node)
+            needs.use(name, node.lineno)
+        _named(needs, node, name)
+    for name in sorted(needs.names.origins(node)):  # its result: a module, an attribute
+        needs.use(name, node.lineno)
+    _method(needs, node)
     if by_its_width(node, ""):
-        walk.need(Feature.WIDE_INTEGERS, "the type int", node.lineno)
-    followed = isinstance(node.func, ast.Name)
-    return [each for each in children(node) if not (followed and each is node.func)]
+        needs.need(Feature.WIDE_INTEGERS, "the type int", node.lineno)
 
 
-def _named(walk: Walk, node: ast.Call, name: str) -> None:
+def _named(needs: _Collector, node: ast.Call, name: str) -> None:
     """Record a call of a function that may have this dotted name."""
     first = node.args[0] if node.args else next((each.value for each in node.keywords if each.arg in ("name", "source", "stmt")), None)
     if name in _IMPORTERS:
-        _import(walk, node, first)
+        _import(needs, node, first)
     elif name in _RUN_TEXT or name in _MAY_RUN_TEXT:
-        _run_text(walk, node, first, certain=name in _RUN_TEXT)
+        _run_text(needs, node, first, certain=name in _RUN_TEXT)
     elif name == "builtins.getattr":
-        if len(node.args) > 1 and walk.names.texts(node.args[1]) is None:
-            walk.computed_attribute = walk.computed_attribute or node.lineno
+        if len(node.args) > 1 and needs.names.texts(node.args[1]) is None:
+            needs.computed_attribute = needs.computed_attribute or node.lineno
     elif name == "builtins.range":
-        if max((_number(each) for each in node.args), default=0) >= _LONG_LOOP:
-            walk.need(Feature.LONG_LOOPS, "range", node.lineno)
+        if max((number(each) for each in node.args), default=0) >= _LONG_LOOP:
+            needs.need(Feature.LONG_LOOPS, "range", node.lineno)
     elif name in ("builtins.bytes", "builtins.bytearray") or name in _FILLED:
-        if _elements(node.args) >= _MUCH_MEMORY:
-            walk.need(Feature.MUCH_MEMORY, name.removeprefix("builtins."), node.lineno)
+        if elements(node.args) >= _MUCH_MEMORY:
+            needs.need(Feature.MUCH_MEMORY, name.removeprefix("builtins."), node.lineno)
     elif name.startswith("pandas.read_"):
-        if first is not None and any("://" in text for text in walk.names.texts(first) or ()):
-            walk.need(Feature.SOCKETS, f"{name} of an address", node.lineno)
-    elif (name.startswith("struct.") or name == "array.array") and _by_native_width(walk, first):
-        walk.need(Feature.WIDE_INTEGERS, name, node.lineno)
+        if first is not None and any("://" in text for text in needs.names.texts(first) or ()):
+            needs.need(Feature.SOCKETS, f"{name} of an address", node.lineno)
+    elif (name.startswith("struct.") or name == "array.array") and _by_native_width(needs, first):
+        needs.need(Feature.WIDE_INTEGERS, name, node.lineno)
     if name.startswith("numpy.") and by_its_width(node, name):
-        walk.need(Feature.WIDE_INTEGERS, name, node.lineno)
+        needs.need(Feature.WIDE_INTEGERS, name, node.lineno)
 
 
-def _import(walk: Walk, node: ast.Call, first: ast.expr | None) -> None:
-    names = None if first is None else walk.names.texts(first)
+def _import(needs: _Collector, node: ast.Call, first: ast.expr | None) -> None:
+    names = None if first is None else needs.names.texts(first)
     for name in sorted(names or ()):
         if name.startswith("."):
-            walk.miss("imports from a package of its own", node.lineno)
+            needs.miss("imports from a package of its own", node.lineno)
         else:
-            walk.module(name, node.lineno)
+            needs.module(name, node.lineno)
     if names is None:
-        walk.miss("imports a module by a computed name", node.lineno)
+        needs.miss("imports a module by a computed name", node.lineno)
 
 
-def _run_text(walk: Walk, node: ast.Call, first: ast.expr | None, *, certain: bool) -> None:
-    texts = None if first is None else walk.names.texts(first)
+def _run_text(needs: _Collector, node: ast.Call, first: ast.expr | None, *, certain: bool) -> None:
+    texts = None if first is None else needs.names.texts(first)
     if texts is not None:
-        walk.code |= texts
-    elif certain and not (isinstance(first, ast.Call) and walk.names.origins(first.func) & _RUN_TEXT):
-        walk.miss("runs text that it computes", node.lineno)
+        needs.code |= texts
+    elif certain and not (isinstance(first, ast.Call) and needs.names.origins(first.func) & _RUN_TEXT):
+        needs.miss("runs text that it computes", node.lineno)
 
 
-def _method(walk: Walk, node: ast.Call) -> None:
+def _method(needs: _Collector, node: ast.Call) -> None:
     """Record a method of an unknown object, recognised by its name alone if a module with such methods is imported."""
     if not isinstance(node.func, ast.Attribute):
         return
-    imported = {name.partition(".")[0] for name in walk.modules}
+    imported = {name.partition(".")[0] for name in needs.modules}
     method = node.func.attr
     if "pandas" in imported and method in IMPLIES_OF_METHOD:
-        walk.modules.setdefault(IMPLIES_OF_METHOD[method], node.lineno)
+        needs.modules.setdefault(IMPLIES_OF_METHOD[method], node.lineno)
     if "numpy" in imported and method in ("randint", "permutation"):  # `integers` of a Generator has 64 bits everywhere
-        walk.need(Feature.WIDE_INTEGERS, f".{method}()", node.lineno)
-    if imported & {"numpy", "pandas"} and method in ("astype", "view") and any(default_integer(each) for each in node.args):
-        walk.need(Feature.WIDE_INTEGERS, f".{method}(int)", node.lineno)
+        needs.need(Feature.WIDE_INTEGERS, f".{method}()", node.lineno)
+    if imported & {"numpy", "pandas"} and method in ("astype", "view") and any(is_int_type(each) for each in node.args):
+        needs.need(Feature.WIDE_INTEGERS, f".{method}(int)", node.lineno)
     if "pathlib" in imported and method in ("chmod", "lchmod", "owner"):
-        walk.need(Feature.POSIX, f".{method}()", node.lineno)
+        needs.need(Feature.POSIX, f".{method}()", node.lineno)
 
 
-def _by_native_width(walk: Walk, first: ast.expr | None) -> bool:
-    texts = (walk.names.texts(first) if first is not None else None) or ()
+def _by_native_width(needs: _Collector, first: ast.expr | None) -> bool:
+    texts = (needs.names.texts(first) if first is not None else None) or ()
     return any(_NATIVE_WIDTH & set(text) and not text.startswith(("<", ">", "=", "!")) for text in texts)
 
 
-def size_of(walk: Walk, node: ast.BinOp) -> None:
-    """Record a sequence that is repeated often enough to need much memory."""
-    if isinstance(node.op, ast.Mult):
-        sequences = (ast.List, ast.Tuple, ast.JoinedStr)
-        for each, other in ((node.left, node.right), (node.right, node.left)):
-            text = isinstance(each, ast.Constant) and isinstance(each.value, (str, bytes))
-            if (text or isinstance(each, sequences)) and _number(other) >= _MUCH_MEMORY:
-                walk.need(Feature.MUCH_MEMORY, "a sequence repeated", node.lineno)
+class _Collector:
+    """Everything recorded so far of a Python program. `code` are strings that it runs as code."""
 
-
-def _elements(shape: list[ast.expr]) -> int:
-    if len(shape) == 1 and isinstance(shape[0], (ast.Tuple, ast.List)):
-        shape = shape[0].elts
-    product = 1
-    for each in shape[:8]:
-        product *= max(1, _number(each))
-    return product if shape else 0
-
-
-def _number(node: ast.expr, depth: int = 6) -> int:
-    """Return the integer value of a constant expression, capped where more makes no difference; 0 if the text does not tell."""
-    if isinstance(node, ast.Constant):
-        return min(node.value, 1 << 64) if type(node.value) is int else 0
-    if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name) and node.func.id == "int":
-        value = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
-        return int(min(value, 1e18)) if isinstance(value, float) and value > 0 else 0
-    if isinstance(node, ast.BinOp) and depth:
-        left, right = _number(node.left, depth - 1), _number(node.right, depth - 1)
-        match node.op:
-            case ast.Mult():
-                return min(left * right, 1 << 64)
-            case ast.Add():
-                return min(left + right, 1 << 64)
-            case ast.Pow() if 0 <= right <= 64:
-                return min(int(left**right), 1 << 64)
-            case ast.LShift() if 0 <= right <= 64:
-                return min(left << right, 1 << 64)
-    return 0
-
-
-class Walk:
-    """A walk through syntax trees, and everything recorded so far. `code` are strings that the program runs as code."""
-
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Resolver) -> None:
         self.names = names
         self.code: set[str] = set()
         self.modules: dict[str, int] = {}
@@ -311,13 +258,6 @@ class Walk:
         self._escaped: dict[str, int] = {}
         self._words: set[str] = set()
         self._open_loop = 0
-
-    def through(self, tree: ast.AST) -> None:
-        """Record everything in a tree, in the order of its text."""
-        waiting: list[ast.AST] = [tree]
-        while waiting:
-            node = waiting.pop()
-            waiting += self._enter(node)
 
     def reading(self, *unseen: str) -> Reading:
         """Return everything recorded, as a value."""
@@ -363,43 +303,36 @@ class Walk:
         """Record something that the text does not tell."""
         self._unseen.setdefault(f"it {what} (line {line})")
 
-    def _enter(self, node: ast.AST) -> Sequence[ast.AST]:
-        """Record one node. Returns the nodes to visit next, last first."""
+    def add(self, node: ast.AST | Choice) -> None:
+        """Record what one node of the program uses."""
         match node:
             case ast.Import(names=names):
                 for each in names:
                     self.module(each.name, node.lineno)
-                return []
             case ast.ImportFrom():
                 self._import_from(node)
-                return []
-            case ast.If(test=test, orelse=orelse) if self._never(test):
-                return orelse[::-1]
-            case ast.Try() if (alternatives := _alternatives(node)) is not None:
-                return self._guarded(node, alternatives)
-            case ast.Assign(targets=targets, value=ast.Name()) if all(isinstance(each, ast.Name) for each in targets):  # an alias
-                return targets[::-1]
-            case ast.Attribute(value=value, attr=attr):
+            case Choice():
+                self._choose(node)
+            case ast.Attribute(attr=attr):
                 self._words.add(attr)
                 if attr in _INNARDS:
                     self.miss(f"reaches for {attr}", node.lineno)
                 for name in sorted(self.names.origins(node)):
                     self.use(name, node.lineno)
-                return [] if isinstance(value, ast.Name) else [value]
-            case ast.Name(ctx=ast.Load()):
+            case ast.Name():
                 self._passed_around(node)
             case ast.Call():
-                return enter(self, node)
+                _call(self, node)
             case ast.Constant(value=str(text)):
                 self._text(text, node.lineno)
             case ast.Subscript():
                 for name in sorted(self.names.origins(node)):
                     self.use(name, node.lineno)
             case ast.BinOp():
-                size_of(self, node)
+                if repetitions(node) >= _MUCH_MEMORY:
+                    self.need(Feature.MUCH_MEMORY, "a sequence repeated", node.lineno)
             case ast.While():
                 self._open_loop = self._open_loop or node.lineno
-        return children(node)
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         if node.level or not node.module:
@@ -410,27 +343,12 @@ class Walk:
             if each.name != "*":
                 self.use(f"{node.module}.{each.name}", node.lineno)
 
-    def _guarded(self, node: ast.Try, alternatives: tuple[tuple[str, ...], ...]) -> list[ast.AST]:
-        """Record an import with fallbacks: which of them exists depends on the runtime. Returns the other nodes to visit, last first."""
-        self._choices.append(alternatives)
-        for names in alternatives:
+    def _choose(self, choice: Choice) -> None:
+        """Record an import with fallbacks: which of them exists depends on the runtime."""
+        self._choices.append(tuple(choice.alternatives))
+        for names in choice.alternatives:
             for name in names:
-                self.use(name, node.lineno)
-        rest: list[ast.AST] = []
-        level: ast.Try | None = node
-        while level is not None:
-            instead = level.handlers[0].body
-            rest += [*(each for each in instead if not isinstance(each, (ast.Import, ast.ImportFrom))), *level.orelse, *level.finalbody]
-            if (level := _next_choice(instead)) is not None:
-                rest.remove(level)
-        return rest[::-1]
-
-    def _never(self, test: ast.expr) -> bool:
-        if isinstance(test, ast.Constant):
-            return not test.value
-        if isinstance(test, ast.Attribute):
-            return self.names.origins(test) == {"typing.TYPE_CHECKING"} and isinstance(test.value, ast.Name)
-        return isinstance(test, ast.Name) and self.names.is_plain_false(test.id, "typing.TYPE_CHECKING")
+                self.use(name, choice.lineno)
 
     def _passed_around(self, node: ast.Name) -> None:
         """Record a name that is neither called nor accessed here: its further use is not followed."""
@@ -448,74 +366,68 @@ class Walk:
             self.need(Feature.MACHINE, text, line)
 
 
-def _alternatives(node: ast.Try) -> tuple[tuple[str, ...], ...] | None:
-    """Return the imports of which a `try … except ImportError` takes the first that exists; None for any other `try`."""
-    choices: list[tuple[str, ...]] = []
-    current: ast.Try | None = node
-    while current is not None:
-        here = _imports(current.body)
-        if not here or len(current.handlers) != 1 or not _catches_imports(current.handlers[0]):
-            return None
-        choices.append(here)
-        instead = current.handlers[0].body
-        current = _next_choice(instead)
-        if current is None:
-            if not (last := _imports([each for each in instead if isinstance(each, (ast.Import, ast.ImportFrom))])):
-                return None
-            choices.append(last)
-    return tuple(choices)
-
-
-def _next_choice(instead: list[ast.stmt]) -> ast.Try | None:
-    return instead[0] if len(instead) == 1 and isinstance(instead[0], ast.Try) else None
-
-
-def _imports(body: list[ast.stmt]) -> tuple[str, ...]:
-    """Return the modules that these statements import; empty if they do anything else."""
-    names: list[str] = []
-    for each in body:
-        if isinstance(each, ast.Import):
-            names += [alias.name for alias in each.names]
-        elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
-            names.append(each.module)
-        else:
-            return ()
-    return tuple(names)
-
-
-def _catches_imports(handler: ast.ExceptHandler) -> bool:
-    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return all(isinstance(each, ast.Name) and each.id in _CATCHES for each in caught)
-
-
-def read_python(source: str) -> Reading:
-    """Return what the text shows. Never raises, whatever the text."""
-    if why := too_much(source):
-        return Reading(unreadable=why)
-    if names_an_encoding(source):
+def needs_of_python(text: str) -> Reading:
+    """Return the needs of a Python program. Never raises, whatever the text."""
+    source = read_python(text)
+    if not source.too_large and names_an_encoding(text):
         return Reading(unreadable="it names an encoding of its own")
-    tree = parse(source)
-    if isinstance(tree, str):
-        return Reading(unreadable=tree)
-    names, trees, known, unparsed = Names(), [tree], {source}, False
-    for node in nodes_of(tree):
-        names.add(node)
+    if source.unreadable:
+        return Reading(unreadable=source.unreadable)
+    known, unparsed = {text}, False
     for _ in range(_ROUNDS):
-        walk = Walk(names)
-        for each in trees:
-            walk.through(each)
-        if names.exhausted:
+        needs = _Collector(source.names)
+        for node in source.executed():
+            needs.add(node)
+        if source.names.exhausted:
             return Reading(unreadable="it is too intricate to follow")
-        if not (fresh := sorted(walk.code - known)):
-            return walk.reading(*(("it runs text that is not Python",) if unparsed else ()))
-        known |= walk.code
+        if not (fresh := sorted(needs.code - known)):
+            return needs.reading(*(("it runs text that is not Python",) if unparsed else ()))
+        known |= needs.code
         if why := too_much("".join(known)):
             return Reading(unreadable=f"with the text it runs, {why}")
-        for text in fresh:
-            inner = parse(text.strip())
-            unparsed = unparsed or isinstance(inner, str)
-            if not isinstance(inner, str):
-                trees.append(inner)
-                for node in nodes_of(inner):
-                    names.add(node)
+        for each in fresh:
+            unparsed = bool(source.add(each.strip())) or unparsed
     return Reading(unreadable="it runs text within text too deep to follow")
+
+
+def needs_of_javascript(text: str) -> Reading:
+    """Return the needs of a JavaScript program: whether it uses what only Node.js has. Never raises, whatever the text."""
+    import re  # slow to load, as is the reader; neither is needed for Python
+
+    from agent_sandbox.readers.javascript import read
+
+    source = read(text, unescape=False)
+    if source.unreadable:
+        return Reading(unreadable=source.unreadable)
+    tokens, names = source.tokens, _NODE - (source.declared - {"require"})
+    features: dict[Feature, str] = {}
+    unseen: dict[str, None] = {}
+    makes_code = any(kind == "word" and text in _MAKES_CODE for kind, text, _ in tokens)
+    for at, (kind, text, line) in enumerate(tokens):
+        after_dot = at > 0 and tokens[at - 1][1] == "."
+        if kind == "word" and (text in _NODE_METHODS if after_dot else text in names):
+            features.setdefault(Feature.NODE, f"{text} (line {line})")
+        elif kind == "word" and text == "import" and not after_dot:
+            _import_module(source, at, features, unseen)
+        elif kind == "word" and text in ("globalThis", "eval", "Function") and not after_dot:
+            unseen.setdefault(f"it uses {text}, which reaches what its text does not name (line {line})")
+        elif kind == "text" and makes_code and (hidden := names.intersection(re.findall(r"[^\W\d][\w$]*", text))):
+            features.setdefault(Feature.NODE, f"{min(hidden)} in a string (line {line})")
+        elif kind == "mark" and text == "\\":
+            unseen.setdefault(f"it spells a name with escapes (line {line})")
+    return Reading(features=features, unseen=tuple(unseen)[:8])
+
+
+def _import_module(source: JavaScriptSource, at: int, features: dict[Feature, str], unseen: dict[str, None]) -> None:
+    """Record the module of an `import`: the next string of the statement."""
+    line = source.tokens[at][2]
+    for kind, text, _ in source.tokens[at + 1 : at + 200]:
+        if kind == "text":
+            if text[1:2] in (".", "/"):
+                unseen.setdefault(f"the module {text[1:-1][:80]} lies beside the code and was not read (line {line})")
+            else:
+                features.setdefault(Feature.NODE, f"the module {text[1:-1][:80]} (line {line})")
+            return
+        if text in (";", ")", "="):
+            break
+    unseen.setdefault(f"it imports a module by a computed name (line {line})")
