@@ -87,10 +87,13 @@ class Arguments:
         return [value for name, value in self.options if name in names and value is not None]
 
 
-def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_operand: bool = False) -> tuple[Arguments, int]:
+def split(
+    fields: Sequence[Field], valued: Collection[str] = (), *, whole: Collection[str] = (), stop_at_operand: bool = False
+) -> tuple[Arguments, int]:
     """Split fields into options and operands. Returns them and the number of fields read: all, or those before the first operand.
 
     `valued` are the options that take a value, in the next field or after `=`; short ones may be written in one word (`-xzf file`).
+    `whole` are options that are not such a word, although they begin with one dash (`-destroy`).
     """
     options: list[tuple[str, Field | None]] = []
     operands: list[Field] = []
@@ -111,16 +114,18 @@ def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_oper
             continue
         at += 1
         following = fields[at] if at < len(fields) else None
-        taken = _options(field, valued, options, following)
+        taken = _options(field, valued, whole, options, following)
         at += taken
     return Arguments(tuple(options), tuple(operands)), at
 
 
-def _options(field: Field, valued: Collection[str], options: list[tuple[str, Field | None]], following: Field | None) -> bool:
+def _options(
+    field: Field, valued: Collection[str], whole: Collection[str], options: list[tuple[str, Field | None]], following: Field | None
+) -> bool:
     """Add the options in one field. Returns whether the following field is the value of one."""
     text = field.shown
     name, equals, value = text.partition("=")
-    if text.startswith("--") or text in valued or name in valued:  # some tools write long options with one dash
+    if text.startswith("--") or name in valued or name in whole:  # some tools write long options with one dash
         if equals:
             options.append((name, Field(value, field.known, field.pattern)))
             return False

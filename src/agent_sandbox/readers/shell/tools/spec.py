@@ -26,7 +26,7 @@ class Spec:
     always: effects with any arguments.
     valued: options that take a value.
     outputs: options whose value is a file that is written.
-    adds: further effects of options.
+    adds: further effects of options, and of operands that name a subcommand (`destroy`).
     instead: options that change the effect on the operands.
     subcommands: specs by the first operand; the effect of an unknown one is `otherwise`.
     """
@@ -48,7 +48,7 @@ class Spec:
         valued = frozenset((*self.valued.split(), *self.outputs.split()))
         if self.subcommands:
             return self._of_subcommand(fields, valued)
-        arguments, _ = split(fields, valued)
+        arguments, _ = split(fields, valued, whole=(*self.adds, *self.instead))
         return [*self._of_options(arguments), *self._of_operands(arguments)]
 
     def _of_subcommand(self, fields: Sequence[Field], valued: frozenset[str]) -> list[Effect]:
@@ -64,7 +64,8 @@ class Spec:
 
     def _of_options(self, arguments: Arguments) -> list[Effect]:
         effects = [Effect(kind) for kind in self.always]
-        effects += [Effect(kind, name) for name, kind in self.adds.items() if arguments.has(name)]
+        operands = {operand.shown for operand in arguments.operands}
+        effects += [Effect(kind, name) for name, kind in self.adds.items() if arguments.has(name) or name in operands]
         effects += [Effect(Kind.WRITES, value.shown) for value in arguments.values(self.outputs.split()) if value.shown not in _NO_EFFECT]
         return effects
 

@@ -19,7 +19,7 @@ _CURL_VALUED = words(
 _WGET_VALUED = words(
     """
     -O --output-document -P --directory-prefix -o --output-file -a --append-output -t --tries -T --timeout -U --user-agent
-    --header --post-data --post-file --method --body-data -i --input-file -e --execute --user --password -A -R -l --level -w
+    --header --post-data --post-file --method --body-data --body-file -i --input-file -e --execute --user --password -A -R -l --level -w
     --wait -Q
     """
 )
@@ -136,12 +136,12 @@ def wget(fields: Sequence[Field]) -> list[Effect]:
     arguments, _ = split(fields, _WGET_VALUED)
     outputs = arguments.values({"-O", "--output-document"})
     effects = [Effect(Kind.NETWORK, each.shown) for each in arguments.operands] or [Effect(Kind.NETWORK)]
+    effects += [Effect(Kind.READS, each.shown) for each in arguments.values({"--post-file", "--body-file", "-i", "--input-file"})]
     if outputs:
         return [*effects, *(effect for value in outputs for effect in on_path(Kind.WRITES, value.shown))]
     if arguments.has("--spider"):
         return effects
     into = next((value.shown for value in arguments.values({"-P", "--directory-prefix"})), ".")
-    effects += [Effect(Kind.READS, each.shown) for each in arguments.values({"--post-file", "-i", "--input-file"})]
     return [*effects, Effect(Kind.WRITES, into)]
 
 
