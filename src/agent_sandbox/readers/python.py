@@ -40,7 +40,7 @@ _FILE = "<code to be read>"
 _QUIET = ("ignore", None, Warning, _FILE, 0)
 
 
-class Choice:
+class ImportChoice:
     """A `try … except ImportError` that takes the first imports which exist: alternatives of modules, and the nodes it stands for."""
 
     def __init__(self, node: ast.Try) -> None:
@@ -130,8 +130,8 @@ class PythonSource:
     def executed(self) -> Iterator[Any]:
         """Yield the nodes in the order of the text, without branches that never run.
 
-        A `try` that only chooses between imports is yielded as a `Choice`, without these imports. A name is yielded only where it is read
-        and passed on: neither called, nor before a dot, nor just given another name.
+        A `try` that only chooses between imports is yielded as an `ImportChoice`, without these imports. A name is yielded only where it is
+        read and passed on: neither called, nor before a dot, nor just given another name.
         """
         choices = self._choices()
         never = [(each.test, *each.body) for each in self.kinds[ast.If] if self._is_never(each.test)]
@@ -148,12 +148,12 @@ class PythonSource:
             else:
                 yield choices.get(id(node), node)
 
-    def _choices(self) -> dict[int, Choice]:
+    def _choices(self) -> dict[int, ImportChoice]:
         """Return the choices between imports by the `try` that makes them; one inside another is part of it."""
-        choices: dict[int, Choice] = {}
+        choices: dict[int, ImportChoice] = {}
         inner: set[int] = set()
         for node in self.kinds[ast.Try]:
-            if id(node) not in inner and (choice := Choice(node)).alternatives:
+            if id(node) not in inner and (choice := ImportChoice(node)).alternatives:
                 choices[id(node)] = choice
                 inner |= set(map(id, choice.inner))
         return choices

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.architecture.test_start_up import SLOW, loaded_by
 
 ROUTE = (
-    "from agent_sandbox.runtime.router.route import route; from agent_sandbox.runtime.router.model import Permits, Work; "
+    "from agent_sandbox.runtime.router.route import route; from agent_sandbox.runtime.router.model import Permits, Workload; "
     "from agent_sandbox.runtime.router.model import Candidate; from agent_sandbox.runtime.process.runtime import TRAITS; "
-    "route(Work({!r}, {!r}), frozenset(), Permits(), [Candidate(TRAITS)])"
+    "route(Workload({!r}, {!r}), frozenset(), Permits(), [Candidate(TRAITS)])"
 )
 
 

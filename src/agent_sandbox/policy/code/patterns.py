@@ -9,7 +9,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Policy
 
 
-class Grant(Enum):
+class CodeGrant(Enum):
     """A permission that lifts a pattern: code need not be warned about what the sandbox permits anyway."""
 
     FILES = "files"
@@ -31,7 +31,7 @@ class Rule:
     pattern: str
     reason: str
     names: tuple[str, ...] = ()
-    granted_by: frozenset[Grant] = frozenset()
+    granted_by: frozenset[CodeGrant] = frozenset()
 
     def __post_init__(self) -> None:
         for name in (self.pattern, *self.names):
@@ -51,7 +51,7 @@ class Issue:
     pattern: str
     reason: str
     line: int
-    granted_by: frozenset[Grant] = frozenset()
+    granted_by: frozenset[CodeGrant] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Findings:
         return Validation(tuple(sorted(self._found.values(), key=lambda issue: (issue.line, issue.pattern))))
 
 
-_FILES, _NETWORK, _PROCESSES = frozenset({Grant.FILES}), frozenset({Grant.NETWORK}), frozenset({Grant.PROCESSES})
-_SHELL = frozenset({Grant.PROCESSES, Grant.SHELL})
+_FILES, _NETWORK, _PROCESSES = frozenset({CodeGrant.FILES}), frozenset({CodeGrant.NETWORK}), frozenset({CodeGrant.PROCESSES})
+_SHELL = frozenset({CodeGrant.PROCESSES, CodeGrant.SHELL})
 
 
 def _in(module: str, names: str) -> tuple[str, ...]:
@@ -261,9 +261,9 @@ DEFAULT: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def granted(policy: Policy) -> frozenset[Grant]:
+def granted(policy: Policy) -> frozenset[CodeGrant]:
     """Return the permissions of a policy, which code need not be warned about. Never the network: there is none."""
-    grants = {Grant.FILES} if policy.files.read or policy.files.write else set()
+    grants = {CodeGrant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
-        grants |= {Grant.PROCESSES, Grant.SHELL} if policy.programs.shell else {Grant.PROCESSES}
+        grants |= {CodeGrant.PROCESSES, CodeGrant.SHELL} if policy.programs.shell else {CodeGrant.PROCESSES}
     return frozenset(grants)

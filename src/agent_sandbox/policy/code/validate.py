@@ -21,8 +21,8 @@ from agent_sandbox.policy.code.patterns import (
     INTRICATE,
     PYTHON_REFLECTION,
     REFLECTION,
+    CodeGrant,
     Findings,
-    Grant,
     Matcher,
     Rule,
     Validation,
@@ -31,9 +31,9 @@ from agent_sandbox.readers.python import PythonSource
 from agent_sandbox.readers.python import read as read_python
 from agent_sandbox.readers.python_values import BUILTINS, own_name
 from agent_sandbox.readers.shell.analyze import understand
-from agent_sandbox.readers.shell.effects import Effect, Kind, Use
+from agent_sandbox.readers.shell.effects import Effect, EffectKind, Use
 from agent_sandbox.readers.shell.parser import parse
-from agent_sandbox.readers.shell.syntax import Function, Pipeline, Program, Simple, Text
+from agent_sandbox.readers.shell.syntax import FunctionDefinition, Pipeline, Program, Simple, Text
 from agent_sandbox.readers.shell.wrappers import SHELLS
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def validate(
     source: str,
     language: str = "python",
     *,
-    grants: Iterable[Grant] = (),
+    grants: Iterable[CodeGrant] = (),
     rules: Iterable[Rule | str] | None = None,
     more: Iterable[str] = (),
 ) -> Validation:
@@ -96,7 +96,7 @@ def validate(
 
 
 @lru_cache(maxsize=64)  # otherwise most of the cost for a short text, and few sandboxes differ in it
-def _wanted(language: str, held: frozenset[Grant], rules: tuple[Rule | str, ...] | None, more: tuple[str, ...]) -> Matcher:
+def _wanted(language: str, held: frozenset[CodeGrant], rules: tuple[Rule | str, ...] | None, more: tuple[str, ...]) -> Matcher:
     wanted = tuple(rule for rule in rules_of(language, rules) if not rule.granted_by or not rule.granted_by <= held)
     # `more` comes last: of two rules for one name, the later wins.
     wanted += tuple(replace(rule, granted_by=frozenset()) for rule in rules_of(language, more))
@@ -418,11 +418,11 @@ def _pattern(use: Use, effect: Effect) -> str:
     kind, what = effect.kind, effect.what
     if use.tool == "eval":
         return "eval"
-    if kind is Kind.NETWORK:
+    if kind is EffectKind.NETWORK:
         return "network"
-    if kind is Kind.RUNS_CODE and use.tool in SHELLS and what == "standard input":
+    if kind is EffectKind.RUNS_CODE and use.tool in SHELLS and what == "standard input":
         return "| sh"
-    if kind is Kind.DESTROYS and what and ((what.rstrip("/") or "/") in _WHOLE_MACHINE or what.startswith("/dev/")):
+    if kind is EffectKind.DESTROYS and what and ((what.rstrip("/") or "/") in _WHOLE_MACHINE or what.startswith("/dev/")):
         return "rm -rf /"
     return ""
 
@@ -431,7 +431,7 @@ def _calls_itself_twice(program: Program) -> bool:
     waiting, defined = list(program), list[tuple[str, Pipeline]]()
     for pipeline in waiting:
         for command in pipeline.commands:
-            if isinstance(command, Function):
+            if isinstance(command, FunctionDefinition):
                 defined += [(command.name, inner) for inner in _pipelines(command.body)]
     return any(sum(_named(command, name) for command in inner.commands) > 1 for name, inner in defined)
 

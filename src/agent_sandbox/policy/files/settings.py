@@ -1,4 +1,4 @@
-"""Every setting of a policy file, in one table. The loader, the published schema and the explanations use it."""
+"""Every setting of a policy file, in one table, and the schema made from it. The loader and the explanations use the table, too."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from agent_sandbox.policy.programs import check_name
 if TYPE_CHECKING:
     from typing import Any
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LARGEST = 1 << 40  # largest integer in a file; a terabyte of anything is a typing error
 _ANY_HOME = "/home"  # patterns are checked when a file is read; the real home for `~` is known later
 
@@ -156,3 +157,48 @@ SETTINGS: tuple[Setting, ...] = (
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 SECTIONS = tuple(dict.fromkeys(setting.key.partition(".")[0] for setting in SETTINGS if "." in setting.key))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a policy file, for editors and policy authors."""
+    from agent_sandbox.policy.files.presets import PRESETS  # presets are documents, which are checked with this table
+
+    tables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    top: dict[str, Any] = {}
+    for setting in SETTINGS:
+        section, dot, key = setting.key.rpartition(".")
+        (tables[section] if dot else top)[key] = _described(setting)
+    top["extends"] |= {"enum": list(PRESETS)}
+    for section, properties in tables.items():
+        top[section] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {
+        "$schema": DIALECT,
+        "title": "Policy of Agent Sandbox",
+        "description": "agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each layer only takes away.",
+        "type": "object",
+        "properties": top,
+        "additionalProperties": False,
+    }
+
+
+def _described(setting: Setting) -> dict[str, Any]:
+    return {**_shape(setting), "description": setting.meaning}
+
+
+def _shape(setting: Setting) -> dict[str, Any]:
+    match setting.shape:
+        case Shape.BOOL:
+            return {"type": "boolean"}
+        case Shape.COUNT:
+            return {"type": "integer", "minimum": 1, "maximum": setting.most}
+        case Shape.NUMBER:
+            return {"type": "number", "exclusiveMinimum": 0, "maximum": setting.most}
+        case Shape.TEXT:
+            if setting.one_of:
+                return {"type": "string", "enum": list(setting.one_of)}
+            return {"type": "string", "minLength": 1, "maxLength": 80, **({"pattern": setting.pattern} if setting.pattern else {})}
+        case Shape.TEXTS:
+            limits = {"enum": list(setting.one_of)} if setting.one_of else {"pattern": setting.pattern}
+            return {"type": "array", "items": {"type": "string", **limits}}
+        case _:
+            return {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": setting.most}}

@@ -10,10 +10,10 @@ import _ast as ast  # only the node classes; `ast` itself is slow to load
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.readers.bounds import too_much
-from agent_sandbox.readers.python import Choice, elements, has_only_integers, is_int_type, names_an_encoding, number, repetitions
+from agent_sandbox.readers.python import ImportChoice, elements, has_only_integers, is_int_type, names_an_encoding, number, repetitions
 from agent_sandbox.readers.python import read as read_python
 from agent_sandbox.readers.python_values import Resolver, own_name
-from agent_sandbox.runtime.router.model import Feature, Reading
+from agent_sandbox.runtime.router.model import Feature, ProgramNeeds
 
 if TYPE_CHECKING:
     from agent_sandbox.readers.javascript import JavaScriptSource
@@ -259,7 +259,7 @@ class _Collector:
         self._words: set[str] = set()
         self._open_loop = 0
 
-    def reading(self, *unseen: str) -> Reading:
+    def result(self, *unseen: str) -> ProgramNeeds:
         """Return everything recorded, as a value."""
         for name in FEATURE_OF if self._escaped else ():
             module, _, attribute = name.rpartition(".")
@@ -268,7 +268,7 @@ class _Collector:
         if self.computed_attribute and any(name.partition(".")[0] in self._escaped for name in FEATURE_OF):
             self.miss("looks attributes of modules up by a computed name", self.computed_attribute)
         doubts = (*self._unseen, *unseen)
-        return Reading(
+        return ProgramNeeds(
             self.modules,
             self.used,
             tuple(self._choices),
@@ -303,7 +303,7 @@ class _Collector:
         """Record something that the text does not tell."""
         self._unseen.setdefault(f"it {what} (line {line})")
 
-    def add(self, node: ast.AST | Choice) -> None:
+    def add(self, node: ast.AST | ImportChoice) -> None:
         """Record what one node of the program uses."""
         match node:
             case ast.Import(names=names):
@@ -311,7 +311,7 @@ class _Collector:
                     self.module(each.name, node.lineno)
             case ast.ImportFrom():
                 self._import_from(node)
-            case Choice():
+            case ImportChoice():
                 self._choose(node)
             case ast.Attribute(attr=attr):
                 self._words.add(attr)
@@ -343,7 +343,7 @@ class _Collector:
             if each.name != "*":
                 self.use(f"{node.module}.{each.name}", node.lineno)
 
-    def _choose(self, choice: Choice) -> None:
+    def _choose(self, choice: ImportChoice) -> None:
         """Record an import with fallbacks: which of them exists depends on the runtime."""
         self._choices.append(tuple(choice.alternatives))
         for names in choice.alternatives:
@@ -366,31 +366,31 @@ class _Collector:
             self.need(Feature.MACHINE, text, line)
 
 
-def needs_of_python(text: str) -> Reading:
+def needs_of_python(text: str) -> ProgramNeeds:
     """Return the needs of a Python program. Never raises, whatever the text."""
     source = read_python(text)
     if not source.too_large and names_an_encoding(text):
-        return Reading(unreadable="it names an encoding of its own")
+        return ProgramNeeds(unreadable="it names an encoding of its own")
     if source.unreadable:
-        return Reading(unreadable=source.unreadable)
+        return ProgramNeeds(unreadable=source.unreadable)
     known, unparsed = {text}, False
     for _ in range(_ROUNDS):
         needs = _Collector(source.names)
         for node in source.executed():
             needs.add(node)
         if source.names.exhausted:
-            return Reading(unreadable="it is too intricate to follow")
+            return ProgramNeeds(unreadable="it is too intricate to follow")
         if not (fresh := sorted(needs.code - known)):
-            return needs.reading(*(("it runs text that is not Python",) if unparsed else ()))
+            return needs.result(*(("it runs text that is not Python",) if unparsed else ()))
         known |= needs.code
         if why := too_much("".join(known)):
-            return Reading(unreadable=f"with the text it runs, {why}")
+            return ProgramNeeds(unreadable=f"with the text it runs, {why}")
         for each in fresh:
             unparsed = bool(source.add(each.strip())) or unparsed
-    return Reading(unreadable="it runs text within text too deep to follow")
+    return ProgramNeeds(unreadable="it runs text within text too deep to follow")
 
 
-def needs_of_javascript(text: str) -> Reading:
+def needs_of_javascript(text: str) -> ProgramNeeds:
     """Return the needs of a JavaScript program: whether it uses what only Node.js has. Never raises, whatever the text."""
     import re  # slow to load, as is the reader; neither is needed for Python
 
@@ -398,7 +398,7 @@ def needs_of_javascript(text: str) -> Reading:
 
     source = read(text, unescape=False)
     if source.unreadable:
-        return Reading(unreadable=source.unreadable)
+        return ProgramNeeds(unreadable=source.unreadable)
     tokens, names = source.tokens, _NODE - (source.declared - {"require"})
     features: dict[Feature, str] = {}
     unseen: dict[str, None] = {}
@@ -415,7 +415,7 @@ def needs_of_javascript(text: str) -> Reading:
             features.setdefault(Feature.NODE, f"{min(hidden)} in a string (line {line})")
         elif kind == "mark" and text == "\\":
             unseen.setdefault(f"it spells a name with escapes (line {line})")
-    return Reading(features=features, unseen=tuple(unseen)[:8])
+    return ProgramNeeds(features=features, unseen=tuple(unseen)[:8])
 
 
 def _import_module(source: JavaScriptSource, at: int, features: dict[Feature, str], unseen: dict[str, None]) -> None:

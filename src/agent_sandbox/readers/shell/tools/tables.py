@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agent_sandbox.readers.shell.effects import Effect, Kind
+from agent_sandbox.readers.shell.effects import Effect, EffectKind, Spec
 from agent_sandbox.readers.shell.expansion import Field
-from agent_sandbox.readers.shell.tools import git, special
-from agent_sandbox.readers.shell.tools.spec import Spec
+from agent_sandbox.readers.shell.tools import special
 
 Tool = Spec | Callable[[Sequence[Field]], list[Effect]]
 
-_READS, _WRITES, _DESTROYS, _NETWORK = Kind.READS, Kind.WRITES, Kind.DESTROYS, Kind.NETWORK
-_CODE, _SYSTEM = Kind.RUNS_CODE, Kind.SYSTEM
+_READS, _WRITES, _DESTROYS, _NETWORK = EffectKind.READS, EffectKind.WRITES, EffectKind.DESTROYS, EffectKind.NETWORK
+_CODE, _SYSTEM = EffectKind.RUNS_CODE, EffectKind.SYSTEM
 _NOTHING = Spec(operands=None)
 
 
@@ -26,7 +25,7 @@ def _subcommands(**kinds: str) -> dict[str, Spec]:
     for name, listed in kinds.items():
         for word in listed.split():
             before = specs.get(word)
-            specs[word] = Spec(operands=None, always=(*(before.always if before else ()), Kind[name.upper()]))
+            specs[word] = Spec(operands=None, always=(*(before.always if before else ()), EffectKind[name.upper()]))
     return specs
 
 
@@ -183,8 +182,8 @@ TOOLS: Mapping[str, Tool] = {
     "ghc": Spec(always=(_WRITES,), outputs="-o", valued="-I -L -l -D -e", adds={"-e": _CODE, "--interactive": _CODE, "--run": _CODE}),
     "go": _package_manager("get install mod build run test generate vet work", "list env version doc fmt help", "clean"),
     "ctags": Spec(always=(_WRITES,)),
-    "gdb": Spec(always=(_CODE, Kind.PROCESSES)),
-    **_named("strace ltrace perf", Spec(always=(Kind.PROCESSES,))),
+    "gdb": Spec(always=(_CODE, EffectKind.PROCESSES)),
+    **_named("strace ltrace perf", Spec(always=(EffectKind.PROCESSES,))),
     # packages
     **_named("pip pip3 pipx", _PIP),
     "uv": Spec(
@@ -283,7 +282,7 @@ TOOLS: Mapping[str, Tool] = {
     "kubectl": _KUBECTL,
     **_named("minikube kind k3d vagrant", Spec(operands=None, always=(_NETWORK, _CODE, _SYSTEM))),
     # the machine
-    **_named("kill killall pkill skill xkill renice", Spec(operands=None, always=(Kind.PROCESSES,))),
+    **_named("kill killall pkill skill xkill renice", Spec(operands=None, always=(EffectKind.PROCESSES,))),
     **_named("systemctl service", _SERVICE),
     **_named(
         "mount umount swapon swapoff modprobe insmod rmmod sysctl iptables ip6tables nft ufw useradd userdel usermod "
@@ -303,5 +302,5 @@ TOOLS: Mapping[str, Tool] = {
     **_named("journalctl dmesg last lastlog history", Spec(operands=None, always=(_READS,))),
     **_named("xdg-open open xclip xsel pbcopy pbpaste notify-send", Spec(operands=None, always=(_SYSTEM,))),
     **_named("screen tmux", Spec(operands=None, always=(_CODE,))),
-    "git": git.effects,
+    "git": special.git,
 }
