@@ -145,8 +145,8 @@ class ObservedAttempt(Protocol):
 
 
 @dataclass(frozen=True)
-class RunSetting:
-    """The setting of the run. `given` is present under every policy, read-only; `starts` are the directories in which work began."""
+class RunContext:
+    """The surroundings of the run. `given` is present under every policy, read-only; `starts` are the directories in which work began."""
 
     project: str
     home: str
@@ -177,7 +177,7 @@ class _Use:
 def learn(
     seen: Iterable[ObservedAttempt],
     natures: Mapping[str, Nature],
-    place: RunSetting,
+    place: RunContext,
     programs: Programs,
     spent: Spent,
     leads: Mapping[str, str] = NOWHERE,
@@ -195,7 +195,7 @@ def learn(
     return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(programs), () if spent.processes else ("processes.max",))
 
 
-def _uses(seen: Iterable[ObservedAttempt], natures: Mapping[str, Nature], place: RunSetting) -> tuple[dict[str, _Use], list[str]]:
+def _uses(seen: Iterable[ObservedAttempt], natures: Mapping[str, Nature], place: RunContext) -> tuple[dict[str, _Use], list[str]]:
     """Return the paths that a policy must show beyond the given ones, and remarks on those left out."""
     uses: dict[str, _Use] = {}
     left_out: list[str] = []
@@ -227,7 +227,7 @@ def _forbidden(path: str, program: str, rules: FileRules) -> str:
 
 
 def _file_lines(
-    uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: RunSetting, leads: Mapping[str, str], left_out: list[str]
+    uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: RunContext, leads: Mapping[str, str], left_out: list[str]
 ) -> list[ProposedSetting]:
     wanted: dict[str, _Use] = {}
     hidden = False
@@ -264,7 +264,7 @@ def _file_lines(
     return lines
 
 
-def _tree_for(path: str, natures: Mapping[str, Nature], place: RunSetting) -> str:
+def _tree_for(path: str, natures: Mapping[str, Nature], place: RunContext) -> str:
     if _covers(place.project, path):
         return place.project
     while natures.get(path) in (Nature.MADE, Nature.MISSING) and path != "/":
@@ -272,7 +272,7 @@ def _tree_for(path: str, natures: Mapping[str, Nature], place: RunSetting) -> st
     return path
 
 
-def _gathered(wanted: dict[str, _Use], place: RunSetting, leads: Mapping[str, str]) -> dict[str, _Use]:
+def _gathered(wanted: dict[str, _Use], place: RunContext, leads: Mapping[str, str]) -> dict[str, _Use]:
     """Merge several names in one directory into the directory, and paths inside another wanted path into that one."""
     trees = dict(wanted)
     while True:
@@ -306,7 +306,7 @@ def _most_named(directory: str) -> int:
     return MOST_NAMED_AT_THE_TOP if directory.count("/") == 1 else MOST_NAMED
 
 
-def _why_shown(tree: str, use: _Use, place: RunSetting) -> str:
+def _why_shown(tree: str, use: _Use, place: RunContext) -> str:
     what = "the project: " if tree == place.project else ""
     if not use.programs:
         return what + ("changed" if use.wrote else "it began here")
@@ -332,15 +332,15 @@ def _remarks(programs: Programs) -> tuple[str, ...]:
     return (*(f"{name} starts other programs, and does with them whatever the sandbox permits" for name in starters), *programs.notes)
 
 
-def _is_given(path: str, place: RunSetting) -> bool:
+def _is_given(path: str, place: RunContext) -> bool:
     return not _covers(place.project, path) and any(_covers(tree, path) for tree in place.given)
 
 
-def _is_scratch(path: str, place: RunSetting) -> bool:
+def _is_scratch(path: str, place: RunContext) -> bool:
     return not _covers(place.project, path) and any(_covers(tree, path) for tree in SCRATCH)
 
 
-def _is_too_much(tree: str, place: RunSetting) -> bool:
+def _is_too_much(tree: str, place: RunContext) -> bool:
     return tree == "/" or _covers(tree, place.home) or (tree != place.project and _covers(tree, place.project))
 
 

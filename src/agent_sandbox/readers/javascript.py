@@ -104,7 +104,7 @@ def _tokens(source: str) -> Iterator[Token]:
             regex = _REGEX.match(source, at)
             misread += regex is None
             if misread > _MISREAD:
-                raise ValueError("its slashes cannot be followed")
+                raise ValueError("divisions and regular expressions in it cannot be told apart")
             if regex is not None:
                 kind, text = "regex", regex.group()
         at += len(text)
@@ -128,7 +128,7 @@ def _template(source: str, at: int, templates: list[int], *, opening: bool) -> s
     piece = _TEMPLATE.match(source, at)
     text, end = (piece.group(), piece.group(1)) if piece else ("", None)
     if end is None or len(templates) > _DEEPEST:
-        raise ValueError("a template does not end, or they are nested too deep")
+        raise ValueError("a template does not end, or templates are nested too deep")
     if opening and end == "${":
         templates.append(0)
     elif not opening and end == "`":

@@ -41,7 +41,7 @@ _QUIET = ("ignore", None, Warning, _FILE, 0)
 
 
 class ImportChoice:
-    """A `try … except ImportError` that takes the first imports which exist: alternatives of modules, and the nodes it stands for."""
+    """A `try … except ImportError` that takes the first imports that exist: its alternatives, and the nodes that it replaces."""
 
     def __init__(self, node: ast.Try) -> None:
         self.lineno = node.lineno
@@ -149,7 +149,7 @@ class PythonSource:
                 yield choices.get(id(node), node)
 
     def _choices(self) -> dict[int, ImportChoice]:
-        """Return the choices between imports by the `try` that makes them; one inside another is part of it."""
+        """Return the choices between imports, by the id of their `try`. A choice inside another is part of it."""
         choices: dict[int, ImportChoice] = {}
         inner: set[int] = set()
         for node in self.kinds[ast.Try]:
@@ -221,7 +221,7 @@ def _parse(source: str) -> Any:
     except SyntaxError as error:
         return f"line {error.lineno}: {error.msg}"
     except (ValueError, OverflowError):  # NUL, lone surrogates, a number with too many digits
-        return "it is no text that Python takes"
+        return "Python does not accept its characters or numbers"
     except (RecursionError, MemoryError):
         return "it is nested too deep"
     return tree
@@ -243,7 +243,7 @@ def is_int_type(node: ast.expr) -> bool:
 
 
 def has_only_integers(node: ast.expr, *, unknown: bool) -> bool:
-    """Whether all numbers in a literal are integers; `unknown` if the text does not tell."""
+    """Whether all numbers in a literal are integers. Returns `unknown` if the text does not tell."""
     waiting, integers = [node], False
     for _ in range(_LEAVES):
         if not waiting:

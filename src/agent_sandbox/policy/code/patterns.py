@@ -67,7 +67,7 @@ class Validation:
 
 
 class Matcher:
-    """Rules by the names they match. Rules in `apart` are matched by other signs than their names."""
+    """Rules by the names they match. Rules in `apart` are not matched by name."""
 
     def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
         self.rules = rules
@@ -140,7 +140,7 @@ PYTHON = (
     ),
     Rule(
         "__import__",
-        "imports a module by a name that need not stand in the text",
+        "imports a module by a name that may be computed",
         (
             *("__import__(", "builtins.__import__", "importlib.import_module", "importlib.__import__", "importlib.reload", "runpy", "imp"),
             *("importlib.util", "importlib.machinery", "importlib._bootstrap", "pkgutil", "zipimport", "__loader__"),
@@ -188,9 +188,9 @@ PYTHON = (
     ),
     Rule("ctypes", "calls into native code, past everything that Python checks", ("ctypes", "_ctypes", "cffi")),
 )
-REFLECTION = Rule("__subclasses__", "reaches through an object for what the program does not name")
-COMPUTED = Rule("getattr(", "looks something up in a module by a name that it computes")
-INTRICATE = Rule("unreadable", "it is too large or too intricate to be read, so nothing can be said of it")
+REFLECTION = Rule("__subclasses__", "reaches objects that the program does not name")
+COMPUTED = Rule("getattr(", "looks up a computed name in a module")
+INTRICATE = Rule("unreadable", "is too large or too intricate to be checked")
 PYTHON_REFLECTION = (REFLECTION, COMPUTED, INTRICATE)
 
 JAVASCRIPT = (
@@ -206,11 +206,11 @@ JAVASCRIPT = (
     ),
     Rule(
         "process.binding",
-        "reaches for what Node.js keeps to itself",
+        "uses internals of Node.js",
         ("process.binding", "process._linkedBinding", "process.dlopen", "inspector"),
     ),
-    Rule("require(", "loads a module by a name that it computes", ("require(", "import(")),
-    Rule("constructor", "reaches through an object for what makes code out of text"),
+    Rule("require(", "loads a module by a computed name", ("require(", "import(")),
+    Rule("constructor", "reaches a constructor that makes code out of text"),
 )
 
 RUBY = (
@@ -240,17 +240,17 @@ RUBY = (
         ("net/http", "net/https", "open-uri", "Net", "URI.open", "httparty", "HTTParty", "faraday", "Faraday", "net/ftp", "net/smtp"),
         _NETWORK,
     ),
-    Rule("send(", "calls a method by a name that it computes", ("send(", "__send__(", "public_send(", "const_get(", "ObjectSpace")),
+    Rule("send(", "calls a method by a computed name", ("send(", "__send__(", "public_send(", "const_get(", "ObjectSpace")),
     Rule("fiddle", "calls into native code", ("fiddle", "Fiddle", "ffi", "FFI", "dl")),
 )
 
 BASH = (
     Rule("eval", "evaluates text as a command line"),
-    Rule("| sh", "runs as a command line what another command puts out", ("| sh",)),
-    Rule("$command", "starts a program whose name it computes", ("$command",)),
+    Rule("| sh", "runs the output of another command as a command line", ("| sh",)),
+    Rule("$command", "starts a program by a computed name", ("$command",)),
     Rule("network", "uses the network, and this sandbox has none", ("network",), _NETWORK),
     Rule("rm -rf /", "removes or overwrites the whole machine or one of its disks", ("rm -rf /",)),
-    Rule(":(){ :|:& };:", "starts itself twice, and so for ever", (":(){ :|:& };:",)),
+    Rule(":(){ :|:& };:", "starts itself twice, without end", (":(){ :|:& };:",)),
 )
 
 DEFAULT: dict[str, tuple[Rule, ...]] = {

@@ -309,7 +309,7 @@ class _JavaScriptMatcher:
             self._add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
 
     def _constructor(self, at: int, line: int) -> None:
-        """Check a constructor: one of a constructor, or one that is given a string, makes code."""
+        """Check `….constructor`: the constructor of a constructor, or one that is called with a string, makes code."""
         text = self._tokens[at][1]
         following = self._tokens[at + 1]
         again = (text == "." and following[1] == "constructor") or (text == "[" and self._source.string(at + 1)[0] == "constructor")
@@ -317,7 +317,7 @@ class _JavaScriptMatcher:
             self._add(self._match.name("constructor"), line)
 
     def _load(self, at: int, line: int) -> None:
-        """Check `require("x")`, `import("x")`, `import "x"`, `… from "x"`: the module, or that its name is computed."""
+        """Check `require("x")`, `import("x")`, `import "x"`, `… from "x"`: match the module, or report a computed name."""
         called = self._tokens[at + 1][1] == "("
         text, end = self._source.string(at + 1 + called)
         if text is not None and (not called or self._tokens[end][1] in (")", ",")):

@@ -1,4 +1,4 @@
-"""Parse the text of a command line into `syntax`. Raises `Unreadable`, and nothing else, for text that is none."""
+"""Parse the text of a command line into `syntax`. Raises `Unreadable`, and nothing else, for text that is no command line."""
 
 from __future__ import annotations
 
