@@ -44,13 +44,7 @@ class RunCode:
 
     @classmethod
     def of(
-        cls,
-        language: str,
-        source: bytes,
-        *,
-        cwd: str | bytes | None = None,
-        environment: Iterable[str] = (),
-        programs: Iterable[str] = (),
+        cls, language: str, source: bytes, *, cwd: str | bytes | None = None, environment: Iterable[str] = (), programs: Iterable[str] = ()
     ) -> RunCode:
         """Make the action from the caller's values. Raises `PolicyError` for an invalid path or name."""
         digest = sha256(source).hexdigest()

@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    Alternatives = tuple[tuple[str, ...], ...]
-
 # The node classes that consumers look at, besides those that bind names.
-_KINDS = (
-    *(ast.Attribute, ast.Name, ast.Call, ast.Subscript, ast.Constant, ast.BinOp),
-    *(ast.While, ast.If, ast.Try, ast.Delete),
-)
+_KINDS = (*(ast.Attribute, ast.Name, ast.Call, ast.Subscript, ast.Constant, ast.BinOp), *(ast.While, ast.If, ast.Try, ast.Delete))
 # Node fields that hold names, numbers, operators and contexts, and need no visit.
 _NO_NODES = frozenset(
     {

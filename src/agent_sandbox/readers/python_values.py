@@ -36,8 +36,8 @@ BUILTINS = frozenset(
 _LOOKUPS = frozenset({"get", "pop", "__getitem__", "setdefault"})  # dictionary methods that look up a key
 # Modules that others expose as attributes. Not `signal`, which is also a part of scipy.
 _EXPOSED = frozenset({"os", "sys", "subprocess", "socket", "threading"})
-_IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
-_NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
+IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
+NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
 
 # Whether an answer is complete, or was cut short by a name that leads back to itself, or by the depth or step limit.
 _COMPLETE, _CUT_BY_CYCLE, _CUT_BY_LIMIT = range(3)
@@ -204,7 +204,7 @@ class Resolver:
     def _of_call(self, functions: frozenset[str], args: list[ast.expr], depth: int) -> frozenset[str]:
         origins: set[str] = set()
         for function in functions:
-            if function in _IMPORTERS and args:
+            if function in IMPORTERS and args:
                 for name in self.texts(args[0], depth) or ():
                     origins |= {name, name.partition(".")[0]} if function != "importlib.import_module" else {name}
             elif function == "builtins.getattr" and len(args) >= 2:
@@ -236,7 +236,7 @@ class Resolver:
     def _of_item(self, value: ast.expr, key: ast.expr, depth: int) -> frozenset[str]:
         origins: set[str] = set()
         bases = self.origins(value, depth)
-        of_a_namespace = isinstance(value, ast.Call) and self.origins(value.func, depth) & _NAMESPACES
+        of_a_namespace = isinstance(value, ast.Call) and self.origins(value.func, depth) & NAMESPACES
         keys = (self.texts(key, depth) or _NO_NAMES) if bases or of_a_namespace else _NO_NAMES
         for base in bases:
             if base == "sys.modules":

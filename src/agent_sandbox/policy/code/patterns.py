@@ -103,10 +103,9 @@ class Findings:
     def __init__(self) -> None:
         self._found: dict[str, Issue] = {}
 
-    def add(self, rule: Rule, line: int) -> None:
-        """Add a match of a rule."""
-        before = self._found.get(rule.pattern)
-        if before is None or line < before.line:
+    def add(self, rule: Rule | None, line: int) -> None:
+        """Add a match of a rule; nothing for None."""
+        if rule is not None and ((before := self._found.get(rule.pattern)) is None or line < before.line):
             self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
@@ -204,11 +203,7 @@ JAVASCRIPT = (
         ("http", "https", "http2", "fetch(", "XMLHttpRequest(", "axios", "got", "node-fetch", "undici", "request", "superagent", "ws"),
         _NETWORK,
     ),
-    Rule(
-        "process.binding",
-        "uses internals of Node.js",
-        ("process.binding", "process._linkedBinding", "process.dlopen", "inspector"),
-    ),
+    Rule("process.binding", "uses internals of Node.js", ("process.binding", "process._linkedBinding", "process.dlopen", "inspector")),
     Rule("require(", "loads a module by a computed name", ("require(", "import(")),
     Rule("constructor", "reaches a constructor that makes code out of text"),
 )

@@ -29,7 +29,7 @@ from agent_sandbox.policy.code.patterns import (
 )
 from agent_sandbox.readers.python import PythonSource
 from agent_sandbox.readers.python import read as read_python
-from agent_sandbox.readers.python_values import BUILTINS, own_name
+from agent_sandbox.readers.python_values import BUILTINS, NAMESPACES, own_name
 from agent_sandbox.readers.shell.analyze import understand
 from agent_sandbox.readers.shell.effects import Effect, EffectKind, Use
 from agent_sandbox.readers.shell.parser import parse
@@ -63,7 +63,6 @@ _INNARDS = frozenset(
     }
 )
 _GETTERS = frozenset({"builtins.getattr", "operator.attrgetter", "operator.methodcaller", "inspect.getattr_static"})
-_NAMESPACES = frozenset({"builtins.globals", "builtins.locals", "builtins.vars"})
 _GLOBAL = frozenset({"globalThis", "global", "window", "self", "this", "process", "module"})
 _LOADS = frozenset({"require", "import", "from", "createRequire", "getBuiltinModule"})
 _OPEN_RECEIVERS = frozenset({"Kernel", "Process", "Object", "self", "binding"})  # through them a bare function can still be called
@@ -146,9 +145,7 @@ class _PythonMatcher:
                 self._check(f"{module}.{attribute}", max(line, last))
 
     def _check(self, dotted: str, line: int) -> None:
-        rule = self._match.name(own_name(dotted))
-        if rule is not None:
-            self._found.add(rule, line)
+        self._found.add(self._match.name(own_name(dotted)), line)
 
     def _note(self, rule: Rule, line: int) -> None:
         if rule.pattern in self._match.patterns:
@@ -184,9 +181,8 @@ class _PythonMatcher:
         for rule in () if own or (before_a_dot and node.id in self._modules) else known:  # then `a.b` says more than `a`
             self._found.add(rule, node.lineno)
         if not before_a_dot and not own:
-            function = self._match.function(node.id) if self._source.is_called(node) else None
-            if function is not None:  # even if it is bound elsewhere: that binding may never run
-                self._found.add(function, node.lineno)
+            if self._source.is_called(node):  # even if it is bound elsewhere: that binding may never run
+                self._found.add(self._match.function(node.id), node.lineno)
             for module in self._names.origins(node) if node.id in self._modules else ():
                 self._loose[module] = node.lineno
 
@@ -205,8 +201,7 @@ class _PythonMatcher:
             for name in self._names.origins(node):
                 self._check(name, node.lineno)
         for name in functions:
-            if (rule := self._match.function(own_name(name))) is not None:
-                self._found.add(rule, node.lineno)
+            self._found.add(self._match.function(own_name(name)), node.lineno)
         if functions & _GETTERS and node.args:
             self._getter(node)
 
@@ -228,7 +223,7 @@ class _PythonMatcher:
         for name in self._names.origins(node):
             self._check(name, node.lineno)
         bases = self._names.origins(node.value)
-        namespace = isinstance(node.value, ast.Call) and self._names.origins(node.value.func) & _NAMESPACES
+        namespace = isinstance(node.value, ast.Call) and self._names.origins(node.value.func) & NAMESPACES
         if (bases or namespace) and isinstance(node.ctx, ast.Load):
             modules = {own_name(base.removesuffix(".__dict__")) for base in bases if base == "builtins" or base.endswith(".__dict__")}
             used = self._source.is_called(node) or self._source.is_before_a_dot(node)  # `globals()[name]` alone occurs in ordinary programs
@@ -295,7 +290,7 @@ class _JavaScriptMatcher:
         if function is not None and (called or handed_on) and (before == "." or not self._source.is_definition(at + 1)):
             self._found.add(function, line)
         if after[1] == "." and self._tokens[at + 2][0] == "word":
-            self._add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
+            self._found.add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
 
     def _member(self, at: int, line: int) -> None:
         """Check `base["na" + "me"]`."""
@@ -306,7 +301,7 @@ class _JavaScriptMatcher:
         if text == "constructor":
             self._constructor(end + 1, line)
         elif base in _GLOBAL:
-            self._add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
+            self._found.add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
 
     def _constructor(self, at: int, line: int) -> None:
         """Check `….constructor`: the constructor of a constructor, or one that is called with a string, makes code."""
@@ -314,7 +309,7 @@ class _JavaScriptMatcher:
         following = self._tokens[at + 1]
         again = (text == "." and following[1] == "constructor") or (text == "[" and self._source.string(at + 1)[0] == "constructor")
         if again or (text == "(" and following[0] == "text"):
-            self._add(self._match.name("constructor"), line)
+            self._found.add(self._match.name("constructor"), line)
 
     def _load(self, at: int, line: int) -> None:
         """Check `require("x")`, `import("x")`, `import "x"`, `… from "x"`: match the module, or report a computed name."""
@@ -322,13 +317,9 @@ class _JavaScriptMatcher:
         text, end = self._source.string(at + 1 + called)
         if text is not None and (not called or self._tokens[end][1] in (")", ",")):
             name = text.removeprefix("node:")
-            self._add(self._match.name(name) or self._match.name(name.partition("/")[0]), line)
+            self._found.add(self._match.name(name) or self._match.name(name.partition("/")[0]), line)
         elif called and self._tokens[at + 1 + called][1] != ")":
-            self._add(self._match.function(self._tokens[at][1]), line)
-
-    def _add(self, rule: Rule | None, line: int) -> None:
-        if rule is not None:
-            self._found.add(rule, line)
+            self._found.add(self._match.function(self._tokens[at][1]), line)
 
 
 def _look_at_ruby(source: str, wanted: Matcher, found: Findings) -> None:
@@ -353,7 +344,7 @@ class _RubyMatcher:
         """Check every token."""
         for at, (kind, text, line) in enumerate(self._tokens):
             if kind == "shell":
-                self._add(self._match.name("`"), line)
+                self._found.add(self._match.name("`"), line)
             elif kind == "word":
                 self._word(at, text, line)
 
@@ -364,15 +355,15 @@ class _RubyMatcher:
             self._by_name(at + 1, word, line)
         elif before in _DOTS and self._tokens[at - 2][1] not in _OPEN_RECEIVERS:
             if word in _TAKES_CODE and (after_kind == "text" or (after == "(" and self._tokens[at + 2][1] != ")")):
-                self._add(self._match.function(word), line)
+                self._found.add(self._match.function(word), line)
         elif word in ("require", "load", "autoload", "require_relative"):
             self._required(at + 1, line)
         elif word[0].isupper():
-            self._add(self._match.name(self._source.dotted(at)), line)
+            self._found.add(self._match.name(self._source.dotted(at)), line)
         elif before != "def" and word not in self._own and after not in ("=", ":", ".", ",", ")") and word not in _TAKES_CODE:
-            self._add(self._match.function(word), line)
+            self._found.add(self._match.function(word), line)
         if word == "binding" and after == ".":
-            self._add(self._match.name(f"binding.{self._tokens[at + 2][1]}"), line)
+            self._found.add(self._match.name(f"binding.{self._tokens[at + 2][1]}"), line)
 
     def _by_name(self, at: int, word: str, line: int) -> None:
         """Check `send(:system, …)`: a method by its name. A computed name could be any method."""
@@ -380,18 +371,14 @@ class _RubyMatcher:
         kind, text, _ = self._tokens[at]
         name = text.strip(":'\"")
         if kind in ("symbol", "text") and "#{" not in text and self._tokens[at + 1][1] != "+":
-            self._add(self._match.function(name) or self._match.name(name), line)
+            self._found.add(self._match.function(name) or self._match.name(name), line)
         elif kind not in ("end", "line") and text not in ("=", ",", ".", ")", "=>", ":"):
-            self._add(self._match.function(word), line)
+            self._found.add(self._match.function(word), line)
 
     def _required(self, at: int, line: int) -> None:
         at = self._source.argument(at)
         if self._tokens[at][0] == "text":
-            self._add(self._match.name(self._tokens[at][1].strip("'\"")), line)
-
-    def _add(self, rule: Rule | None, line: int) -> None:
-        if rule is not None:
-            self._found.add(rule, line)
+            self._found.add(self._match.name(self._tokens[at][1].strip("'\"")), line)
 
 
 def _look_at_bash(source: str, wanted: Matcher, found: Findings) -> None:

@@ -79,9 +79,7 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
     limits = _limits(policy.limits, layer)
     processes = policy.processes and layer.get("processes.allow", True)
     programs = policy.programs.narrowed(
-        allowed=layer.get("processes.commands"),
-        denied=layer.get("processes.denied_commands", ()),
-        shell=layer.get("processes.shell", True),
+        allowed=layer.get("processes.commands"), denied=layer.get("processes.denied_commands", ()), shell=layer.get("processes.shell", True)
     )
     requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())}
     name = f"{policy.name}+{layer.name}" if layer.settings else policy.name

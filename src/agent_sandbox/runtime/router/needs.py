@@ -7,12 +7,13 @@ goes to a runtime that need not understand it. A string counts as code where the
 from __future__ import annotations
 
 import _ast as ast  # only the node classes; `ast` itself is slow to load
+from collections.abc import Container
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.readers.bounds import too_much
 from agent_sandbox.readers.python import ImportChoice, elements, has_only_integers, is_int_type, names_an_encoding, number, repetitions
 from agent_sandbox.readers.python import read as read_python
-from agent_sandbox.readers.python_values import Resolver, own_name
+from agent_sandbox.readers.python_values import IMPORTERS, Resolver, own_name
 from agent_sandbox.runtime.router.model import Feature, ProgramNeeds
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _LONG_LOOP = 20_000_000  # iterations; native code is several times faster, whic
 _MUCH_MEMORY = 1 << 28  # elements or bytes; a 32-bit address space is full soon after
 _RUN_TEXT = frozenset({"builtins.exec", "builtins.eval", "builtins.compile"})
 _MAY_RUN_TEXT = frozenset({"timeit.timeit", "timeit.repeat", "timeit.Timer", "cProfile.run", "profile.run", "pdb.run"})
-_IMPORTERS = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
 _FILLED = frozenset(
     {"numpy.zeros", "numpy.ones", "numpy.empty", "numpy.full", "numpy.random.rand", "numpy.random.randn", "numpy.random.random"}
 )
@@ -37,7 +37,7 @@ _MOST_UNSEEN = 8
 _LONGEST_WORD = 40
 # Attributes through which code reaches objects that it never names.
 _INNARDS = frozenset(
-    {
+    [
         "__subclasses__",
         "__globals__",
         "__builtins__",
@@ -48,7 +48,7 @@ _INNARDS = frozenset(
         "gi_frame",
         "tb_frame",
         "__code__",
-    }
+    ]
 )
 
 _NEEDS = {
@@ -147,22 +147,11 @@ def by_its_width(node: ast.Call, name: str) -> bool:
     return function in _COMPUTE and any(has_only_integers(each, unknown=False) for each in node.args)
 
 
-def feature_of(name: str) -> Feature | None:
-    """Return the feature that a dotted name, or a module or class containing it, needs; None if none."""
-    while name:
-        if name in FEATURE_OF:
-            return FEATURE_OF[name]
+def _nearest(name: str, table: Container[str]) -> str:
+    """Return the dotted name, or the nearest module or class containing it, that is in the table; empty if none is."""
+    while name and name not in table:
         name = name.rpartition(".")[0]
-    return None
-
-
-def opaque(name: str) -> bool:
-    """Whether a dotted name runs or loads something that is not in the text."""
-    while name:
-        if name in OPAQUE:
-            return True
-        name = name.rpartition(".")[0]
-    return False
+    return name
 
 
 def _call(needs: _Collector, node: ast.Call) -> None:
@@ -181,7 +170,7 @@ def _call(needs: _Collector, node: ast.Call) -> None:
 def _named(needs: _Collector, node: ast.Call, name: str) -> None:
     """Record a call of a function that may have this dotted name."""
     first = node.args[0] if node.args else next((each.value for each in node.keywords if each.arg in ("name", "source", "stmt")), None)
-    if name in _IMPORTERS:
+    if name in IMPORTERS:
         _import(needs, node, first)
     elif name in _RUN_TEXT or name in _MAY_RUN_TEXT:
         _run_text(needs, node, first, certain=name in _RUN_TEXT)
@@ -288,9 +277,9 @@ class _Collector:
         """Record the use of this dotted name."""
         name = own_name(name)
         self.used.setdefault(name, line)
-        if (feature := feature_of(name)) is not None:
+        if feature := FEATURE_OF.get(_nearest(name, FEATURE_OF)):
             self.need(feature, name, line)
-        if opaque(name):
+        if _nearest(name, OPAQUE):
             self.miss(f"uses {name[:80]}, which loads or runs what its text does not hold", line)
         if (brought := IMPLIES.get(name)) is not None:
             self.modules.setdefault(brought, line)

@@ -109,10 +109,7 @@ TOOLS: Mapping[str, Tool] = {
     **_named("readlink realpath", Spec(valued="--relative-to --relative-base")),
     **_named("jq", Spec(skip=1, valued="--arg --argjson --slurpfile -f --from-file --indent")),
     **_named("yq xmllint", Spec(skip=1, adds={"-i": _WRITES, "--in-place": _WRITES}, outputs="-o --output")),
-    **_named(
-        "sort",
-        Spec(valued="-k -t -S -T --key --compress-program", outputs="-o --output", adds={"--compress-program": _CODE}),
-    ),
+    **_named("sort", Spec(valued="-k -t -S -T --key --compress-program", outputs="-o --output", adds={"--compress-program": _CODE})),
     **_named("shuf", Spec(valued="-n -i", outputs="-o --output")),
     **_named("base64 base32", Spec(valued="-w --wrap")),
     **_named(
@@ -142,14 +139,7 @@ TOOLS: Mapping[str, Tool] = {
     **_named("patch", Spec(always=(_WRITES,), valued="-p -d -i", outputs="-o")),
     **_named("gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 compress uncompress", _ARCHIVE),
     **_named("zcat bzcat xzcat zstdcat zless", Spec()),
-    **_named(
-        "zip",
-        Spec(
-            always=(_WRITES,),
-            valued="-TT --unzip-command",
-            adds={"-m": _DESTROYS, "-TT": _CODE, "--unzip-command": _CODE},
-        ),
-    ),
+    **_named("zip", Spec(always=(_WRITES,), valued="-TT --unzip-command", adds={"-m": _DESTROYS, "-TT": _CODE, "--unzip-command": _CODE})),
     **_named("unzip", Spec(always=(_WRITES,), valued="-d -x", instead={"-l": _READS})),
     **_named("7z 7za unrar", Spec(operands=None, always=(_READS, _WRITES))),
     **_named("cpio", Spec(operands=None, always=(_READS, _WRITES))),
