@@ -101,16 +101,16 @@ class Findings:
     """The issues found so far; the first match of each pattern is kept."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Issue] = {}
+        self._issues: dict[str, Issue] = {}
 
     def add(self, rule: Rule | None, line: int) -> None:
         """Add a match of a rule; nothing for None."""
-        if rule is not None and ((before := self._found.get(rule.pattern)) is None or line < before.line):
-            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
+        if rule is not None and ((before := self._issues.get(rule.pattern)) is None or line < before.line):
+            self._issues[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
         """Return all issues."""
-        return Validation(tuple(sorted(self._found.values(), key=lambda issue: (issue.line, issue.pattern))))
+        return Validation(tuple(sorted(self._issues.values(), key=lambda issue: (issue.line, issue.pattern))))
 
 
 _FILES, _NETWORK, _PROCESSES = frozenset({CodeGrant.FILES}), frozenset({CodeGrant.NETWORK}), frozenset({CodeGrant.PROCESSES})

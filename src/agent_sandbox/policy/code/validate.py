@@ -88,10 +88,10 @@ def validate(
     name = canonical_language(language)
     if name not in LANGUAGES:
         raise PolicyError(f"unknown language {language!r}", hint=f"use one of {', '.join(LANGUAGES)}")
-    found = Findings()
+    findings = Findings()
     wanted = _wanted(name, frozenset(grants), None if rules is None else tuple(rules), tuple(more))
-    _LOOKS[name](source, wanted, found)
-    return found.result()
+    _LOOKS[name](source, wanted, findings)
+    return findings.result()
 
 
 @lru_cache(maxsize=64)  # otherwise most of the cost for a short text, and few sandboxes differ in it
@@ -110,24 +110,24 @@ def rules_of(language: str, rules: Iterable[Rule | str] | None) -> tuple[Rule, .
     return tuple(rule if isinstance(rule, Rule) else defaults.get(rule) or Rule(rule, BY_HAND) for rule in rules)
 
 
-def _look_at_python(source: str, wanted: Matcher, found: Findings) -> None:
+def _look_at_python(source: str, wanted: Matcher, findings: Findings) -> None:
     program = read_python(source)
     if program.too_large:
-        found.add(INTRICATE, 1)
+        findings.add(INTRICATE, 1)
     elif program.unreadable:  # not Python, or not for this interpreter: match its words instead
-        _match_words(source, wanted.rules, found)
+        _match_words(source, wanted.rules, findings)
     else:
-        _PythonMatcher(program, wanted, found).match()
+        _PythonMatcher(program, wanted, findings).match()
         if program.names.exhausted:
-            found.add(INTRICATE, 1)
+            findings.add(INTRICATE, 1)
 
 
 class _PythonMatcher:
-    def __init__(self, source: PythonSource, wanted: Matcher, found: Findings) -> None:
+    def __init__(self, source: PythonSource, wanted: Matcher, findings: Findings) -> None:
         self._source = source
         self._names = source.names
         self._match = wanted
-        self._found = found
+        self._findings = findings
         self._defined = source.definitions()
         self._modules = source.names.imported() | {"__builtins__"}
         self._of_name: dict[str, tuple[Rule, ...]] = {}
@@ -145,11 +145,11 @@ class _PythonMatcher:
                 self._check(f"{module}.{attribute}", max(line, last))
 
     def _check(self, dotted: str, line: int) -> None:
-        self._found.add(self._match.name(own_name(dotted)), line)
+        self._findings.add(self._match.name(own_name(dotted)), line)
 
     def _note(self, rule: Rule, line: int) -> None:
         if rule.pattern in self._match.patterns:
-            self._found.add(rule, line)
+            self._findings.add(rule, line)
 
     def import_(self, node: ast.Import) -> None:
         """Check `import a.b`: a rule for all of `a` matches now; a rule for names in it may match later."""
@@ -179,10 +179,10 @@ class _PythonMatcher:
         own = self._defined.get(node.id, node.lineno) < node.lineno
         before_a_dot = self._source.is_before_a_dot(node)
         for rule in () if own or (before_a_dot and node.id in self._modules) else known:  # then `a.b` says more than `a`
-            self._found.add(rule, node.lineno)
+            self._findings.add(rule, node.lineno)
         if not before_a_dot and not own:
             if self._source.is_called(node):  # even if it is bound elsewhere: that binding may never run
-                self._found.add(self._match.function(node.id), node.lineno)
+                self._findings.add(self._match.function(node.id), node.lineno)
             for module in self._names.origins(node) if node.id in self._modules else ():
                 self._loose[module] = node.lineno
 
@@ -201,7 +201,7 @@ class _PythonMatcher:
             for name in self._names.origins(node):
                 self._check(name, node.lineno)
         for name in functions:
-            self._found.add(self._match.function(own_name(name)), node.lineno)
+            self._findings.add(self._match.function(own_name(name)), node.lineno)
         if functions & _GETTERS and node.args:
             self._getter(node)
 
@@ -248,22 +248,22 @@ _PYTHON: dict[type, Callable[[_PythonMatcher, Any], None]] = {
 }
 
 
-def _look_at_javascript(source: str, wanted: Matcher, found: Findings) -> None:
+def _look_at_javascript(source: str, wanted: Matcher, findings: Findings) -> None:
     from agent_sandbox.readers.javascript import read
 
     program = read(source, unescape=True)
     if program.unreadable or (program.tokens[0][0] == "end" and source.strip()):
-        found.add(INTRICATE, 1)
+        findings.add(INTRICATE, 1)
     else:
-        _JavaScriptMatcher(program, wanted, found).match()
+        _JavaScriptMatcher(program, wanted, findings).match()
 
 
 class _JavaScriptMatcher:
-    def __init__(self, source: JavaScriptSource, wanted: Matcher, found: Findings) -> None:
+    def __init__(self, source: JavaScriptSource, wanted: Matcher, findings: Findings) -> None:
         self._source = source
         self._tokens = source.tokens
         self._match = wanted
-        self._found = found
+        self._findings = findings
         self._own = source.declared - {"eval", "Function"}
 
     def match(self) -> None:
@@ -288,9 +288,9 @@ class _JavaScriptMatcher:
         handed_on = word in ("eval", "Function") and after[1] != ":" and before not in ("function", "class")
         function = self._match.function(word) if word not in ("require", "import") else None
         if function is not None and (called or handed_on) and (before == "." or not self._source.is_definition(at + 1)):
-            self._found.add(function, line)
+            self._findings.add(function, line)
         if after[1] == "." and self._tokens[at + 2][0] == "word":
-            self._found.add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
+            self._findings.add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
 
     def _member(self, at: int, line: int) -> None:
         """Check `base["na" + "me"]`."""
@@ -301,7 +301,7 @@ class _JavaScriptMatcher:
         if text == "constructor":
             self._constructor(end + 1, line)
         elif base in _GLOBAL:
-            self._found.add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
+            self._findings.add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
 
     def _constructor(self, at: int, line: int) -> None:
         """Check `….constructor`: the constructor of a constructor, or one that is called with a string, makes code."""
@@ -309,7 +309,7 @@ class _JavaScriptMatcher:
         following = self._tokens[at + 1]
         again = (text == "." and following[1] == "constructor") or (text == "[" and self._source.string(at + 1)[0] == "constructor")
         if again or (text == "(" and following[0] == "text"):
-            self._found.add(self._match.name("constructor"), line)
+            self._findings.add(self._match.name("constructor"), line)
 
     def _load(self, at: int, line: int) -> None:
         """Check `require("x")`, `import("x")`, `import "x"`, `… from "x"`: match the module, or report a computed name."""
@@ -317,34 +317,34 @@ class _JavaScriptMatcher:
         text, end = self._source.string(at + 1 + called)
         if text is not None and (not called or self._tokens[end][1] in (")", ",")):
             name = text.removeprefix("node:")
-            self._found.add(self._match.name(name) or self._match.name(name.partition("/")[0]), line)
+            self._findings.add(self._match.name(name) or self._match.name(name.partition("/")[0]), line)
         elif called and self._tokens[at + 1 + called][1] != ")":
-            self._found.add(self._match.function(self._tokens[at][1]), line)
+            self._findings.add(self._match.function(self._tokens[at][1]), line)
 
 
-def _look_at_ruby(source: str, wanted: Matcher, found: Findings) -> None:
+def _look_at_ruby(source: str, wanted: Matcher, findings: Findings) -> None:
     from agent_sandbox.readers.ruby import read
 
     program = read(source)
     if program.unreadable:
-        found.add(INTRICATE, 1)
+        findings.add(INTRICATE, 1)
     else:
-        _RubyMatcher(program, wanted, found).match()
+        _RubyMatcher(program, wanted, findings).match()
 
 
 class _RubyMatcher:
-    def __init__(self, source: RubySource, wanted: Matcher, found: Findings) -> None:
+    def __init__(self, source: RubySource, wanted: Matcher, findings: Findings) -> None:
         self._source = source
         self._tokens = source.tokens
         self._match = wanted
-        self._found = found
+        self._findings = findings
         self._own = source.methods
 
     def match(self) -> None:
         """Check every token."""
         for at, (kind, text, line) in enumerate(self._tokens):
             if kind == "shell":
-                self._found.add(self._match.name("`"), line)
+                self._findings.add(self._match.name("`"), line)
             elif kind == "word":
                 self._word(at, text, line)
 
@@ -355,15 +355,15 @@ class _RubyMatcher:
             self._by_name(at + 1, word, line)
         elif before in _DOTS and self._tokens[at - 2][1] not in _OPEN_RECEIVERS:
             if word in _TAKES_CODE and (after_kind == "text" or (after == "(" and self._tokens[at + 2][1] != ")")):
-                self._found.add(self._match.function(word), line)
+                self._findings.add(self._match.function(word), line)
         elif word in ("require", "load", "autoload", "require_relative"):
             self._required(at + 1, line)
         elif word[0].isupper():
-            self._found.add(self._match.name(self._source.dotted(at)), line)
+            self._findings.add(self._match.name(self._source.dotted(at)), line)
         elif before != "def" and word not in self._own and after not in ("=", ":", ".", ",", ")") and word not in _TAKES_CODE:
-            self._found.add(self._match.function(word), line)
+            self._findings.add(self._match.function(word), line)
         if word == "binding" and after == ".":
-            self._found.add(self._match.name(f"binding.{self._tokens[at + 2][1]}"), line)
+            self._findings.add(self._match.name(f"binding.{self._tokens[at + 2][1]}"), line)
 
     def _by_name(self, at: int, word: str, line: int) -> None:
         """Check `send(:system, …)`: a method by its name. A computed name could be any method."""
@@ -371,20 +371,20 @@ class _RubyMatcher:
         kind, text, _ = self._tokens[at]
         name = text.strip(":'\"")
         if kind in ("symbol", "text") and "#{" not in text and self._tokens[at + 1][1] != "+":
-            self._found.add(self._match.function(name) or self._match.name(name), line)
+            self._findings.add(self._match.function(name) or self._match.name(name), line)
         elif kind not in ("end", "line") and text not in ("=", ",", ".", ")", "=>", ":"):
-            self._found.add(self._match.function(word), line)
+            self._findings.add(self._match.function(word), line)
 
     def _required(self, at: int, line: int) -> None:
         at = self._source.argument(at)
         if self._tokens[at][0] == "text":
-            self._found.add(self._match.name(self._tokens[at][1].strip("'\"")), line)
+            self._findings.add(self._match.name(self._tokens[at][1].strip("'\"")), line)
 
 
-def _look_at_bash(source: str, wanted: Matcher, found: Findings) -> None:
+def _look_at_bash(source: str, wanted: Matcher, findings: Findings) -> None:
     known = understand(source)
     if known.unreadable:
-        found.add(INTRICATE, 1)
+        findings.add(INTRICATE, 1)
         return
     patterns = {_pattern(use, each): use.tool for use in known.uses for each in use.effects}
     for use in known.uses:
@@ -397,7 +397,7 @@ def _look_at_bash(source: str, wanted: Matcher, found: Findings) -> None:
         for name in rule.spelt:
             if name in patterns:
                 at = source.find(patterns[name]) if patterns[name] else 0
-                found.add(rule, source.count("\n", 0, max(at, 0)) + 1)
+                findings.add(rule, source.count("\n", 0, max(at, 0)) + 1)
 
 
 def _pattern(use: Use, effect: Effect) -> str:
@@ -437,12 +437,12 @@ def _named(command: object, name: str) -> bool:
     return isinstance(command, Simple) and command.words[:1] == ((Text(name),),)
 
 
-def _match_words(source: str, rules: tuple[Rule, ...], found: Findings) -> None:
+def _match_words(source: str, rules: tuple[Rule, ...], findings: Findings) -> None:
     """Match text that the Python parser rejects: every occurrence of a pattern counts, wherever it is."""
     for rule in rules:
         for name in rule.spelt:
             if not name.startswith("!") and (first := re.search(_spelling(name), source)) is not None:
-                found.add(rule, source.count("\n", 0, first.start()) + 1)
+                findings.add(rule, source.count("\n", 0, first.start()) + 1)
 
 
 def _spelling(name: str) -> str:
