@@ -37,18 +37,10 @@ _MOST_UNSEEN = 8
 _LONGEST_WORD = 40
 # Attributes through which code reaches objects that it never names.
 _INNARDS = frozenset(
-    [
-        "__subclasses__",
-        "__globals__",
-        "__builtins__",
-        "__loader__",
-        "__spec__",
-        "f_globals",
-        "f_builtins",
-        "gi_frame",
-        "tb_frame",
-        "__code__",
-    ]
+    {
+        *("__subclasses__", "__globals__", "__builtins__", "__loader__", "__spec__", "__code__"),
+        *("f_globals", "f_builtins", "gi_frame", "tb_frame"),
+    }
 )
 
 _NEEDS = {
