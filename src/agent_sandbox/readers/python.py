@@ -129,9 +129,10 @@ class PythonSource:
         read and passed on: neither called, nor before a dot, nor just given another name.
         """
         choices = self._choices()
-        never = [(each.test, *each.body) for each in self.kinds[ast.If] if self._is_never(each.test)]
-        replaced = [choice.replaced for choice in choices.values()]
-        skipped = {id(node) for group in (*never, *replaced) for each in group for node in _below(each)}
+        skipped = {id(node) for choice in choices.values() for each in choice.replaced for node in _below(each)}
+        for branch in self.kinds[ast.If]:
+            if id(branch) not in skipped and self._is_never(branch.test):  # inside another such branch, everything is skipped already
+                skipped |= {id(node) for each in (branch.test, *branch.body) for node in _below(each)}
         renamed = self._called | self._before_a_dot
         renamed |= {id(node.value) for node in self.kinds[ast.Assign] if all(isinstance(each, ast.Name) for each in node.targets)}
         for node in self._nodes:
