@@ -16,7 +16,7 @@ setup:  ## everything the project needs: .venv, and as root the system packages 
 demo: setup  ## an agent's command on a clone of this machine, what it changed, and the real disk untouched
 	@scripts/demo.sh
 
-check: setup  ## formatting, lint, types, layers (seconds)
+check: setup  ## formatting, lint, types, layers, names (seconds)
 	@$(MAKE) --no-print-directory checks
 
 checks:
@@ -24,6 +24,7 @@ checks:
 	$(PY) -m ruff check .
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
+	$(PY) -m scripts.check_names
 
 test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user; PART="e2e sdk" for some
 	@scripts/setup.sh --without-wasm
