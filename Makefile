@@ -17,7 +17,7 @@ demo:  ## an agent's command on a clone of this machine, what it changed, what i
 	@scripts/setup.sh --core
 	@scripts/demo.sh
 
-check: setup  ## formatting, lint, types, layers (seconds)
+check: setup  ## formatting, lint, types, layers, names (seconds)
 	@$(MAKE) --no-print-directory checks
 
 checks:
@@ -25,6 +25,7 @@ checks:
 	$(PY) -m ruff check .
 	$(PY) -m mypy src tests scripts bench
 	.venv/bin/lint-imports
+	$(PY) -m scripts.check_names
 
 test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user; PART="e2e sdk" for some
 	@scripts/setup.sh --without-wasm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agent_sandbox.policy.files.schema import json_schema
+from agent_sandbox.policy.files.settings import json_schema
 
 PLACE = Path(__file__).resolve().parents[1] / "docs" / "policy.schema.json"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_sandbox.config import PathLike, SandboxConfig
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.code.patterns import Grant, granted
+from agent_sandbox.policy.code.patterns import CodeGrant, granted
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import ProgramRules
@@ -144,7 +144,7 @@ class PermissionSet:
         return self.settings().warnings
 
     @property
-    def grants(self) -> frozenset[Grant]:
+    def grants(self) -> frozenset[CodeGrant]:
         """What code need not be warned of, because it is permitted."""
         return granted(self.policy())
 

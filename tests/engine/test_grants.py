@@ -16,7 +16,7 @@ from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.tokens import Genuine, Only, Refused, Times, Token, attenuate
+from agent_sandbox.policy.tokens import Genuine, Only, RefusedToken, Times, Token, attenuate
 from tests.ledger.samples import exit_code, in_child
 
 GIT = (("run", "git", "**"),)
@@ -132,7 +132,7 @@ def test_users_that_are_killed_never_had_more_than_was_allowed(office: Office, r
     def use_for_ever() -> None:
         while isinstance(found := office.all.use(token, LOG, sandbox="box"), Genuine):
             os.write(writer, b".")
-        assert isinstance(found, Refused)
+        assert isinstance(found, RefusedToken)
         signal.pause()
 
     children = [in_child(use_for_ever) for _ in range(4)]

@@ -17,7 +17,7 @@ from agent_sandbox.policy.files.document import from_mapping
 from agent_sandbox.policy.files.layers import effective
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.readers.shell.analyze import understand
-from agent_sandbox.readers.shell.effects import Kind
+from agent_sandbox.readers.shell.effects import EffectKind
 from tests.policy.test_decide import actions, policies
 
 OPEN = cloned(masks=())
@@ -159,7 +159,7 @@ def test_the_question_names_its_rule_and_the_line_that_would_permit_it() -> None
 
 
 def test_every_effect_can_be_asked_about() -> None:
-    assert {*EFFECTS} == {kind.value for kind in Kind}
+    assert {*EFFECTS} == {kind.value for kind in EffectKind}
 
 
 @pytest.mark.parametrize(

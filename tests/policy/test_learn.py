@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from agent_sandbox.policy.explanation import lint
 from agent_sandbox.policy.files.document import from_mapping, parse_toml
 from agent_sandbox.policy.files.layers import effective, widened
-from agent_sandbox.policy.files.schema import json_schema
-from agent_sandbox.policy.learn import NAMED, Nature, Place, Programs, Spent, learn
+from agent_sandbox.policy.files.settings import json_schema
+from agent_sandbox.policy.learn import NAMED, Nature, Programs, RunContext, Spent, learn
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import covers, is_pattern
-from agent_sandbox.policy.proposal import Asked, Line, Proposal, as_toml, name_pattern, pattern_of
+from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, as_toml, name_pattern, pattern_of
 from agent_sandbox.policy.secrets import Mask
 
 HOME, PROJECT = "/home/ada", "/home/ada/app"
@@ -44,7 +44,7 @@ def propose(*seen: Seen, natures: Mapping[str, Nature] = NONE, programs: Program
     """In a project of Ada's, where everything that was named is a file unless `natures` says otherwise."""
     known = {each.target: Nature.FILE for each in seen if each.kind in ("read", "write", "execute")} | dict(natures)
     rules = cloned(masks=[Mask(f"{HOME}/.ssh", "private keys")]).files
-    place = Place(PROJECT, HOME, (PROJECT,), ("/usr", "/lib", "/tmp", "/dev", "/proc", "/etc/passwd"), rules, CLONED_LIMITS)
+    place = RunContext(PROJECT, HOME, (PROJECT,), ("/usr", "/lib", "/tmp", "/dev", "/proc", "/etc/passwd"), rules, CLONED_LIMITS)
     return learn(seen, known, place, programs, spent)
 
 
@@ -90,7 +90,7 @@ def test_a_commit_asks_for_the_project_and_a_file_of_the_home_and_each_line_says
 def test_who_only_reads_is_not_to_write_and_who_needs_no_file_gets_none() -> None:
     assert propose(Seen("read", f"{PROJECT}/a")).document().get("files.write") is False
     assert propose(Seen("write", f"{PROJECT}/a")).document().get("files.write") is None
-    place = Place(PROJECT, HOME, ("/tmp",), ("/usr", "/tmp"), cloned(masks=()).files, CLONED_LIMITS)
+    place = RunContext(PROJECT, HOME, ("/tmp",), ("/usr", "/tmp"), cloned(masks=()).files, CLONED_LIMITS)
     nothing = learn((Seen("read", "/usr/lib/x"), Seen("write", "/tmp/y")), {"/usr/lib/x": Nature.FILE}, place, Programs(), Spent())
     assert nothing.document().get("files.read") is False
     assert nothing.document().get("files.allowed") is None
@@ -130,7 +130,7 @@ def test_a_home_and_what_is_above_it_is_never_proposed_and_that_is_said(path: st
 
 
 def test_a_project_that_is_a_home_cannot_be_proposed_either() -> None:
-    place = Place(HOME, HOME, (HOME,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
+    place = RunContext(HOME, HOME, (HOME,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
     found = learn((Seen("read", f"{HOME}/a"),), {f"{HOME}/a": Nature.FILE}, place, GIT, LITTLE)
     assert found.document().get("files.read") is False
     assert f"{HOME}, where it began, would take {HOME} as a whole, which is never proposed" in found.left_out
@@ -144,12 +144,12 @@ def test_what_was_only_named_says_so_and_each_part_of_a_line_its_reason() -> Non
         ("/data/a", "named on the command line, and without it things end differently"),
         ("/data/b", "read by git"),
     ]
-    assert Line("network.ports", (80, 443), "80 by curl").parts() == [(80, "80 by curl"), (443, "80 by curl")]
-    assert Line("processes.commands", (), "none").parts() == [((), "none")]
+    assert ProposedSetting("network.ports", (80, 443), "80 by curl").parts() == [(80, "80 by curl"), (443, "80 by curl")]
+    assert ProposedSetting("processes.commands", (), "none").parts() == [((), "none")]
 
 
 def test_what_a_link_leads_to_comes_with_it_unless_the_link_comes_with_a_directory() -> None:
-    place = Place(PROJECT, HOME, (PROJECT,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
+    place = RunContext(PROJECT, HOME, (PROJECT,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
     leads = {"/data/link": "/srv/real", f"{PROJECT}/link": "/srv/real"}
     for link, expected in ((f"{PROJECT}/link", ("~/app", "/srv/real")), ("/data/link", ("~/app", "/data/link"))):
         seen = (Seen("read", link), Seen("read", "/srv/real"))
@@ -254,7 +254,7 @@ paths = st.lists(st.sampled_from(["a", "b", ".c", "home", "ada", "app", "data", 
 def test_all_that_was_used_is_reached_and_what_was_too_much_is_said(used: list[tuple[str, str, Nature]]) -> None:
     natures = {path: nature for _, path, nature in used}
     seen = [Seen(kind, path) for kind, path, _ in used]
-    place = Place(PROJECT, HOME, (PROJECT,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
+    place = RunContext(PROJECT, HOME, (PROJECT,), ("/usr",), cloned(masks=()).files, CLONED_LIMITS)
     found = learn(seen, natures, place, Programs(), Spent())
     files = effective(cloned(masks=()), [found.document()], home=HOME).policy.files
     said = " ".join(found.left_out)
@@ -303,5 +303,5 @@ def test_a_policy_that_shows_no_files_is_widened_by_those_that_are_needed() -> N
     document = widened(own, propose(Seen("write", f"{PROJECT}/a")), home=HOME).document()
     assert document.get("files.allowed") == ("~/app",)
     assert document.get("files.read") is None and document.get("files.write") is None
-    nothing = Proposal((Line("files.read", False),))
+    nothing = Proposal((ProposedSetting("files.read", False),))
     assert widened(own, nothing, home=HOME).document().settings == own.settings

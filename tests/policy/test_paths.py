@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.paths import Beneath, Glob, PathPattern, Tree, ancestors, covering, is_tree_shaped, matches, normalise, parse
+from agent_sandbox.policy.paths import Beneath, Glob, PathPattern, Tree, ancestors, covering, matches, normalise, parse
 
 name = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1).filter(lambda text: text not in (".", ".."))
 plain_name = st.text("abc.é -", min_size=1).filter(lambda text: text not in (".", ".."))
@@ -111,11 +111,6 @@ def test_a_pattern_covers_these_and_not_those(pattern: str, covered: list[str], 
     parsed = parse(pattern)
     assert [path for path in covered if not matches(parsed, path)] == []
     assert [path for path in not_covered if matches(parsed, path)] == []
-
-
-def test_only_whole_trees_are_tree_shaped() -> None:
-    assert is_tree_shaped(parse("/a")) and is_tree_shaped(parse("/a/**"))
-    assert not is_tree_shaped(parse("/a/*.txt"))
 
 
 def test_a_name_made_to_slow_a_matcher_down_does_not() -> None:

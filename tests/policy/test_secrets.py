@@ -86,3 +86,14 @@ def test_a_variable_that_is_called_like_a_secret_is_taken_for_one() -> None:
     assert [name for name in ("API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "PWD", "SSH_AUTH_SOCK", "HOME") if names_a_secret(name)] == [
         *("API_KEY", "GITHUB_TOKEN", "DB_PASSWORD")
     ]
+
+
+@pytest.mark.parametrize("state", [None, STATE], ids=["no state", "a state elsewhere"])
+def test_keys_outside_the_state_are_hidden_by_a_mask_of_their_own(state: str | None) -> None:
+    masks = default_masks(homes=[], state_dir=state, keys_dir="/home/u/.config/keys")
+    assert "/home/u/.config/keys" in [mask.path for mask in masks]
+
+
+def test_keys_inside_the_state_are_hidden_with_it() -> None:
+    masks = default_masks(homes=[], state_dir=STATE, keys_dir=f"{STATE}/keys")
+    assert [mask.path for mask in masks if mask.path.startswith(STATE)] == [STATE]

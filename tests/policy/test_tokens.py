@@ -18,7 +18,7 @@ from agent_sandbox.policy.tokens import (
     Genuine,
     Only,
     Pattern,
-    Refused,
+    RefusedToken,
     Times,
     Token,
     Until,
@@ -172,7 +172,7 @@ def test_there_is_an_end_to_narrowing() -> None:
     token = granted()
     with pytest.raises(ValueError, match="too many"):
         attenuate(token, *[Until(50.0)] * MOST_CAVEATS)
-    assert isinstance(genuine(KEY, Token(token.identity, (b"x",) * 100_000, token.signature)), Refused)
+    assert isinstance(genuine(KEY, Token(token.identity, (b"x",) * 100_000, token.signature)), RefusedToken)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from agent_sandbox import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.code.patterns import Grant
+from agent_sandbox.policy.code.patterns import CodeGrant
 from agent_sandbox.policy.guarantees import Guarantee
 
 ANY: Any = lambda value: value  # noqa: E731  what a caller without a type checker may pass
@@ -91,14 +91,14 @@ def test_named_commands_require_that_tools_are_confined_and_unnamed_ones_do_not(
     ("permission", "grants"),
     [
         (FilePermission(), set()),
-        (FilePermission(READ), {Grant.FILES}),
+        (FilePermission(READ), {CodeGrant.FILES}),
         (ProcessPermission(), set()),
-        (ProcessPermission(True), {Grant.PROCESSES}),
-        (ProcessPermission(True, True), {Grant.PROCESSES, Grant.SHELL}),
+        (ProcessPermission(True), {CodeGrant.PROCESSES}),
+        (ProcessPermission(True, True), {CodeGrant.PROCESSES, CodeGrant.SHELL}),
         (NetworkPermission(allow_outbound=True), set()),
     ],
 )
-def test_a_permission_lifts_the_warnings_that_it_covers_but_the_network_none(permission: Any, grants: set[Grant]) -> None:
+def test_a_permission_lifts_the_warnings_that_it_covers_but_the_network_none(permission: Any, grants: set[CodeGrant]) -> None:
     assert PermissionSet([permission]).grants == grants
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.approval_rules import AskRules, question_about
 from agent_sandbox.readers.shell.analyze import understand
-from agent_sandbox.readers.shell.effects import Kind
+from agent_sandbox.readers.shell.effects import EffectKind
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case
 from tests.security.test_programs import gated
@@ -114,7 +114,7 @@ def test_no_spelling_is_taken_for_harmless() -> None:
     harmless = []
     for each in spellings():
         found = understand(each.line)
-        vague = found.unreadable or found.unknown or found.kinds & {Kind.RUNS_CODE, Kind.UNKNOWN}
+        vague = found.unreadable or found.unknown or found.kinds & {EffectKind.RUNS_CODE, EffectKind.UNKNOWN}
         if not (NAME in found.tools or any(tool.endswith(f"/{NAME}") for tool in found.tools) or "@" in "".join(found.tools) or vague):
             harmless.append((each.line, found.tools))
     assert harmless == []

@@ -22,7 +22,7 @@ from agent_sandbox.ledger.keys import make_private, read_private, sync_directory
 from agent_sandbox.policy import tokens as core
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.approval_rules import Word
-from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Pattern, Refused, Times, Token, Until
+from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Pattern, RefusedToken, Times, Token, Until
 
 PURPOSE = b"capabilities"  # what its key is derived for
 _FACTOR = "second factor"
@@ -108,22 +108,22 @@ class Capabilities:
         sync_directory(self._directory)
         return token
 
-    def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | Refused:
+    def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
         """Whether the token allows this action now. If so, the use is counted when this returns. Raises OSError when it cannot be.
 
         `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
         """
         found = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedToken):
             return found
         place = os.path.join(self._directory, found.names[0])
         if not os.path.exists(os.path.join(place, _GRANT)):
-            return Refused("the capability is not known here, or no longer")
+            return RefusedToken("the capability is not known here, or no longer")
         if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in found.names):
-            return Refused("the capability was revoked")
+            return RefusedToken("the capability was revoked")
         if counts is not None and ((standing := self._standing(found.names[0])) is None or not counts(standing.word)):
-            return Refused("the capability was granted by somebody whose word is not enough here")
-        return found if self._counted(place, found.counts) else Refused("the capability is used up")
+            return RefusedToken("the capability was granted by somebody whose word is not enough here")
+        return found if self._counted(place, found.counts) else RefusedToken("the capability is used up")
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
         """End a token and all that were derived from it, from the next look on. Recorded before it is done.
@@ -166,7 +166,7 @@ class Capabilities:
 
     def _names(self, token: Token) -> tuple[str, ...]:
         found = core.genuine(self._key, token)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedToken):
             raise PolicyError(found.why, hint="the list of capabilities has their names")
         return found.names
 

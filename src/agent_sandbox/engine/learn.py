@@ -14,7 +14,7 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.learn import FILE_KINDS, NAMED, Nature, Place, Programs, Spent, learn
+from agent_sandbox.policy.learn import FILE_KINDS, NAMED, Nature, Programs, RunContext, Spent, learn
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
@@ -53,7 +53,7 @@ def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str, nam
     seen += [each for _, observed in behind.values() for each in observed]
     natures = _natures(seen, changes)
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
-    place = Place(project, home, starts, given, policy.files, policy.limits)
+    place = RunContext(project, home, starts, given, policy.files, policy.limits)
     made = {path for path, nature in natures.items() if nature is Nature.MADE}
     return learn(seen, natures, place, _programs(runs, project, made), _spent(runs), leads)
 

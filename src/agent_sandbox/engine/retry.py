@@ -11,7 +11,7 @@ from agent_sandbox.errors import Overtaken
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import COMMAND, DEVNULL, Completed, Demands, Reason, Usage
-from agent_sandbox.runtime.router.model import Work
+from agent_sandbox.runtime.router.model import Workload
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -44,7 +44,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Questi
     if work.cwd is not None and language != COMMAND and policy.files.read and policy.files.reaches(work.cwd):
         local = None if stored else modules_in(work.cwd)  # its layers are not looked through
     given = frozenset({MODULE} if work.tools else ())
-    asked = Work(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
+    asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
     return Question(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
 
 

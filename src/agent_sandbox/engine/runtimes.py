@@ -18,7 +18,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Demands
 from agent_sandbox.runtime.registry import AUTO, Registry
-from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Work
+from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Workload
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.retry import Held
@@ -35,7 +35,7 @@ _TRY_AGAIN_SECONDS = 60.0  # after which a runtime that failed to launch may be 
 class Question:
     """The facts that the router needs: the work as it sees it, and the demands of the launch."""
 
-    work: Work
+    work: Workload
     demands: Demands = Demands()
 
 

@@ -26,8 +26,16 @@ def canonical_language(name: str) -> str:
     return _ALIASES.get(lowered, lowered)
 
 
+class _Request:
+    """The base of all actions."""
+
+    def digest(self) -> str:
+        """Return the digest that identifies this exact request."""
+        return canonical.digest(self)
+
+
 @dataclass(frozen=True)
-class RunCode:
+class RunCode(_Request):
     """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
 
     `programs` are the programs that an analysed command line would start; they allow an early and clear refusal. `touches` are the rules of
@@ -44,25 +52,15 @@ class RunCode:
 
     @classmethod
     def of(
-        cls,
-        language: str,
-        source: bytes,
-        *,
-        cwd: str | bytes | None = None,
-        environment: Iterable[str] = (),
-        programs: Iterable[str] = (),
+        cls, language: str, source: bytes, *, cwd: str | bytes | None = None, environment: Iterable[str] = (), programs: Iterable[str] = ()
     ) -> RunCode:
         """Make the action from the caller's values. Raises `PolicyError` for an invalid path or name."""
         digest = sha256(source).hexdigest()
         return cls(canonical_language(language), digest, len(source), _directory(cwd), _names(environment), tuple(programs))
 
-    def digest(self) -> str:
-        """Return the digest that identifies this exact request."""
-        return canonical.digest(self)
-
 
 @dataclass(frozen=True)
-class RunCommand:
+class RunCommand(_Request):
     """Run a program with arguments. `cwd=None` is the sandbox's own scratch directory."""
 
     argv: tuple[str, ...]
@@ -79,13 +77,9 @@ class RunCommand:
                 raise PolicyError(f"a word of a command cannot hold a NUL character: {word[:80]!r}", hint="remove it")
         return cls(tuple(argv), _directory(cwd), _names(environment))
 
-    def digest(self) -> str:
-        """Return the digest that identifies this exact request."""
-        return canonical.digest(self)
-
 
 @dataclass(frozen=True)
-class Promote:
+class Promote(_Request):
     """Promote changes of a sandbox to the real tree at `root`.
 
     `changes_sha256` identifies exactly the changes that were shown. `protected` are the protected classes among them, `approved` the
@@ -99,26 +93,18 @@ class Promote:
     approved: tuple[str, ...] = ()
     drift: str = "refuse"
 
-    def digest(self) -> str:
-        """Return the digest that identifies this exact request."""
-        return canonical.digest(self)
-
 
 @dataclass(frozen=True)
-class Undo:
+class Undo(_Request):
     """Undo a promotion, by its name."""
 
     root: str
     promotion: str
     drift: str = "refuse"
 
-    def digest(self) -> str:
-        """Return the digest that identifies this exact request."""
-        return canonical.digest(self)
-
 
 @dataclass(frozen=True)
-class CallTool:
+class CallTool(_Request):
     """Call a function that the caller gave to a program. The arguments are stored as a digest: they may contain anything."""
 
     tool: str
@@ -129,10 +115,6 @@ class CallTool:
     def of(cls, tool: str, words: bytes) -> CallTool:
         """Make the action from the complete message of the program."""
         return cls(tool, sha256(words).hexdigest(), len(words))
-
-    def digest(self) -> str:
-        """Return the digest that identifies this exact request."""
-        return canonical.digest(self)
 
 
 Action = RunCode | RunCommand | Promote | Undo | CallTool

@@ -24,7 +24,7 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import SCRATCH, FileRules
 from agent_sandbox.policy.paths import Tree, matches
 from agent_sandbox.policy.programs import interprets, is_open
-from agent_sandbox.policy.proposal import Asked, Line, Proposal, pattern_of
+from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, pattern_of
 
 WITHOUT_EFFECT = "without effect until this version has a network for sandboxes"
 MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20  # names in one directory; more ask for the directory
@@ -45,7 +45,7 @@ class Spent:
     disk_bytes: int = 0
 
 
-def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[Line]:
+def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[ProposedSetting]:
     """Propose limits that leave room for the usage. Resources that are not counted here are left out."""
     if not spent.processes:
         left_out.append("processes.max: nothing counts them here")
@@ -61,14 +61,14 @@ def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[Line
     ]
 
 
-def _amount(key: str, used: float, unit: str, *, factor: int, least: int, most: float | None) -> list[Line]:
+def _amount(key: str, used: float, unit: str, *, factor: int, least: int, most: float | None) -> list[ProposedSetting]:
     """Propose a power of two times `least`, so that the next run of the same command proposes the same."""
     value = least
     while value < used * factor:
         value *= 2
     if most is not None and value >= most:  # the policy above sets this limit already
         return []
-    return [Line(key, value, f"{used} {unit} were used; {factor} times that, rounded up, and at least {least}")]
+    return [ProposedSetting(key, value, f"{used} {unit} were used; {factor} times that, rounded up, and at least {least}")]
 
 
 def _mib(count: int) -> int:
@@ -79,7 +79,7 @@ def _in_mib(count: int | None) -> int | None:
     return None if count is None else count // MIB
 
 
-def network_lines(seen: Iterable[Seen], left_out: list[str]) -> list[Line]:
+def network_lines(seen: Iterable[ObservedAttempt], left_out: list[str]) -> list[ProposedSetting]:
     """Propose the hosts and ports that were wanted. The sandbox's own loopback needs no setting."""
     hosts: dict[str, dict[str, None]] = {}
     ports: dict[int, dict[str, None]] = {}
@@ -102,14 +102,14 @@ def network_lines(seen: Iterable[Seen], left_out: list[str]) -> list[Line]:
                 ports.setdefault(port, {})[each.program] = None
     lines = []
     if hosts:
-        lines.append(Line("network.outbound", True, WITHOUT_EFFECT))
-        lines.append(Line("network.hosts", tuple(Asked(host, _by(programs)) for host, programs in sorted(hosts.items()))))
+        lines.append(ProposedSetting("network.outbound", True, WITHOUT_EFFECT))
+        lines.append(ProposedSetting("network.hosts", tuple(Asked(host, _by(programs)) for host, programs in sorted(hosts.items()))))
         left_out.append(f"the network itself: {', '.join(sorted(hosts))} is in the proposal, {WITHOUT_EFFECT}")
     if inbound:
         left_out.append(f"network.inbound: {_by(inbound)} waits for connections from outside, and there are none")
     if ports:
         numbers = ", ".join(f"{port} {_by(programs)}" for port, programs in sorted(ports.items()))
-        lines.append(Line("network.ports", tuple(sorted(ports)), numbers))
+        lines.append(ProposedSetting("network.ports", tuple(sorted(ports)), numbers))
     return lines
 
 
@@ -131,7 +131,7 @@ class Nature(Enum):
     MISSING = "missing"
 
 
-class Seen(Protocol):
+class ObservedAttempt(Protocol):
     """One attempt of a program: see `runtime.observe.events`."""
 
     @property
@@ -145,8 +145,8 @@ class Seen(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The setting of the run. `given` is present under every policy, read-only; `starts` are the directories in which work began."""
+class RunContext:
+    """The surroundings of the run. `given` is present under every policy, read-only; `starts` are the directories in which work began."""
 
     project: str
     home: str
@@ -175,9 +175,9 @@ class _Use:
 
 
 def learn(
-    seen: Iterable[Seen],
+    seen: Iterable[ObservedAttempt],
     natures: Mapping[str, Nature],
-    place: Place,
+    place: RunContext,
     programs: Programs,
     spent: Spent,
     leads: Mapping[str, str] = NOWHERE,
@@ -195,7 +195,7 @@ def learn(
     return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(programs), () if spent.processes else ("processes.max",))
 
 
-def _uses(seen: Iterable[Seen], natures: Mapping[str, Nature], place: Place) -> tuple[dict[str, _Use], list[str]]:
+def _uses(seen: Iterable[ObservedAttempt], natures: Mapping[str, Nature], place: RunContext) -> tuple[dict[str, _Use], list[str]]:
     """Return the paths that a policy must show beyond the given ones, and remarks on those left out."""
     uses: dict[str, _Use] = {}
     left_out: list[str] = []
@@ -227,8 +227,8 @@ def _forbidden(path: str, program: str, rules: FileRules) -> str:
 
 
 def _file_lines(
-    uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: Place, leads: Mapping[str, str], left_out: list[str]
-) -> list[Line]:
+    uses: Mapping[str, _Use], natures: Mapping[str, Nature], place: RunContext, leads: Mapping[str, str], left_out: list[str]
+) -> list[ProposedSetting]:
     wanted: dict[str, _Use] = {}
     hidden = False
     for path, use in uses.items():
@@ -255,16 +255,16 @@ def _file_lines(
             continue
         items.append(Asked(text, _why_shown(tree, use, place)))
     if not items:
-        return [Line("files.read", False, "no file of the machine was used but those that programs come with")]
+        return [ProposedSetting("files.read", False, "no file of the machine was used but those that programs come with")]
     if not hidden:
         left_out.append("files.allow_hidden = false, although nothing hidden was used: a view without it is a copy, made at every start")
-    lines = [Line("files.allowed", tuple(items))]
+    lines = [ProposedSetting("files.allowed", tuple(items))]
     if not any(use.wrote for use in wanted.values()):
-        lines.insert(0, Line("files.write", False, "nothing was written but scratch files"))
+        lines.insert(0, ProposedSetting("files.write", False, "nothing was written but scratch files"))
     return lines
 
 
-def _tree_for(path: str, natures: Mapping[str, Nature], place: Place) -> str:
+def _tree_for(path: str, natures: Mapping[str, Nature], place: RunContext) -> str:
     if _covers(place.project, path):
         return place.project
     while natures.get(path) in (Nature.MADE, Nature.MISSING) and path != "/":
@@ -272,7 +272,7 @@ def _tree_for(path: str, natures: Mapping[str, Nature], place: Place) -> str:
     return path
 
 
-def _gathered(wanted: dict[str, _Use], place: Place, leads: Mapping[str, str]) -> dict[str, _Use]:
+def _gathered(wanted: dict[str, _Use], place: RunContext, leads: Mapping[str, str]) -> dict[str, _Use]:
     """Merge several names in one directory into the directory, and paths inside another wanted path into that one."""
     trees = dict(wanted)
     while True:
@@ -306,7 +306,7 @@ def _most_named(directory: str) -> int:
     return MOST_NAMED_AT_THE_TOP if directory.count("/") == 1 else MOST_NAMED
 
 
-def _why_shown(tree: str, use: _Use, place: Place) -> str:
+def _why_shown(tree: str, use: _Use, place: RunContext) -> str:
     what = "the project: " if tree == place.project else ""
     if not use.programs:
         return what + ("changed" if use.wrote else "it began here")
@@ -315,14 +315,14 @@ def _why_shown(tree: str, use: _Use, place: Place) -> str:
     return f"{what}{'read and written' if use.wrote else 'read'} by {_some(use.programs)}"
 
 
-def _process_lines(programs: Programs, left_out: list[str]) -> list[Line]:
-    lines: list[Line] = []
+def _process_lines(programs: Programs, left_out: list[str]) -> list[ProposedSetting]:
+    lines: list[ProposedSetting] = []
     if programs.unnameable:
         left_out.append(f"a list of programs: {programs.unnameable}")
     elif programs.names:
-        lines.append(Line("processes.commands", programs.names))
+        lines.append(ProposedSetting("processes.commands", programs.names))
     else:
-        lines.append(Line("processes.commands", (), "no program was started but the shell that reads the line"))
+        lines.append(ProposedSetting("processes.commands", (), "no program was started but the shell that reads the line"))
     return lines
 
 
@@ -332,15 +332,15 @@ def _remarks(programs: Programs) -> tuple[str, ...]:
     return (*(f"{name} starts other programs, and does with them whatever the sandbox permits" for name in starters), *programs.notes)
 
 
-def _is_given(path: str, place: Place) -> bool:
+def _is_given(path: str, place: RunContext) -> bool:
     return not _covers(place.project, path) and any(_covers(tree, path) for tree in place.given)
 
 
-def _is_scratch(path: str, place: Place) -> bool:
+def _is_scratch(path: str, place: RunContext) -> bool:
     return not _covers(place.project, path) and any(_covers(tree, path) for tree in SCRATCH)
 
 
-def _is_too_much(tree: str, place: Place) -> bool:
+def _is_too_much(tree: str, place: RunContext) -> bool:
     return tree == "/" or _covers(tree, place.home) or (tree != place.project and _covers(tree, place.project))
 
 

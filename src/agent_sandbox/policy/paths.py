@@ -163,11 +163,6 @@ class Glob:
 PathPattern = Tree | Beneath | Glob
 
 
-def is_tree_shaped(pattern: PathPattern) -> bool:
-    """Return whether it covers one whole tree, so that a view can enforce it for later files too."""
-    return not isinstance(pattern, Glob)
-
-
 def anchor(pattern: PathPattern) -> str:
     """Return the longest path without wildcards that the pattern starts from."""
     return pattern.directory if isinstance(pattern, Glob) else pattern.path

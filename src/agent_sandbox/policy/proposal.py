@@ -29,7 +29,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Line:
+class ProposedSetting:
     """One setting and its reason; in a list, each item has its own."""
 
     key: str
@@ -46,7 +46,7 @@ class Line:
 class Proposal:
     """The proposed settings, those left out with the reason, and remarks. Nothing was learnt about the settings in `unknown`."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ProposedSetting, ...]
     left_out: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ def as_toml(proposal: Proposal, *, heading: tuple[str, ...] = ()) -> str:
 _ORDER = {key: place for place, key in enumerate(BY_KEY)}
 
 
-def _setting(key: str, line: Line) -> list[str]:
+def _setting(key: str, line: ProposedSetting) -> list[str]:
     why = f"  # {_comment(line.because)}" if line.because else ""
     if not isinstance(line.value, tuple) or not line.value:
         return [f"{key} = {_value(line.value)}{why}"]

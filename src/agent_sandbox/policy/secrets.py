@@ -91,7 +91,7 @@ IN_PROJECT: dict[str, tuple[str, ...]] = {
     "environment files": (
         *(".env", ".env.local", ".env.development", ".env.development.local", ".env.dev", ".env.test", ".env.test.local"),
         *(".env.staging", ".env.production", ".env.production.local", ".env.prod", ".envrc", ".dev.vars", ".streamlit/secrets.toml"),
-    ),
+    )
 }
 
 

@@ -98,7 +98,7 @@ class Genuine:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedToken:
     """The token allows nothing here, and the reason."""
 
     why: str
@@ -124,15 +124,15 @@ def attenuate(token: Token, *caveats: Caveat) -> Token:
     return token
 
 
-def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) -> Genuine | Refused:
+def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) -> Genuine | RefusedToken:
     """Return what the token says about an action in a sandbox at a time. Total: anything not understood is refused."""
     result = genuine(key, token)
-    if isinstance(result, Refused):
+    if isinstance(result, RefusedToken):
         return result
     spellings = spellings_of(action)
     for text in token.caveats:
         if refusal := _objection(_read(text), spellings, sandbox, now):
-            return Refused(refusal)
+            return RefusedToken(refusal)
     return result
 
 
@@ -149,10 +149,10 @@ def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: s
     return "" if isinstance(caveat, Times) else "the capability has a restriction that is not understood"
 
 
-def genuine(key: Seal, token: Token) -> Genuine | Refused:
+def genuine(key: Seal, token: Token) -> Genuine | RefusedToken:
     """Return whether the token was made with this key and narrowed as it says. The signature is compared in constant time."""
     if len(token.caveats) > MOST_CAVEATS or len(token.identity) != _IDENTITY_BYTES:
-        return Refused("this is no capability of ours")
+        return RefusedToken("this is no capability of ours")
     signature = key.on(VERSION + token.identity)
     counts: list[tuple[str, int]] = []
     names, until, bound = [_name(signature)], float("inf"), False
@@ -167,7 +167,7 @@ def genuine(key: Seal, token: Token) -> Genuine | Refused:
         elif isinstance(caveat, ForSandbox):
             bound = True
     if not same(signature, token.signature) or not bound:
-        return Refused("this is no capability of ours")
+        return RefusedToken("this is no capability of ours")
     return Genuine(tuple(names), tuple(counts), until)
 
 

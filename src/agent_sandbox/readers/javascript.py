@@ -1,12 +1,14 @@
-"""A JavaScript tokenizer: separates comments, strings and regular expressions from code. Builds no syntax tree.
+"""Read JavaScript source as tokens: comments, strings and regular expressions are told from code. Builds no syntax tree.
 
-Every rule consumes the text it inspects, so the time grows only with the length of the text.
+`read` gives a `JavaScriptSource`. Every rule consumes the text it inspects, so the time grows only with the length of the text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from agent_sandbox.readers.bounds import too_much
 
 _DEEPEST = 200  # nested templates
 _MISREAD = 20  # slashes that could start a regular expression and do not
@@ -23,10 +25,74 @@ _REGEX = re.compile(r"/(?![*/])(?:[^/\\\[\n]|\\.|\[(?:[^\]\\\n]|\\.){0,200}\]){1
 _TEMPLATE = re.compile(r"(?:[^`\\$]|\\.|\$(?!\{))*(`|\$\{)?", re.DOTALL)
 _BEFORE_REGEX = frozenset({"return", "typeof", "case", "in", "of", "delete", "void", "throw", "new", "else", "do", "yield", "await"})
 
+_DECLARES = frozenset({"function", "class", "const", "let", "var"})
+_LONGEST_PARAMETERS = 100  # tokens
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,5})\}|x([0-9a-fA-F]{2}))")
+
 Token = tuple[str, str, int]  # kind (word, text, number, mark), text, line
+_END: Token = ("end", "", 0)
 
 
-def tokens_of(source: str) -> Iterator[Token]:
+class JavaScriptSource:
+    """A program that was read: its tokens, followed by three that say `end`, and the names it declares.
+
+    `unreadable` is why it could not be read, and empty if it was.
+    """
+
+    def __init__(self, tokens: list[Token], unreadable: str = "") -> None:
+        self.unreadable = unreadable
+        self.tokens = [*tokens, _END, _END, _END]
+        self.declared = {tokens[at + 1][1] for at in range(len(tokens) - 1) if tokens[at][1] in _DECLARES and tokens[at][0] == "word"}
+
+    def word(self, at: int) -> str:
+        """Return the text of the token at a position; empty before the first."""
+        return self.tokens[at][1] if at >= 0 else ""
+
+    def string(self, at: int) -> tuple[str | None, int]:
+        """Join the string parts at a position: return the string and where it ends; None if a part is not a string."""
+        joined = ""
+        while self.tokens[at][0] == "text":
+            part = self.tokens[at][1]
+            if part.endswith("${"):
+                return None, at
+            joined += part[:-1] if part[-1] == "`" else part[1:-1]
+            if self.tokens[at + 1][1] != "+":
+                return joined, at + 1
+            at += 2
+        return None, at
+
+    def is_definition(self, at: int) -> bool:
+        """Whether parameters and a body stand at a position: a method of an object or class is defined there."""
+        level = 0
+        for position in range(at, min(at + _LONGEST_PARAMETERS, len(self.tokens) - 1)):
+            text = self.tokens[position][1]
+            level += (text == "(") - (text == ")")
+            if level <= 0:
+                return text == ")" and self.tokens[position + 1][1] == "{"
+        return False
+
+
+def read(text: str, *, unescape: bool) -> JavaScriptSource:
+    """Read a program, with escapes in its names decoded if wanted. Never raises, whatever the text."""
+    if why := too_much(text):
+        return JavaScriptSource([], why)
+    try:
+        return JavaScriptSource(list(_tokens(_unescaped(text) if unescape else text)))
+    except ValueError as error:
+        return JavaScriptSource([], str(error))
+
+
+def _unescaped(source: str) -> str:
+    """Decode escapes such as `\\u0065`, which JavaScript accepts in names as well as in strings."""
+
+    def letter(match: re.Match[str]) -> str:
+        character = chr(int(match[1] or match[2] or match[3], 16))
+        return character if character.isalnum() or character in "_$" else match[0]
+
+    return _ESCAPE.sub(letter, source) if "\\" in source else source
+
+
+def _tokens(source: str) -> Iterator[Token]:
     """Yield words, strings, numbers and marks with their lines. Raises ValueError, with the reason, for text it cannot follow."""
     at, line, before, misread = 0, 1, "", 0
     templates: list[int] = []  # per open template, the number of open braces in its current expression
@@ -38,7 +104,7 @@ def tokens_of(source: str) -> Iterator[Token]:
             regex = _REGEX.match(source, at)
             misread += regex is None
             if misread > _MISREAD:
-                raise ValueError("its slashes cannot be followed")
+                raise ValueError("divisions and regular expressions in it cannot be told apart")
             if regex is not None:
                 kind, text = "regex", regex.group()
         at += len(text)
@@ -62,7 +128,7 @@ def _template(source: str, at: int, templates: list[int], *, opening: bool) -> s
     piece = _TEMPLATE.match(source, at)
     text, end = (piece.group(), piece.group(1)) if piece else ("", None)
     if end is None or len(templates) > _DEEPEST:
-        raise ValueError("a template does not end, or they are nested too deep")
+        raise ValueError("a template does not end, or templates are nested too deep")
     if opening and end == "${":
         templates.append(0)
     elif not opening and end == "`":

@@ -1,12 +1,20 @@
-"""A Ruby tokenizer: separates comments and strings from code, and reads `#{…}` in strings as code. Builds no syntax tree."""
+"""Read Ruby source as tokens: comments and strings are told from code, and `#{…}` in strings is code. Builds no syntax tree.
+
+`read` gives a `RubySource`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
+
+from agent_sandbox.readers.bounds import too_much
 
 Token = tuple[str, str, int]  # kind (word, text, symbol, shell, number, mark, line), text, line
 
+_DOTS = frozenset({".", "&.", "::"})
+_END: Token = ("end", "", 0)
 _DEEPEST = 6  # code in strings in code
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _TOKEN = re.compile(
@@ -26,7 +34,41 @@ _REGEX = re.compile(r"/(?:[^/\\\n]|\\.){1,1000}/\w*")
 _BEFORE_VALUE = frozenset({"", "if", "unless", "when", "and", "or", "not", "return", "while", "until", "puts", "p"})
 
 
-def tokens_of(source: str, *, line: int = 1, depth: int = 0) -> Iterator[Token]:
+class RubySource:
+    """A program that was read: its tokens, followed by three that say `end`, and the methods it defines.
+
+    `unreadable` is why it could not be read, and empty if it was.
+    """
+
+    def __init__(self, tokens: list[Token], unreadable: str = "") -> None:
+        self.unreadable = unreadable
+        self.tokens = [*tokens, _END, _END, _END]
+        self.methods = {after[1] for before, after in pairwise(tokens) if before[1] == "def"}
+
+    def word(self, at: int) -> str:
+        """Return the text of the token at a position; empty before the first."""
+        return self.tokens[at][1] if at >= 0 else ""
+
+    def dotted(self, at: int) -> str:
+        """Return the constant at a position with what follows its dots: `Net::HTTP.get` as `Net.HTTP.get`."""
+        parts = [self.tokens[at][1]]
+        while self.tokens[at + 1][1] in _DOTS and self.tokens[at + 2][0] == "word":
+            at += 2
+            parts.append(self.tokens[at][1])
+        return ".".join(parts)
+
+    def argument(self, at: int) -> int:
+        """Return the position of the first argument of a method whose name ends before this position."""
+        return at + (self.tokens[at][1] == "(")
+
+
+def read(text: str) -> RubySource:
+    """Read a program. Never raises, whatever the text."""
+    why = too_much(text)
+    return RubySource([] if why else list(_tokens(text)), why)
+
+
+def _tokens(source: str, *, line: int = 1, depth: int = 0) -> Iterator[Token]:
     """Yield words, strings and marks with their lines."""
     at, before, bodies = 0, "", list[tuple[str, str]]()
     while at < len(source):
@@ -69,7 +111,7 @@ def _with_interpolations(kind: str, text: str, line: int, depth: int) -> Iterato
     yield ("text" if kind == "plain" else kind), text, line
     if kind in ("text", "shell") and "#{" in text and not text.startswith("'") and depth < _DEEPEST:
         for inside in re.finditer(r"#\{((?:[^{}]|\{[^{}]{0,500}\}){0,2000})\}", text):
-            yield from tokens_of(inside[1], line=line + text.count("\n", 0, inside.start()), depth=depth + 1)
+            yield from _tokens(inside[1], line=line + text.count("\n", 0, inside.start()), depth=depth + 1)
 
 
 def _delimited(source: str, at: int, opening: str) -> str:

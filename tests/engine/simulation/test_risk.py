@@ -6,7 +6,7 @@ import pytest
 
 from agent_sandbox.engine.simulation import risk
 from agent_sandbox.engine.simulation.risk import Level, Risk
-from agent_sandbox.readers.shell.effects import Kind as Does
+from agent_sandbox.readers.shell.effects import EffectKind as Does
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.protected import CLASSES, HISTORY

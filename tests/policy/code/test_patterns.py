@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.policy.code.patterns import Grant, granted
+from agent_sandbox.policy.code.patterns import CodeGrant, granted
 from agent_sandbox.policy.model import cloned, locked
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.programs import ProgramRules
@@ -10,7 +10,7 @@ from agent_sandbox.policy.programs import ProgramRules
 
 def test_what_is_permitted_is_granted_and_the_network_never_is() -> None:
     assert granted(locked()) == frozenset()
-    assert granted(locked(read=True, allowed=[Tree("/data")])) == granted(locked(write=True, allowed=[Tree("/data")])) == {Grant.FILES}
-    assert granted(locked(processes=True)) == {Grant.PROCESSES, Grant.SHELL}
-    assert granted(locked(processes=True, programs=ProgramRules(shell=False))) == {Grant.PROCESSES}
-    assert granted(cloned(masks=())) == {Grant.FILES, Grant.PROCESSES, Grant.SHELL}
+    assert granted(locked(read=True, allowed=[Tree("/data")])) == granted(locked(write=True, allowed=[Tree("/data")])) == {CodeGrant.FILES}
+    assert granted(locked(processes=True)) == {CodeGrant.PROCESSES, CodeGrant.SHELL}
+    assert granted(locked(processes=True, programs=ProgramRules(shell=False))) == {CodeGrant.PROCESSES}
+    assert granted(cloned(masks=())) == {CodeGrant.FILES, CodeGrant.PROCESSES, CodeGrant.SHELL}

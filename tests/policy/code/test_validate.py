@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES
-from agent_sandbox.policy.code.patterns import DEFAULT, Grant, Rule
+from agent_sandbox.policy.code.patterns import DEFAULT, CodeGrant, Rule
 from agent_sandbox.policy.code.validate import validate
 from tests.policy.code.samples import ORDINARY, REACHES
 
@@ -75,16 +75,16 @@ def test_an_issue_says_which_pattern_why_and_where() -> None:
     ("source", "grants", "left"),
     [
         ("open('x')", [], ["open("]),
-        ("open('x')", [Grant.FILES], []),
-        ("import socket", [Grant.FILES], ["socket"]),
-        ("import socket, requests, urllib.request", [Grant.NETWORK], []),
-        ("import subprocess", [Grant.PROCESSES], []),
-        ("import os\nos.system('x')", [Grant.PROCESSES], ["os.system"]),
-        ("import os\nos.system('x')", [Grant.PROCESSES, Grant.SHELL], []),
-        ("eval('x')", list(Grant), ["eval("]),
+        ("open('x')", [CodeGrant.FILES], []),
+        ("import socket", [CodeGrant.FILES], ["socket"]),
+        ("import socket, requests, urllib.request", [CodeGrant.NETWORK], []),
+        ("import subprocess", [CodeGrant.PROCESSES], []),
+        ("import os\nos.system('x')", [CodeGrant.PROCESSES], ["os.system"]),
+        ("import os\nos.system('x')", [CodeGrant.PROCESSES, CodeGrant.SHELL], []),
+        ("eval('x')", list(CodeGrant), ["eval("]),
     ],
 )
-def test_a_grant_lifts_the_patterns_that_it_covers_and_no_others(source: str, grants: list[Grant], left: list[str]) -> None:
+def test_a_grant_lifts_the_patterns_that_it_covers_and_no_others(source: str, grants: list[CodeGrant], left: list[str]) -> None:
     assert patterns(source, grants=grants) == left
 
 

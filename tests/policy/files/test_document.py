@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.files.document import LARGEST_FILE, Document, from_mapping, parse_toml
 from agent_sandbox.policy.files.presets import PRESETS, TIERS, preset
-from agent_sandbox.policy.files.schema import json_schema
-from agent_sandbox.policy.files.settings import SETTINGS, Shape
+from agent_sandbox.policy.files.settings import SETTINGS, Shape, json_schema
 from tests.architecture.sources import ROOT
 
 WHOLE = """

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_sandbox.readers.shell.effects import Kind
+from agent_sandbox.readers.shell.effects import EffectKind
 
 LETTERS = {
-    "R": Kind.READS,
-    "W": Kind.WRITES,
-    "D": Kind.DESTROYS,
-    "N": Kind.NETWORK,
-    "C": Kind.RUNS_CODE,
-    "P": Kind.PRIVILEGE,
-    "K": Kind.PROCESSES,
-    "S": Kind.SYSTEM,
-    "?": Kind.UNKNOWN,
+    "R": EffectKind.READS,
+    "W": EffectKind.WRITES,
+    "D": EffectKind.DESTROYS,
+    "N": EffectKind.NETWORK,
+    "C": EffectKind.RUNS_CODE,
+    "P": EffectKind.PRIVILEGE,
+    "K": EffectKind.PROCESSES,
+    "S": EffectKind.SYSTEM,
+    "?": EffectKind.UNKNOWN,
 }
 
 
-def corpus() -> list[tuple[str, tuple[str, ...], frozenset[Kind]]]:
+def corpus() -> list[tuple[str, tuple[str, ...], frozenset[EffectKind]]]:
     """Each command with the tools that it starts and the sorts of effects that it has."""
     found = []
     for line in Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines():

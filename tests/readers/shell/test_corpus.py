@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
-from agent_sandbox.readers.shell.effects import Kind
+from agent_sandbox.readers.shell.effects import EffectKind
 from tests.readers.shell.corpus import LETTERS, corpus
 
 CORPUS = corpus()
@@ -62,7 +62,7 @@ PIECES += [
 def test_the_corpus_is_large_and_every_sort_of_effect_is_in_it() -> None:
     assert len(CORPUS) >= 300
     assert len(set(COMMANDS)) == len(CORPUS)
-    assert {kind for _, _, kinds in CORPUS for kind in kinds} == set(LETTERS.values()) == set(Kind)
+    assert {kind for _, _, kinds in CORPUS for kind in kinds} == set(LETTERS.values()) == set(EffectKind)
 
 
 def test_every_command_has_the_tools_and_the_effects_that_it_is_labelled_with() -> None:
@@ -72,7 +72,7 @@ def test_every_command_has_the_tools_and_the_effects_that_it_is_labelled_with() 
 
 def test_a_command_in_front_or_behind_takes_no_effect_away() -> None:
     for command, tools, kinds in CORPUS:
-        if Kind.UNKNOWN in kinds or command.startswith("#") or "<<" in command:
+        if EffectKind.UNKNOWN in kinds or command.startswith("#") or "<<" in command:
             continue
         for wrapped in (f"( {command}\n)", f"if true; then {command}\nfi", f"true && {command}"):
             found = understand(wrapped)

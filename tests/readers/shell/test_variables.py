@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.readers.shell.analyze import understand
-from agent_sandbox.readers.shell.effects import Kind
+from agent_sandbox.readers.shell.effects import EffectKind
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_command_in_a_variable_or_a_callback_is_a_program(line: str, tool: str
     ],
 )
 def test_what_is_loaded_by_a_variable_runs_code(line: str) -> None:
-    assert Kind.RUNS_CODE in understand(line).kinds
+    assert EffectKind.RUNS_CODE in understand(line).kinds
 
 
 @pytest.mark.parametrize(

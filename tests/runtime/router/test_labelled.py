@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.router.model import Permits, Work
+from agent_sandbox.runtime.router.model import Permits, Workload
 from agent_sandbox.runtime.router.route import route
 from tests.runtime.router.candidates import process_host, wasm_host
 from tests.runtime.router.snippets import PROCESS, UNTOLD, WASM, labelled
@@ -23,11 +23,11 @@ def test_the_set_is_large_enough_to_mean_something() -> None:
 @pytest.mark.parametrize(("language", "source", "label"), [each[1:] for each in SNIPPETS], ids=[each[0] for each in SNIPPETS])
 def test_a_program_gets_the_runtime_it_must_get(language: str, source: str, label: str) -> None:
     if label == UNTOLD:
-        again = route(Work(language, source), frozenset(), Permits(), HOSTS)
-        once = route(Work(language, source, repeatable=False), frozenset(), Permits(), HOSTS)
+        again = route(Workload(language, source), frozenset(), Permits(), HOSTS)
+        once = route(Workload(language, source, repeatable=False), frozenset(), Permits(), HOSTS)
         assert (again.runtime, again.fall_forward, once.runtime) == (WASM, PROCESS, PROCESS), (again, once)
         return
     for repeatable in (True, False):
-        chosen = route(Work(language, source, repeatable=repeatable), frozenset(), Permits(), HOSTS)
+        chosen = route(Workload(language, source, repeatable=repeatable), frozenset(), Permits(), HOSTS)
         assert chosen.runtime == label, chosen
         assert chosen.fall_forward == (PROCESS if label == WASM and repeatable else None)

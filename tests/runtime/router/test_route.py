@@ -18,7 +18,7 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.readers.bounds import LARGEST, MOST_MARKS
 from agent_sandbox.runtime.base import COMMAND, Traits
-from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Route, Work
+from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Route, Workload
 from agent_sandbox.runtime.router.route import explain, read, route
 from tests.runtime.router.candidates import process_host, wasm_host
 from tests.runtime.router.snippets import labelled
@@ -76,8 +76,8 @@ WORDS += [
 ]
 TEXT = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(WORDS), max_size=60).map("".join))
 WORK = st.one_of(
-    st.builds(lambda chosen, repeatable: Work(chosen[0], chosen[1], repeatable), st.sampled_from(SOURCES), st.booleans()),
-    st.builds(Work, LANGUAGES, TEXT, st.booleans(), st.frozensets(st.sampled_from(["os", "x", "json"]))),
+    st.builds(lambda chosen, repeatable: Workload(chosen[0], chosen[1], repeatable), st.sampled_from(SOURCES), st.booleans()),
+    st.builds(Workload, LANGUAGES, TEXT, st.booleans(), st.frozensets(st.sampled_from(["os", "x", "json"]))),
 )
 TRAITS = st.builds(
     Traits,
@@ -95,7 +95,7 @@ HOST = st.builds(Candidate, TRAITS, st.sampled_from(["", "", "not installed"]))
 @settings(max_examples=400, deadline=None)
 @given(WORK, GUARANTEES, st.builds(Permits, st.booleans(), st.booleans()), st.lists(HOST, max_size=4, unique_by=lambda host: host.name))
 def test_a_route_is_total_deterministic_and_never_weaker_than_required(
-    work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: list[Candidate]
+    work: Workload, requires: frozenset[Guarantee], permits: Permits, hosts: list[Candidate]
 ) -> None:
     chosen = route(work, requires, permits, hosts)
     assert all(route(work, requires, permits, order) == chosen for order in itertools.islice(itertools.permutations(hosts), 3))
@@ -117,7 +117,7 @@ def test_a_route_is_total_deterministic_and_never_weaker_than_required(
 def test_the_same_question_has_the_same_answer_in_another_process() -> None:
     program = (
         "import hashlib; from tests.runtime.router.test_route import *; "
-        "answers = repr([route(Work(*each), frozenset(), Permits(), HOSTS) for each in SOURCES]); "
+        "answers = repr([route(Workload(*each), frozenset(), Permits(), HOSTS) for each in SOURCES]); "
         "print(hashlib.sha256(answers.encode()).hexdigest())"
     )
     checkout = Path(__file__).parents[3]
@@ -137,7 +137,7 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(WORK, GUARANTEES, st.sampled_from(list(Guarantee)))
-def test_requiring_more_never_leads_to_a_cheaper_runtime(work: Work, requires: frozenset[Guarantee], more: Guarantee) -> None:
+def test_requiring_more_never_leads_to_a_cheaper_runtime(work: Workload, requires: frozenset[Guarantee], more: Guarantee) -> None:
     # Without DETERMINISTIC, which only the cheapest gives: there the way is down, and that is meant.
     hosts = [PROCESS, KERNEL, wasm_host(PROCESS.traits.guarantees)]
     cost = {host.name: host.traits.cost for host in hosts}
@@ -148,7 +148,7 @@ def test_requiring_more_never_leads_to_a_cheaper_runtime(work: Work, requires: f
 
 @settings(max_examples=200, deadline=None)
 @given(WORK)
-def test_permissions_explain_and_never_choose(work: Work) -> None:
+def test_permissions_explain_and_never_choose(work: Workload) -> None:
     routes = [route(work, frozenset(), Permits(*each), HOSTS) for each in itertools.product((False, True), repeat=2)]
     assert len({(each.runtime, each.fall_forward, each.passed_over) for each in routes}) == 1
 
@@ -159,8 +159,11 @@ def test_random_bytes_are_read_or_not_but_never_raise(language: str) -> None:
     for _ in range(300):
         data = made.randbytes(made.randrange(400))
         for encoding in ("latin-1", "utf-16-le"):
-            read(Work(language, data.decode(encoding, "replace")))
-        assert route(Work(language, data.decode("utf-8", "surrogateescape")), frozenset(), Permits(), HOSTS).runtime in ("wasm", "process")
+            read(Workload(language, data.decode(encoding, "replace")))
+        assert route(Workload(language, data.decode("utf-8", "surrogateescape")), frozenset(), Permits(), HOSTS).runtime in (
+            "wasm",
+            "process",
+        )
 
 
 def test_damaged_programs_still_get_a_route() -> None:
@@ -170,7 +173,7 @@ def test_damaged_programs_still_get_a_route() -> None:
         cut = made.randrange(len(source) + 1)
         other = made.choice(SOURCES)[1]
         damaged = made.choice([source[:cut], source[cut:], source[:cut] + other, source[:cut] + chr(made.randrange(0x3000)) + source[cut:]])
-        assert route(Work(language, damaged), frozenset(), Permits(), HOSTS).runtime in ("wasm", "process")
+        assert route(Workload(language, damaged), frozenset(), Permits(), HOSTS).runtime in ("wasm", "process")
 
 
 # Each as large as is read at all. What is claimed is that they come back, within the test's own time.
@@ -193,7 +196,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_given_up_or_read_in_bounded_time(name: str) -> None:
     for language in ("python", "javascript"):
-        assert route(Work(language, HOSTILE[name]), frozenset(), Permits(), HOSTS).runtime in ("wasm", "process")
+        assert route(Workload(language, HOSTILE[name]), frozenset(), Permits(), HOSTS).runtime in ("wasm", "process")
 
 
 def test_reading_runs_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,69 +205,69 @@ def test_reading_runs_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the router ran something")
 
-    read(Work("python", "import os"))  # what the reader itself loads, it has loaded
+    read(Workload("python", "import os"))  # what the reader itself loads, it has loaded
     before = set(sys.modules)
     monkeypatch.setattr(builtins, "exec", refuse)
     monkeypatch.setattr(builtins, "eval", refuse)
-    read(Work("python", "import antigravity, this\nexec('import antigravity')\neval('1')\n__import__('lib2to3')"))
+    read(Workload("python", "import antigravity, this\nexec('import antigravity')\neval('1')\n__import__('lib2to3')"))
     assert set(sys.modules) == before
 
 
 def test_a_warning_of_the_parser_reaches_nobody(recwarn: pytest.WarningsRecorder) -> None:
-    assert not read(Work("python", r"print('\d', 1if 1else 2)")).unreadable
+    assert not read(Workload("python", r"print('\d', 1if 1else 2)")).unreadable
     assert not recwarn.list
 
 
 def test_determinism_leads_to_the_only_runtime_that_gives_it() -> None:
-    chosen = route(Work("python", "print(1)"), frozenset({Guarantee.DETERMINISTIC}), Permits(), HOSTS)
+    chosen = route(Workload("python", "print(1)"), frozenset({Guarantee.DETERMINISTIC}), Permits(), HOSTS)
     assert (chosen.runtime, chosen.fall_forward) == ("wasm", None)
 
 
 def test_determinism_is_kept_even_when_the_code_will_miss_something() -> None:
-    chosen = route(Work("python", "import subprocess"), frozenset({Guarantee.DETERMINISTIC}), Permits(), HOSTS)
+    chosen = route(Workload("python", "import subprocess"), frozenset({Guarantee.DETERMINISTIC}), Permits(), HOSTS)
     assert (chosen.runtime, chosen.fall_forward) == ("wasm", None)
     assert chosen.why == "nothing else here gives what is required, although it starts processes: subprocess (line 1)"
 
 
 def test_a_kernel_of_its_own_leads_past_both_light_ones() -> None:
-    chosen = route(Work("python", "print(1)"), frozenset({Guarantee.SEPARATE_KERNEL}), Permits(), HOSTS)
+    chosen = route(Workload("python", "print(1)"), frozenset({Guarantee.SEPARATE_KERNEL}), Permits(), HOSTS)
     assert chosen.runtime == "microvm"
     assert chosen.passed_over == (("wasm", "does not give separate-kernel"), ("process", "does not give separate-kernel"))
 
 
 def test_while_wasm_is_not_ready_the_process_runtime_does_its_work() -> None:
     hosts = (wasm_host(ALL, unavailable="it is being compiled"), PROCESS)
-    chosen = route(Work("python", "print(1)"), frozenset(), Permits(), hosts)
+    chosen = route(Workload("python", "print(1)"), frozenset(), Permits(), hosts)
     assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", "not available: it is being compiled"),))
 
 
 def test_where_only_wasm_is_there_it_takes_what_it_can() -> None:
     hosts = (WASM, process_host(frozenset(), unavailable="this is not Linux"))
-    assert route(Work("python", "import torch"), frozenset(), Permits(), hosts).runtime == "wasm"
-    nothing = route(Work("ruby", "puts 1"), frozenset(), Permits(), hosts)
+    assert route(Workload("python", "import torch"), frozenset(), Permits(), hosts).runtime == "wasm"
+    nothing = route(Workload("ruby", "puts 1"), frozenset(), Permits(), hosts)
     assert (nothing.runtime, nothing.why) == (None, "no runtime here is available, gives every required guarantee and takes this work")
 
 
 def test_an_unknown_language_is_named() -> None:
-    assert route(Work("cobol"), frozenset(), Permits(), HOSTS).why == "no runtime here takes 'cobol'"
-    assert route(Work("python"), frozenset(), Permits(), ()).runtime is None
+    assert route(Workload("cobol"), frozenset(), Permits(), HOSTS).why == "no runtime here takes 'cobol'"
+    assert route(Workload("python"), frozenset(), Permits(), ()).runtime is None
 
 
 def test_a_module_beside_the_code_shadows_and_was_not_read() -> None:
     for source in ("import helpers", "import json", "try:\n    import json\nexcept ImportError:\n    import helpers"):
         local = frozenset({"helpers", "json"})
-        assert route(Work("python", source, local=local), frozenset(), Permits(), HOSTS).fall_forward == "process"
-        assert route(Work("python", source, repeatable=False, local=local), frozenset(), Permits(), HOSTS).runtime == "process"
+        assert route(Workload("python", source, local=local), frozenset(), Permits(), HOSTS).fall_forward == "process"
+        assert route(Workload("python", source, repeatable=False, local=local), frozenset(), Permits(), HOSTS).runtime == "process"
 
 
 def test_a_feature_that_the_runtime_has_gained_is_no_reason_against_it() -> None:
     hosts = (wasm_host(ALL, features=frozenset({Feature.EVENT_LOOP})), PROCESS)
-    assert route(Work("python", "import asyncio\nasyncio.run(f())"), frozenset(), Permits(), hosts).runtime == "wasm"
+    assert route(Workload("python", "import asyncio\nasyncio.run(f())"), frozenset(), Permits(), hosts).runtime == "wasm"
 
 
 def test_what_the_policy_forbids_is_said_beforehand() -> None:
     permits = Permits.of(locked(limits=Limits()))
-    chosen = route(Work("python", "import subprocess, socket\nwhile f():\n    pass"), frozenset(), permits, HOSTS)
+    chosen = route(Workload("python", "import subprocess, socket\nwhile f():\n    pass"), frozenset(), permits, HOSTS)
     assert explain(chosen) == (
         "runtime: process: the cheapest that gives every required guarantee and runs this python",
         "passed over: wasm: it starts processes: subprocess (line 1)",
@@ -276,7 +279,7 @@ def test_what_the_policy_forbids_is_said_beforehand() -> None:
 
 
 def test_the_explanation_names_what_is_used_and_where_it_would_go_on() -> None:
-    chosen = route(Work("python", "import pandas, json"), frozenset(), Permits(), HOSTS)
+    chosen = route(Workload("python", "import pandas, json"), frozenset(), Permits(), HOSTS)
     assert explain(chosen) == (
         "runtime: wasm: the cheapest that gives every required guarantee and has what the code uses (json, pandas)",
         "passed over: process: costs more",
@@ -287,5 +290,5 @@ def test_the_explanation_names_what_is_used_and_where_it_would_go_on() -> None:
 
 def test_lines_for_people_hold_nothing_that_a_terminal_obeys() -> None:
     source = "import importlib\nimportlib.import_module('a\\x1b[2J\\n\\u202eb')\nopen('/proc/\\x1b]0;x')"
-    chosen: Route = route(Work("python", source), frozenset(), Permits(), HOSTS)
+    chosen: Route = route(Workload("python", source), frozenset(), Permits(), HOSTS)
     assert all(line.isprintable() for line in explain(chosen))

@@ -27,7 +27,7 @@ from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.process.zygote import argv_for
-from agent_sandbox.runtime.router.model import Work
+from agent_sandbox.runtime.router.model import Workload
 from agent_sandbox.runtime.wasm import background_compiler, compiler
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
@@ -172,7 +172,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
 
 
 def question() -> Question:
-    return Question(Work("python", "print(1)"))
+    return Question(Workload("python", "print(1)"))
 
 
 def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:

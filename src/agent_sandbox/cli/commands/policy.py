@@ -12,7 +12,7 @@ from agent_sandbox.engine.work import Command
 from agent_sandbox.policy.decide import Allow, Ask, Deny
 from agent_sandbox.policy.explanation import Tried, explain, lint, try_command
 from agent_sandbox.policy.files.layers import Effective
-from agent_sandbox.policy.files.schema import json_schema
+from agent_sandbox.policy.files.settings import json_schema
 from agent_sandbox.policy_files import early_look
 
 ASKED, DENIED = 3, 126  # as when it is run

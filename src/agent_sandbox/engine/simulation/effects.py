@@ -17,7 +17,7 @@ from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.policy.secrets import Mask, names_a_secret
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
-from agent_sandbox.readers.shell.effects import Kind, Understanding
+from agent_sandbox.readers.shell.effects import EffectKind, Understanding
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, covers
 from agent_sandbox.workspace.nodes import EntryType
@@ -102,7 +102,7 @@ def predictions(read: Understanding | None) -> Iterator[Prediction]:
         if minded is not risk.NONE:
             yield Prediction(effect.kind.value, effect.what, minded)
     for what in read.unknown if read else ():
-        yield Prediction("unknown", what, risk.of_prediction(Kind.UNKNOWN))
+        yield Prediction("unknown", what, risk.of_prediction(EffectKind.UNKNOWN))
 
 
 def programs(observed: Iterable[Observed], read: Understanding | None, *, watched: bool) -> tuple[ProgramUse, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.readers.shell.effects import Kind as Does
+from agent_sandbox.readers.shell.effects import EffectKind as Does
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.protected import BULK_LIMIT, CLASSES, HISTORY

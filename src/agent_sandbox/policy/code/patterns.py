@@ -9,7 +9,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Policy
 
 
-class Grant(Enum):
+class CodeGrant(Enum):
     """A permission that lifts a pattern: code need not be warned about what the sandbox permits anyway."""
 
     FILES = "files"
@@ -31,7 +31,7 @@ class Rule:
     pattern: str
     reason: str
     names: tuple[str, ...] = ()
-    granted_by: frozenset[Grant] = frozenset()
+    granted_by: frozenset[CodeGrant] = frozenset()
 
     def __post_init__(self) -> None:
         for name in (self.pattern, *self.names):
@@ -51,7 +51,7 @@ class Issue:
     pattern: str
     reason: str
     line: int
-    granted_by: frozenset[Grant] = frozenset()
+    granted_by: frozenset[CodeGrant] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Validation:
 
 
 class Matcher:
-    """Rules by the names they match. Rules in `apart` are matched by other signs than their names."""
+    """Rules by the names they match. Rules in `apart` are not matched by name."""
 
     def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
         self.rules = rules
@@ -101,21 +101,20 @@ class Findings:
     """The issues found so far; the first match of each pattern is kept."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Issue] = {}
+        self._issues: dict[str, Issue] = {}
 
-    def add(self, rule: Rule, line: int) -> None:
-        """Add a match of a rule."""
-        before = self._found.get(rule.pattern)
-        if before is None or line < before.line:
-            self._found[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
+    def add(self, rule: Rule | None, line: int) -> None:
+        """Add a match of a rule; nothing for None."""
+        if rule is not None and ((before := self._issues.get(rule.pattern)) is None or line < before.line):
+            self._issues[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
         """Return all issues."""
-        return Validation(tuple(sorted(self._found.values(), key=lambda issue: (issue.line, issue.pattern))))
+        return Validation(tuple(sorted(self._issues.values(), key=lambda issue: (issue.line, issue.pattern))))
 
 
-_FILES, _NETWORK, _PROCESSES = frozenset({Grant.FILES}), frozenset({Grant.NETWORK}), frozenset({Grant.PROCESSES})
-_SHELL = frozenset({Grant.PROCESSES, Grant.SHELL})
+_FILES, _NETWORK, _PROCESSES = frozenset({CodeGrant.FILES}), frozenset({CodeGrant.NETWORK}), frozenset({CodeGrant.PROCESSES})
+_SHELL = frozenset({CodeGrant.PROCESSES, CodeGrant.SHELL})
 
 
 def _in(module: str, names: str) -> tuple[str, ...]:
@@ -140,7 +139,7 @@ PYTHON = (
     ),
     Rule(
         "__import__",
-        "imports a module by a name that need not stand in the text",
+        "imports a module by a name that may be computed",
         (
             *("__import__(", "builtins.__import__", "importlib.import_module", "importlib.__import__", "importlib.reload", "runpy", "imp"),
             *("importlib.util", "importlib.machinery", "importlib._bootstrap", "pkgutil", "zipimport", "__loader__"),
@@ -164,15 +163,8 @@ PYTHON = (
         "socket",
         "opens network connections",
         (
-            "socket",
-            "_socket",
-            "socketserver",
-            "asyncio.open_connection",
-            "asyncio.start_server",
-            "paramiko",
-            "websocket",
-            "websockets",
-            "zmq",
+            *("socket", "_socket", "socketserver", "asyncio.open_connection", "asyncio.start_server"),
+            *("paramiko", "websocket", "websockets", "zmq"),
         ),
         _NETWORK,
     ),
@@ -188,9 +180,9 @@ PYTHON = (
     ),
     Rule("ctypes", "calls into native code, past everything that Python checks", ("ctypes", "_ctypes", "cffi")),
 )
-REFLECTION = Rule("__subclasses__", "reaches through an object for what the program does not name")
-COMPUTED = Rule("getattr(", "looks something up in a module by a name that it computes")
-INTRICATE = Rule("unreadable", "it is too large or too intricate to be read, so nothing can be said of it")
+REFLECTION = Rule("__subclasses__", "reaches objects that the program does not name")
+COMPUTED = Rule("getattr(", "looks up a computed name in a module")
+INTRICATE = Rule("unreadable", "is too large or too intricate to be checked")
 PYTHON_REFLECTION = (REFLECTION, COMPUTED, INTRICATE)
 
 JAVASCRIPT = (
@@ -204,13 +196,9 @@ JAVASCRIPT = (
         ("http", "https", "http2", "fetch(", "XMLHttpRequest(", "axios", "got", "node-fetch", "undici", "request", "superagent", "ws"),
         _NETWORK,
     ),
-    Rule(
-        "process.binding",
-        "reaches for what Node.js keeps to itself",
-        ("process.binding", "process._linkedBinding", "process.dlopen", "inspector"),
-    ),
-    Rule("require(", "loads a module by a name that it computes", ("require(", "import(")),
-    Rule("constructor", "reaches through an object for what makes code out of text"),
+    Rule("process.binding", "uses internals of Node.js", ("process.binding", "process._linkedBinding", "process.dlopen", "inspector")),
+    Rule("require(", "loads a module by a computed name", ("require(", "import(")),
+    Rule("constructor", "reaches a constructor that makes code out of text"),
 )
 
 RUBY = (
@@ -240,17 +228,17 @@ RUBY = (
         ("net/http", "net/https", "open-uri", "Net", "URI.open", "httparty", "HTTParty", "faraday", "Faraday", "net/ftp", "net/smtp"),
         _NETWORK,
     ),
-    Rule("send(", "calls a method by a name that it computes", ("send(", "__send__(", "public_send(", "const_get(", "ObjectSpace")),
+    Rule("send(", "calls a method by a computed name", ("send(", "__send__(", "public_send(", "const_get(", "ObjectSpace")),
     Rule("fiddle", "calls into native code", ("fiddle", "Fiddle", "ffi", "FFI", "dl")),
 )
 
 BASH = (
     Rule("eval", "evaluates text as a command line"),
-    Rule("| sh", "runs as a command line what another command puts out", ("| sh",)),
-    Rule("$command", "starts a program whose name it computes", ("$command",)),
+    Rule("| sh", "runs the output of another command as a command line", ("| sh",)),
+    Rule("$command", "starts a program by a computed name", ("$command",)),
     Rule("network", "uses the network, and this sandbox has none", ("network",), _NETWORK),
     Rule("rm -rf /", "removes or overwrites the whole machine or one of its disks", ("rm -rf /",)),
-    Rule(":(){ :|:& };:", "starts itself twice, and so for ever", (":(){ :|:& };:",)),
+    Rule(":(){ :|:& };:", "starts itself twice, without end", (":(){ :|:& };:",)),
 )
 
 DEFAULT: dict[str, tuple[Rule, ...]] = {
@@ -261,9 +249,9 @@ DEFAULT: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def granted(policy: Policy) -> frozenset[Grant]:
+def granted(policy: Policy) -> frozenset[CodeGrant]:
     """Return the permissions of a policy, which code need not be warned about. Never the network: there is none."""
-    grants = {Grant.FILES} if policy.files.read or policy.files.write else set()
+    grants = {CodeGrant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
-        grants |= {Grant.PROCESSES, Grant.SHELL} if policy.programs.shell else {Grant.PROCESSES}
+        grants |= {CodeGrant.PROCESSES, CodeGrant.SHELL} if policy.programs.shell else {CodeGrant.PROCESSES}
     return frozenset(grants)

@@ -19,7 +19,7 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import FileRules, Policy, implied
 from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.programs import covers
-from agent_sandbox.policy.proposal import Asked, Line, Proposal
+from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting
 
 if TYPE_CHECKING:
     from typing import Any
@@ -79,9 +79,7 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
     limits = _limits(policy.limits, layer)
     processes = policy.processes and layer.get("processes.allow", True)
     programs = policy.programs.narrowed(
-        allowed=layer.get("processes.commands"),
-        denied=layer.get("processes.denied_commands", ()),
-        shell=layer.get("processes.shell", True),
+        allowed=layer.get("processes.commands"), denied=layer.get("processes.denied_commands", ()), shell=layer.get("processes.shell", True)
     )
     requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())}
     name = f"{policy.name}+{layer.name}" if layer.settings else policy.name
@@ -229,20 +227,20 @@ def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
     return replace(proposal, lines=tuple(lines))
 
 
-def _kept(key: str, value: Any) -> Line:
+def _kept(key: str, value: Any) -> ProposedSetting:
     if BY_KEY[key].shape is Shape.TEXTS:
-        return Line(key, tuple(Asked(each, AS_IT_WAS) for each in value))
-    return Line(key, value, AS_IT_WAS)
+        return ProposedSetting(key, tuple(Asked(each, AS_IT_WAS) for each in value))
+    return ProposedSetting(key, value, AS_IT_WAS)
 
 
-def _joined(line: Line, value: Any, home: str) -> Line:
+def _joined(line: ProposedSetting, value: Any, home: str) -> ProposedSetting:
     if not isinstance(value, tuple):
         wider = value or line.value if isinstance(value, bool) else max(value, line.value)
-        return Line(line.key, wider, AS_IT_WAS if wider == value else line.because)
+        return ProposedSetting(line.key, wider, AS_IT_WAS if wider == value else line.because)
     if BY_KEY[line.key].shape is Shape.COUNTS:
-        return Line(line.key, tuple(sorted({*value, *line.value})), line.because)
+        return ProposedSetting(line.key, tuple(sorted({*value, *line.value})), line.because)
     new = [each for each in line.value if not _has(line.key, value, each.text, home)]
-    return Line(line.key, (*(Asked(each, AS_IT_WAS) for each in value), *new))
+    return ProposedSetting(line.key, (*(Asked(each, AS_IT_WAS) for each in value), *new))
 
 
 def _has(key: str, value: Iterable[str], text: str, home: str) -> bool:

@@ -1,4 +1,4 @@
-"""Every setting of a policy file, in one table. The loader, the published schema and the explanations use it."""
+"""Every setting of a policy file, in one table, and the schema made from it. The loader and the explanations use the table, too."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from agent_sandbox.policy.programs import check_name
 if TYPE_CHECKING:
     from typing import Any
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LARGEST = 1 << 40  # largest integer in a file; a terabyte of anything is a typing error
 _ANY_HOME = "/home"  # patterns are checked when a file is read; the real home for `~` is known later
 
@@ -79,21 +80,23 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "name",
         Shape.TEXT,
-        "what this policy is called in messages and in the ledger",
+        "the name of this policy in messages and in the ledger",
         '"my-project"',
         pattern=r"^[^\u0000-\u001f\u007f]{1,80}(?![\s\S])",
     ),
     Setting("extends", Shape.TEXT, "a preset to begin with", '"medium"'),
     Setting("requires", Shape.TEXTS, "guarantees without which nothing runs", '["memory-hard"]', _known, one_of=GUARANTEES),
     Setting("files.read", Shape.BOOL, "whether the files of the machine are shown", "true"),
-    Setting("files.write", Shape.BOOL, "whether what is shown can be changed; changes are captured, never real", "true"),
-    Setting("files.allowed", Shape.TEXTS, "what is shown, and nothing else", '["~/project", "/data/*"]', _path, _PATHS),
-    Setting("files.denied", Shape.TEXTS, "what is not there, whatever is allowed", '["/srv/private", "~/data/*.key"]', _path, _PATHS),
+    Setting("files.write", Shape.BOOL, "whether shown files can be changed; changes are captured, never real", "true"),
+    Setting("files.allowed", Shape.TEXTS, "the paths that are shown; no others are", '["~/project", "/data/*"]', _path, _PATHS),
+    Setting("files.denied", Shape.TEXTS, "paths that are hidden, whatever is allowed", '["/srv/private", "~/data/*.key"]', _path, _PATHS),
     Setting("files.allow_hidden", Shape.BOOL, "whether names that begin with a dot are shown", "true"),
     Setting("processes.allow", Shape.BOOL, "whether programs may be started", "true"),
     Setting("processes.shell", Shape.BOOL, "whether a shell may be started", "false"),
-    Setting("processes.commands", Shape.TEXTS, "the programs that are there, and no others", '["git", "python*"]', check_name, _COMMANDS),
-    Setting("processes.denied_commands", Shape.TEXTS, "programs that are not there", '["curl", "mkfs*"]', check_name, _COMMANDS),
+    Setting(
+        "processes.commands", Shape.TEXTS, "the programs that may be started; no others may", '["git", "python*"]', check_name, _COMMANDS
+    ),
+    Setting("processes.denied_commands", Shape.TEXTS, "programs that may not be started", '["curl", "mkfs*"]', check_name, _COMMANDS),
     Setting("processes.max", Shape.COUNT, "processes and threads at once", "64"),
     Setting("network.outbound", Shape.BOOL, "whether connections may be opened", "false"),
     Setting("network.inbound", Shape.BOOL, "whether connections may be accepted", "false"),
@@ -103,18 +106,18 @@ SETTINGS: tuple[Setting, ...] = (
         "whether only hosts that are named may be reached, here or in a file above; without names, none",
         "true",
     ),
-    Setting("network.hosts", Shape.TEXTS, "hosts that may be reached, and no others", '["*.example.com"]', canonical_pattern, _HOSTS),
+    Setting("network.hosts", Shape.TEXTS, "the hosts that may be reached; no others may", '["*.example.com"]', canonical_pattern, _HOSTS),
     Setting("network.denied_hosts", Shape.TEXTS, "hosts that may not be reached", '["*.example.net"]', canonical_pattern, _HOSTS),
-    Setting("network.ports", Shape.COUNTS, "ports that may be reached, and no others", "[443]", canonical_port, most=65535),
+    Setting("network.ports", Shape.COUNTS, "the ports that may be reached; no others may", "[443]", canonical_port, most=65535),
     Setting("network.localhost", Shape.BOOL, "whether the sandbox's own loopback may be used", "true"),
     Setting("limits.timeout_seconds", Shape.NUMBER, "wall time of one run", "30.0"),
     Setting("limits.cpu_seconds", Shape.NUMBER, "processor time of one run", "60.0"),
     Setting("limits.memory_mb", Shape.COUNT, "memory of everything a run starts, in MiB", "256"),
-    Setting("limits.disk_mb", Shape.COUNT, "what a run may write, in MiB", "256"),
-    Setting("limits.output_bytes", Shape.COUNT, "what is kept of each of stdout and stderr", "100000"),
+    Setting("limits.disk_mb", Shape.COUNT, "disk space that a run may write, in MiB", "256"),
+    Setting("limits.output_bytes", Shape.COUNT, "bytes kept of each of stdout and stderr", "100000"),
     Setting("limits.open_files", Shape.COUNT, "open descriptors of each process", "1024"),
     Setting("limits.fuel", Shape.COUNT, "steps of code inside WebAssembly, which alone counts them", "1000000000", most=1 << 60),
-    Setting("code.validate", Shape.BOOL, "whether code is looked at before it runs; an early warning, never the wall", "true"),
+    Setting("code.validate", Shape.BOOL, "whether code is checked before it runs; an early warning, never the wall", "true"),
     Setting(
         "code.blocked",
         Shape.TEXTS,
@@ -123,24 +126,26 @@ SETTINGS: tuple[Setting, ...] = (
         _pattern_of_code,
         r"\S",
     ),
-    Setting("approvals.commands", Shape.TEXTS, "commands that somebody is asked about", '["git push **"]', check_command, r"\S"),
+    Setting("approvals.commands", Shape.TEXTS, "commands that need approval", '["git push **"]', check_command, r"\S"),
     Setting(
         "approvals.effects",
         Shape.TEXTS,
-        "sorts of effects that somebody is asked about",
+        "kinds of effects that need approval",
         '["destroys", "network"]',
         _any_of(EFFECTS, "effect"),
         one_of=EFFECTS,
     ),
-    Setting("approvals.tools", Shape.TEXTS, "host tools that somebody is asked about", '["send_*"]', check_name, _COMMANDS),
-    Setting("approvals.promotions", Shape.BOOL, "whether somebody is asked before real files are changed", "true"),
-    Setting("approvals.protected", Shape.BOOL, "whether somebody is asked before protected kinds of files are changed", "true"),
-    Setting("approvals.opaque", Shape.BOOL, "whether somebody is asked about commands that cannot be understood whole", "true"),
-    Setting("approvals.approvers", Shape.TEXTS, "the users whose word counts, and nobody else's", '["alice"]', _user, r"^[^:\u0000]+$"),
+    Setting("approvals.tools", Shape.TEXTS, "host tools that need approval", '["send_*"]', check_name, _COMMANDS),
+    Setting("approvals.promotions", Shape.BOOL, "whether changing real files needs approval", "true"),
+    Setting("approvals.protected", Shape.BOOL, "whether changing protected kinds of files needs approval", "true"),
+    Setting("approvals.opaque", Shape.BOOL, "whether commands that cannot be fully understood need approval", "true"),
+    Setting(
+        "approvals.approvers", Shape.TEXTS, "the users whose approval counts; no one else's does", '["alice"]', _user, r"^[^:\u0000]+$"
+    ),
     Setting(
         "approvals.high_risk",
         Shape.TEXT,
-        "what a yes takes besides: another user's, or a second factor",
+        "what an approval needs besides: another user, or a second factor",
         '"second-factor"',
         _any_of(NEEDS, "need"),
         one_of=NEEDS,
@@ -148,7 +153,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "approvals.elevate",
         Shape.TEXTS,
-        "which sorts of rules somebody may lift for a time",
+        "which kinds of rules a person may lift for a time",
         '["programs", "limits"]',
         _any_of(LIFTABLE, "sort of rule"),
         one_of=LIFTABLE,
@@ -156,3 +161,48 @@ SETTINGS: tuple[Setting, ...] = (
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 SECTIONS = tuple(dict.fromkeys(setting.key.partition(".")[0] for setting in SETTINGS if "." in setting.key))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a policy file, for editors and policy authors."""
+    from agent_sandbox.policy.files.presets import PRESETS  # presets are documents, which are checked with this table
+
+    tables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    top: dict[str, Any] = {}
+    for setting in SETTINGS:
+        section, dot, key = setting.key.rpartition(".")
+        (tables[section] if dot else top)[key] = _described(setting)
+    top["extends"] |= {"enum": list(PRESETS)}
+    for section, properties in tables.items():
+        top[section] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {
+        "$schema": DIALECT,
+        "title": "Policy of Agent Sandbox",
+        "description": "agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each layer only takes away.",
+        "type": "object",
+        "properties": top,
+        "additionalProperties": False,
+    }
+
+
+def _described(setting: Setting) -> dict[str, Any]:
+    return {**_shape(setting), "description": setting.meaning}
+
+
+def _shape(setting: Setting) -> dict[str, Any]:
+    match setting.shape:
+        case Shape.BOOL:
+            return {"type": "boolean"}
+        case Shape.COUNT:
+            return {"type": "integer", "minimum": 1, "maximum": setting.most}
+        case Shape.NUMBER:
+            return {"type": "number", "exclusiveMinimum": 0, "maximum": setting.most}
+        case Shape.TEXT:
+            if setting.one_of:
+                return {"type": "string", "enum": list(setting.one_of)}
+            return {"type": "string", "minLength": 1, "maxLength": 80, **({"pattern": setting.pattern} if setting.pattern else {})}
+        case Shape.TEXTS:
+            limits = {"enum": list(setting.one_of)} if setting.one_of else {"pattern": setting.pattern}
+            return {"type": "array", "items": {"type": "string", **limits}}
+        case _:
+            return {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": setting.most}}

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from agent_sandbox.readers.shell.effects import Effect, Kind, Understanding, Use
+from agent_sandbox.readers.shell.effects import Effect, EffectKind, Understanding, Use, on_path
 from agent_sandbox.readers.shell.expansion import Field, expand, hides_command, is_command, joined, loads, printed, printed_by
 from agent_sandbox.readers.shell.parser import parse
 from agent_sandbox.readers.shell.syntax import (
     Arithmetic,
     Command,
     Compound,
-    Function,
-    Loop,
+    ForLoop,
+    FunctionDefinition,
     Part,
     Pipeline,
     Program,
@@ -29,7 +29,6 @@ from agent_sandbox.readers.shell.syntax import (
     Word,
 )
 from agent_sandbox.readers.shell.tools import effects_of
-from agent_sandbox.readers.shell.tools.spec import on_path
 from agent_sandbox.readers.shell.wrappers import (
     BUILTINS,
     LOADERS,
@@ -127,7 +126,7 @@ class _Reading:
         match command:
             case Simple():
                 self._simple(command, before)
-            case Function(name=name, body=body):
+            case FunctionDefinition(name=name, body=body):
                 self._functions[name] = body
             case Compound(bodies=bodies, words=words, redirections=redirections):
                 self._substituted(words)
@@ -146,7 +145,7 @@ class _Reading:
             changed = {name for name, value in self._variables.items() if before.get(name, "\0") != value}
             self._variables.update(dict.fromkeys(changed))
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: ForLoop) -> None:
         words = loop.words or ()
         self._substituted(words)
         fields = [field for word in words for field in self._expanded(word)]
@@ -192,7 +191,7 @@ class _Reading:
         if is_command(name, value.shown):
             self._inner_script(value, f"{name}=")
         elif loads(name, value):
-            self._note(f"{name}=", [value], [Effect(Kind.RUNS_CODE, name)], builtin=True)
+            self._note(f"{name}=", [value], [Effect(EffectKind.RUNS_CODE, name)], builtin=True)
 
     def _computed(self, fields: Iterable[Field]) -> None:
         if any(hides_command(each.shown) for each in fields):
@@ -212,7 +211,7 @@ class _Reading:
                 continue
             for field in self._expanded(each.word)[:1]:
                 is_number = each.operator in (">&", "<&") and (field.shown.isdigit() or field.shown == "-")
-                kind = Kind.READS if each.operator in ("<", "<&") else Kind.WRITES
+                kind = EffectKind.READS if each.operator in ("<", "<&") else EffectKind.WRITES
                 if not is_number and (effects := on_path(kind, field.shown)):
                     self._note(each.operator, [field], effects, builtin=True)
 
@@ -262,7 +261,7 @@ class _Reading:
         elif tool in SHELLS:
             self._shell(tool, rest, piped, redirections)
         elif tool in RUNNERS and rest and rest[0].text in RUNNERS[tool]:
-            self._note(tool, rest, [Effect(Kind.RUNS_CODE, f"{tool} {rest[0].shown}")])
+            self._note(tool, rest, [Effect(EffectKind.RUNS_CODE, f"{tool} {rest[0].shown}")])
             self.start([each for each in rest[1:] if each.shown != "--"], piped=piped, redirections=redirections)
         else:
             self._known(tool, rest)
@@ -286,25 +285,25 @@ class _Reading:
         effects = effects_of(tool, rest) if self._effects else ()
         if effects is None:
             own = "/" in tool
-            self._note(tool, rest, [Effect(Kind.RUNS_CODE, tool) if own else Effect(Kind.UNKNOWN, tool)])
+            self._note(tool, rest, [Effect(EffectKind.RUNS_CODE, tool) if own else Effect(EffectKind.UNKNOWN, tool)])
         else:
             self._note(tool, rest, effects)
 
     def _shell(self, tool: str, rest: list[Field], piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> None:
         script, file = shell_script(rest)
         if script is not None:
-            self._note(tool, rest, () if script.known else [Effect(Kind.RUNS_CODE, script.shown)])
+            self._note(tool, rest, () if script.known else [Effect(EffectKind.RUNS_CODE, script.shown)])
             self._inner_script(script, tool)
             return
         if file is not None:
-            self._note(tool, rest, [Effect(Kind.RUNS_CODE, file.shown)])
+            self._note(tool, rest, [Effect(EffectKind.RUNS_CODE, file.shown)])
             self._fed(tool, [file])
             return
         if all(each.shown in ("--version", "--help") for each in rest) and rest:
             self._note(tool, rest, ())
             return
         text = self._input(piped, redirections)
-        self._note(tool, rest, [Effect(Kind.RUNS_CODE, "standard input")])
+        self._note(tool, rest, [Effect(EffectKind.RUNS_CODE, "standard input")])
         self._inner_script(Field(text or "", text is not None), tool)
 
     def _input(self, piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> str | None:
@@ -346,19 +345,19 @@ class _Reading:
         if callback is not None and name in ("compgen", "mapfile", "readarray"):
             self._inner_script(rest[callback + 1], name)
         if name == "eval":
-            self._note(name, rest, [Effect(Kind.RUNS_CODE, "eval")], builtin=True)
+            self._note(name, rest, [Effect(EffectKind.RUNS_CODE, "eval")], builtin=True)
             self._inner_script(Field(" ".join(each.shown for each in rest), all(each.known for each in rest)), name)
         elif name in ("source", "."):
-            self._note(name, rest, [Effect(Kind.RUNS_CODE, each.shown) for each in rest[:1]], builtin=True)
+            self._note(name, rest, [Effect(EffectKind.RUNS_CODE, each.shown) for each in rest[:1]], builtin=True)
             self._fed(name, rest[:1])
         elif name == "trap" and len(rest) > 1 and not rest[0].shown.startswith("-"):
             self._inner_script(rest[0], name)
         elif name == "kill":
-            self._note(name, rest, [Effect(Kind.PROCESSES)] if not any(each.shown == "-l" for each in rest) else (), builtin=True)
+            self._note(name, rest, [Effect(EffectKind.PROCESSES)] if not any(each.shown == "-l" for each in rest) else (), builtin=True)
         elif name == "hash" and len(rest) == 3 and rest[0].shown == "-p":
             self._aliases[rest[2].shown] = _quoted(rest[1])
         elif name == "enable" and any(each.shown.startswith("-f") for each in rest):
-            self._note(name, rest, [Effect(Kind.RUNS_CODE, "enable -f")], builtin=True)
+            self._note(name, rest, [Effect(EffectKind.RUNS_CODE, "enable -f")], builtin=True)
         elif name in _DECLARES and any(each.shown.startswith("-") and "n" in each.shown for each in rest) and name != "export":
             self._miss(f"{name} gives a variable another name")
         elif name in _DECLARES or name == "alias":

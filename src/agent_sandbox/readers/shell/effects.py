@@ -1,15 +1,18 @@
-"""The effects of a command as values, and the splitting of arguments into options and operands."""
+"""The effects of a command as values, the splitting of its arguments, and `Spec`, the description of a tool by its effects."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 
 from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import field as value_field
 from agent_sandbox.readers.shell.expansion import Field
 
+_NO_EFFECT = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "-"})
 
-class Kind(Enum):
+
+class EffectKind(Enum):
     """Kinds of effect. The value is the name in messages, JSON and tests."""
 
     READS = "reads"
@@ -27,7 +30,7 @@ class Kind(Enum):
 class Effect:
     """One effect and its object: a path, an address or a subcommand; empty if the arguments do not name it."""
 
-    kind: Kind
+    kind: EffectKind
     what: str = ""
 
 
@@ -58,17 +61,20 @@ class Understanding:
     def effects(self) -> tuple[Effect, ...]:
         """All effects, each once; with UNKNOWN if anything is unknown or unreadable."""
         known = dict.fromkeys(effect for use in self.uses for effect in use.effects)
-        return (*known, *((Effect(Kind.UNKNOWN),) if (self.unknown or self.unreadable) and Effect(Kind.UNKNOWN) not in known else ()))
+        return (
+            *known,
+            *((Effect(EffectKind.UNKNOWN),) if (self.unknown or self.unreadable) and Effect(EffectKind.UNKNOWN) not in known else ()),
+        )
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[EffectKind]:
         """The kinds of effect."""
         return frozenset(effect.kind for effect in self.effects)
 
     @property
     def read_only(self) -> bool:
         """Whether everything is understood, and nothing but reading happens."""
-        return self.kinds <= {Kind.READS}
+        return self.kinds <= {EffectKind.READS}
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,13 @@ class Arguments:
         return [value for name, value in self.options if name in names and value is not None]
 
 
-def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_operand: bool = False) -> tuple[Arguments, int]:
+def split(
+    fields: Sequence[Field], valued: Collection[str] = (), *, whole: Collection[str] = (), stop_at_operand: bool = False
+) -> tuple[Arguments, int]:
     """Split fields into options and operands. Returns them and the number of fields read: all, or those before the first operand.
 
     `valued` are the options that take a value, in the next field or after `=`; short ones may be written in one word (`-xzf file`).
+    `whole` are options that are not such a word, although they begin with one dash (`-destroy`).
     """
     options: list[tuple[str, Field | None]] = []
     operands: list[Field] = []
@@ -111,16 +120,18 @@ def split(fields: Sequence[Field], valued: Collection[str] = (), *, stop_at_oper
             continue
         at += 1
         following = fields[at] if at < len(fields) else None
-        taken = _options(field, valued, options, following)
+        taken = _options(field, valued, whole, options, following)
         at += taken
     return Arguments(tuple(options), tuple(operands)), at
 
 
-def _options(field: Field, valued: Collection[str], options: list[tuple[str, Field | None]], following: Field | None) -> bool:
+def _options(
+    field: Field, valued: Collection[str], whole: Collection[str], options: list[tuple[str, Field | None]], following: Field | None
+) -> bool:
     """Add the options in one field. Returns whether the following field is the value of one."""
     text = field.shown
     name, equals, value = text.partition("=")
-    if text.startswith("--") or text in valued or name in valued:  # some tools write long options with one dash
+    if text.startswith("--") or name in valued or name in whole:  # some tools write long options with one dash
         if equals:
             options.append((name, Field(value, field.known, field.pattern)))
             return False
@@ -133,3 +144,91 @@ def _options(field: Field, valued: Collection[str], options: list[tuple[str, Fie
             return not rest and following is not None
         options.append((f"-{letter}", None))
     return False
+
+
+def words(text: str) -> frozenset[str]:
+    """Split a text at blanks into a set of names."""
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tool.
+
+    operands: the effect on each operand; None if operands are not files.
+    last: the effect on the last of several operands instead, as in `cp`.
+    skip: the number of leading operands that are not files, as the pattern of `grep`; none with one of the options `unless`.
+    always: effects with any arguments.
+    valued: options that take a value.
+    outputs: options whose value is a file that is written.
+    adds: further effects of options, and of operands that name a subcommand (`destroy`).
+    instead: options that change the effect on the operands.
+    subcommands: specs by the first operand; the effect of an unknown one is `otherwise`.
+    """
+
+    operands: EffectKind | None = EffectKind.READS
+    last: EffectKind | None = None
+    skip: int = 0
+    unless: str = ""
+    always: tuple[EffectKind, ...] = ()
+    valued: str = ""
+    outputs: str = ""
+    adds: Mapping[str, EffectKind] = value_field(default_factory=dict)
+    instead: Mapping[str, EffectKind | None] = value_field(default_factory=dict)
+    subcommands: Mapping[str, Spec] = value_field(default_factory=dict)
+    otherwise: EffectKind = EffectKind.UNKNOWN
+
+    def effects(self, fields: Sequence[Field]) -> list[Effect]:
+        """Return the effects of the tool with these arguments."""
+        valued = frozenset((*self.valued.split(), *self.outputs.split()))
+        if self.subcommands:
+            return self._of_subcommand(fields, valued)
+        arguments, _ = split(fields, valued, whole=(*self.adds, *self.instead))
+        return [*self._of_options(arguments), *self._of_operands(arguments)]
+
+    def _of_subcommand(self, fields: Sequence[Field], valued: frozenset[str]) -> list[Effect]:
+        before, at = split(fields, valued, stop_at_operand=True)
+        effects = self._of_options(before)
+        if at >= len(fields):
+            return effects  # prints help or a version
+        name = fields[at].text
+        spec = self.subcommands.get(name or "")
+        if spec is None:
+            return [*effects, Effect(EffectKind.UNKNOWN if name is None else self.otherwise, fields[at].shown)]
+        return [*effects, *(effect if effect.what else Effect(effect.kind, name or "") for effect in spec.effects(fields[at + 1 :]))]
+
+    def _of_options(self, arguments: Arguments) -> list[Effect]:
+        effects = [Effect(kind) for kind in self.always]
+        operands = {operand.shown for operand in arguments.operands}
+        effects += [Effect(kind, name) for name, kind in self.adds.items() if arguments.has(name) or name in operands]
+        effects += [
+            Effect(EffectKind.WRITES, value.shown) for value in arguments.values(self.outputs.split()) if value.shown not in _NO_EFFECT
+        ]
+        return effects
+
+    def _of_operands(self, arguments: Arguments) -> Iterator[Effect]:
+        kind = self.operands
+        for name, other in self.instead.items():
+            kind = other if arguments.has(name) else kind
+        skipped = 0 if arguments.has(*self.unless.split()) else self.skip
+        operands = arguments.operands[skipped:]
+        for index, operand in enumerate(operands):
+            sort = self.last if self.last is not None and index == len(operands) - 1 and (index or skipped) else kind
+            if sort is not None:
+                yield from on_path(sort, operand.shown)
+
+
+def on_path(kind: EffectKind, path: str) -> list[Effect]:
+    """Return an effect on a path; none for the null device and standard streams.
+
+    A network device counts as NETWORK, and writing to a disk device as DESTROYS.
+    """
+    if path in _NO_EFFECT:
+        return []
+    if path.startswith(("/dev/tcp/", "/dev/udp/")):
+        return [Effect(EffectKind.NETWORK, path)]
+    if kind is EffectKind.WRITES and path.startswith(
+        ("/dev/sd", "/dev/nvme", "/dev/hd", "/dev/vd", "/dev/mapper/", "/dev/disk/", "/dev/mem")
+    ):
+        return [Effect(EffectKind.DESTROYS, path)]
+    return [Effect(kind, path)]

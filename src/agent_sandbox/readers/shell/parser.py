@@ -1,4 +1,4 @@
-"""Parse the text of a command line into `syntax`. Raises `Unreadable`, and nothing else, for text that is none."""
+"""Parse the text of a command line into `syntax`. Raises `Unreadable`, and nothing else, for text that is no command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from agent_sandbox.readers.shell.lexer import DEEPEST, Reader
 from agent_sandbox.readers.shell.syntax import (
     Command,
     Compound,
-    Function,
-    Loop,
+    ForLoop,
+    FunctionDefinition,
     Part,
     Pipeline,
     Program,
@@ -177,9 +177,9 @@ class _Parser:
             return self.function(word)
         return None
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> FunctionDefinition:
         self.lines_only()
-        return Function(name, (Pipeline((self.command(),)),))
+        return FunctionDefinition(name, (Pipeline((self.command(),)),))
 
     def group(self, kind: str, ends: tuple[str, ...]) -> Compound:
         self.reader.at += len(kind)
@@ -207,7 +207,7 @@ class _Parser:
             raise Unreadable("'fi' is missing")
         return Compound("if", tuple(bodies), (), self.redirections())
 
-    def loop(self, kind: str) -> Loop:
+    def loop(self, kind: str) -> ForLoop:
         reader = self.reader
         reader.at += len(kind)
         reader.skip_blanks()
@@ -228,7 +228,7 @@ class _Parser:
         self.take("{" if end == "}" else "do")
         body = self.program(frozenset({end}))
         self.take(end)
-        return Loop(name, words, body, self.redirections())
+        return ForLoop(name, words, body, self.redirections())
 
     def words(self) -> tuple[Word, ...]:
         words = []

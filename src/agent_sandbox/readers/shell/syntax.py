@@ -75,7 +75,7 @@ class Compound:
 
 
 @dataclass(frozen=True)
-class Loop:
+class ForLoop:
     """`for name in words; do … done`, and `select`. Without `in`, the words are the arguments."""
 
     name: str
@@ -85,14 +85,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionDefinition:
     """`name() …`: defined here, run where it is called."""
 
     name: str
     body: Program
 
 
-Command = Simple | Compound | Loop | Function
+Command = Simple | Compound | ForLoop | FunctionDefinition
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.readers.shell import POSIX_SHELLS
-from agent_sandbox.readers.shell.effects import Effect, Kind, split
+from agent_sandbox.readers.shell.effects import Effect, EffectKind, split, words
 from agent_sandbox.readers.shell.expansion import Field
-from agent_sandbox.readers.shell.tools.spec import words
 
 SHELLS = frozenset(POSIX_SHELLS)
 # Shell builtins: no program is started for them. `analyze` knows the effects of some.
@@ -46,8 +45,8 @@ class Wrapper:
     effects: tuple[Effect, ...] = field(default=())
 
 
-_PRIVILEGE = (Effect(Kind.PRIVILEGE),)
-_SYSTEM = (Effect(Kind.SYSTEM),)
+_PRIVILEGE = (Effect(EffectKind.PRIVILEGE),)
+_SYSTEM = (Effect(EffectKind.SYSTEM),)
 
 WRAPPERS: dict[str, Wrapper] = {
     "sudo": Wrapper(
@@ -76,15 +75,15 @@ WRAPPERS: dict[str, Wrapper] = {
     "xvfb-run": Wrapper("-n -s -e"),
     "dbus-run-session": Wrapper(),
     "chronic": Wrapper(),
-    "strace": Wrapper("-e -o -p -s -u", effects=(Effect(Kind.PROCESSES),)),
-    "ltrace": Wrapper("-e -o -p -s -u", effects=(Effect(Kind.PROCESSES),)),
+    "strace": Wrapper("-e -o -p -s -u", effects=(Effect(EffectKind.PROCESSES),)),
+    "ltrace": Wrapper("-e -o -p -s -u", effects=(Effect(EffectKind.PROCESSES),)),
     "chroot": Wrapper("--userspec --groups", skip=1, effects=_SYSTEM),
     "unshare": Wrapper("--mount-proc --setuid --setgid", effects=_SYSTEM),
     "nsenter": Wrapper("-t -S -G --target", effects=_SYSTEM),
     "systemd-run": Wrapper("-p -u --unit --property --uid --slice", effects=_SYSTEM),
     "setarch": Wrapper(skip=1),
     "flock": Wrapper("-w -E --timeout", skip=1, scripts="-c --command"),
-    "script": Wrapper("-t -O -I", scripts="-c --command", effects=(Effect(Kind.WRITES, "typescript"),)),
+    "script": Wrapper("-t -O -I", scripts="-c --command", effects=(Effect(EffectKind.WRITES, "typescript"),)),
     "watch": Wrapper("-n --interval", joined=True),
     "entr": Wrapper(more=True),
     "xargs": Wrapper("-I -n -P -d -L -a -E -s --max-args --max-procs --delimiter --arg-file --replace --max-lines", more=True),

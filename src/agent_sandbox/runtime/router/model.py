@@ -29,7 +29,7 @@ class Feature(Enum):
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One thing to run: source in a language, by its canonical name, or a COMMAND, whose words do not matter here.
 
     repeatable: whether a run that lacks something can start again as if nothing had happened. Not after it took input from a descriptor,
@@ -79,7 +79,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProgramNeeds:
     """The needs of a program, as far as its text shows. Lines are those of the first occurrence.
 
     `choices` are alternative imports, one of which must exist, in the program's order of preference. `unseen` lists what the text does not

@@ -12,7 +12,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.readers.bounds import shown
 from agent_sandbox.runtime.base import COMMAND
-from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Reading, Route, Work
+from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, ProgramNeeds, Route, Workload
 
 _BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
 
@@ -57,18 +57,18 @@ class Fit:
         return self.barred or next(iter((*self.lacks, *self.doubts)), "")
 
 
-def fit(host: Candidate, work: Work, requires: frozenset[Guarantee], reading: Reading) -> Fit:
+def fit(host: Candidate, work: Workload, requires: frozenset[Guarantee], needs: ProgramNeeds) -> Fit:
     """Judge a runtime. Guarantees come before anything that the code shows."""
     if barred := _barred(host, work, requires):
         return Fit(host, barred)
     if host.traits.whole:
         return Fit(host)
-    if reading.unreadable:
-        return Fit(host, lacks=(f"the code could not be read: {reading.unreadable}",))
-    return Fit(host, "", tuple(_lacks(host, work, reading)), (*reading.unseen, *_unread(work, reading)))
+    if needs.unreadable:
+        return Fit(host, lacks=(f"the code could not be read: {needs.unreadable}",))
+    return Fit(host, "", tuple(_lacks(host, work, needs)), (*needs.unseen, *_unread(work, needs)))
 
 
-def _barred(host: Candidate, work: Work, requires: frozenset[Guarantee]) -> str:
+def _barred(host: Candidate, work: Workload, requires: frozenset[Guarantee]) -> str:
     if host.unavailable:
         return f"not available: {host.unavailable}"
     if missing := requires - host.traits.guarantees:
@@ -78,56 +78,56 @@ def _barred(host: Candidate, work: Work, requires: frozenset[Guarantee]) -> str:
     return ""
 
 
-def _lacks(host: Candidate, work: Work, reading: Reading) -> Iterator[str]:
-    for feature, where in reading.features.items():
+def _lacks(host: Candidate, work: Workload, needs: ProgramNeeds) -> Iterator[str]:
+    for feature, where in needs.features.items():
         if host.traits.features is not None and feature not in host.traits.features:
             yield f"it {feature.value}: {where}"
-    for name, line in reading.modules.items():
+    for name, line in needs.modules.items():
         if not _has(host, work, name):
             yield f"it has no {name[:80]} (line {line})"
-    for name, line in reading.names.items():
+    for name, line in needs.names.items():
         if name in host.traits.absent and not _lies_beside(work, name):
             yield f"it has no {name[:80]} (line {line})"
-    for name in sorted(host.traits.absent) if reading.loose else ():
+    for name in sorted(host.traits.absent) if needs.loose else ():
         module, _, attribute = name.rpartition(".")
-        if module in reading.loose and attribute in reading.words and not _lies_beside(work, module):
-            yield f"it has no {name} (line {reading.loose[module]})"
-    for alternatives in reading.choices:
+        if module in needs.loose and attribute in needs.words and not _lies_beside(work, module):
+            yield f"it has no {name} (line {needs.loose[module]})"
+    for alternatives in needs.choices:
         if not any(all(_has(host, work, name) for name in names) for names in alternatives):
             yield f"it has no {alternatives[0][0][:80]}, nor anything that the code would take instead"
 
 
-def _has(host: Candidate, work: Work, module: str) -> bool:
+def _has(host: Candidate, work: Workload, module: str) -> bool:
     top = module.partition(".")[0]
     if top in work.given or _lies_beside(work, module) or host.traits.modules is None:
         return True
     return top in host.traits.modules and module not in host.traits.absent
 
 
-def _lies_beside(work: Work, name: str) -> bool:
+def _lies_beside(work: Workload, name: str) -> bool:
     return work.local is not None and name.partition(".")[0] in work.local
 
 
-def _unread(work: Work, reading: Reading) -> Iterator[str]:
+def _unread(work: Workload, needs: ProgramNeeds) -> Iterator[str]:
     if work.goes_on:
         yield "what later turns need is not known"
-    chosen = {name for alternatives in reading.choices for names in alternatives for name in names}
-    for name in sorted({*reading.modules, *chosen} - work.given):
+    chosen = {name for alternatives in needs.choices for names in alternatives for name in names}
+    for name in sorted({*needs.modules, *chosen} - work.given):
         if work.local is None:
             yield f"a module {name[:80]} may lie beside the code"
         elif _lies_beside(work, name):
             yield f"the module {name[:80]} lies beside the code and was not read"
 
 
-def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Candidate]) -> Route:
+def route(work: Workload, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Candidate]) -> Route:
     """Return where the work is to run. Never a runtime that is unavailable or lacks a required guarantee."""
-    reading = read(work)
-    fits = [fit(host, work, requires, reading) for host in sorted(hosts, key=lambda host: host.order)]
-    notes = _notes(reading, permits)
+    needs = read(work)
+    fits = [fit(host, work, requires, needs) for host in sorted(hosts, key=lambda host: host.order)]
+    notes = _notes(needs, permits)
     for index, candidate in enumerate(fits):
         forward = _forward(candidate, fits[index + 1 :], work)
         if candidate.runs or (candidate.eligible and not candidate.lacks and forward is not None):
-            return Route(candidate.host.name, shown(_why(candidate, work, reading)), _others(fits, candidate), forward, notes)
+            return Route(candidate.host.name, shown(_why(candidate, work, needs)), _others(fits, candidate), forward, notes)
     if not (eligible := [each for each in fits if each.eligible]):
         return Route(None, shown(_why_none(fits, work)), _others(fits, None), None, notes)
     # Nothing fits well. A runtime with the guarantees is safe to try, and its own error tells the author more than a refusal to guess.
@@ -136,17 +136,17 @@ def route(work: Work, requires: frozenset[Guarantee], permits: Permits, hosts: I
     return Route(least.host.name, shown(why), _others(fits, least), None, notes)
 
 
-def read(work: Work) -> Reading:
+def read(work: Workload) -> ProgramNeeds:
     """Return what the text of the work shows. Languages that only whole runtimes take need no reading."""
     if work.language == "python":
-        from agent_sandbox.runtime.router.python import read_python
+        from agent_sandbox.runtime.router.needs import needs_of_python
 
-        return read_python(work.source)
+        return needs_of_python(work.source)
     if work.language == "javascript":
-        from agent_sandbox.runtime.router.javascript import read_javascript
+        from agent_sandbox.runtime.router.needs import needs_of_javascript
 
-        return read_javascript(work.source)
-    return Reading()
+        return needs_of_javascript(work.source)
+    return ProgramNeeds()
 
 
 def explain(chosen: Route) -> tuple[str, ...]:
@@ -158,24 +158,24 @@ def explain(chosen: Route) -> tuple[str, ...]:
     return (*lines, *(f"note: {note}" for note in chosen.notes))
 
 
-def _forward(chosen: Fit, heavier: list[Fit], work: Work) -> str | None:
+def _forward(chosen: Fit, heavier: list[Fit], work: Workload) -> str | None:
     if chosen.host.traits.whole or not chosen.eligible or not work.repeatable:
         return None
     return next((each.host.name for each in heavier if each.runs), None)
 
 
-def _why(chosen: Fit, work: Work, reading: Reading) -> str:
+def _why(chosen: Fit, work: Workload, needs: ProgramNeeds) -> str:
     if chosen.doubts:
         return f"the cheapest that may do, and it can start again elsewhere: {chosen.doubts[0]}"
     if work.language == COMMAND:
         return "the cheapest that gives every required guarantee and runs native programs"
     if chosen.host.traits.whole:
         return f"the cheapest that gives every required guarantee and runs this {work.language}"
-    used = ", ".join(sorted({name.partition(".")[0] for name in reading.modules})[:8])
+    used = ", ".join(sorted({name.partition(".")[0] for name in needs.modules})[:8])
     return f"the cheapest that gives every required guarantee and has what the code uses{f' ({used})' if used else ''}"
 
 
-def _why_none(fits: list[Fit], work: Work) -> str:
+def _why_none(fits: list[Fit], work: Workload) -> str:
     if not any(work.language in each.host.traits.languages for each in fits):
         return f"no runtime here takes {'commands' if work.language == COMMAND else repr(work.language[:40])}"
     return "no runtime here is available, gives every required guarantee and takes this work"
@@ -185,15 +185,15 @@ def _others(fits: list[Fit], chosen: Fit | None) -> tuple[tuple[str, str], ...]:
     return tuple((each.host.name, shown(each.reason) or "costs more") for each in fits if each is not chosen)
 
 
-def _notes(reading: Reading, permits: Permits) -> tuple[str, ...]:
+def _notes(needs: ProgramNeeds, permits: Permits) -> tuple[str, ...]:
     permitted = {Feature.PROCESSES: permits.processes, Feature.SOCKETS: permits.network}
     notes = [
-        f"it {feature.value} ({reading.features[feature]}), but the policy allows no {_BARRED_BY[feature]}"
+        f"it {feature.value} ({needs.features[feature]}), but the policy allows no {_BARRED_BY[feature]}"
         for feature, allowed in permitted.items()
-        if not allowed and feature in reading.features
+        if not allowed and feature in needs.features
     ]
-    if reading.open_loop:
-        notes.append(f"how long the loop at line {reading.open_loop} runs cannot be told from the text")
+    if needs.open_loop:
+        notes.append(f"how long the loop at line {needs.open_loop} runs cannot be told from the text")
     return tuple(map(shown, notes))
 
 

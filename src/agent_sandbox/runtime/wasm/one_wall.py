@@ -24,9 +24,9 @@ from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, Launch, PythonCode, Reason, Support, Traits, Usage
 from agent_sandbox.runtime.process.zygote import argv_for, packages
-from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.python_modules import ABSENT, MODULES
 from agent_sandbox.runtime.wasm.recipe import Package
 from agent_sandbox.runtime.wasm.runtime import cache_for, missing_means
 

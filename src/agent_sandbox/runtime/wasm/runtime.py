@@ -20,9 +20,9 @@ from agent_sandbox.runtime.base import Completed, Demands, Hosted, JavaScriptCod
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote, argv_for, packages
-from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.python_modules import ABSENT, MODULES
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
 

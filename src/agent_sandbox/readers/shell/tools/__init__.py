@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent_sandbox.readers.shell.effects import Effect
+from agent_sandbox.readers.shell.effects import Effect, Spec
 from agent_sandbox.readers.shell.expansion import Field
-from agent_sandbox.readers.shell.tools.spec import Spec
 
 
 def effects_of(tool: str, arguments: Sequence[Field]) -> tuple[Effect, ...] | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agent_sandbox.readers.shell.effects import Effect, Kind
+from agent_sandbox.readers.shell.effects import Effect, EffectKind, Spec
 from agent_sandbox.readers.shell.expansion import Field
-from agent_sandbox.readers.shell.tools import git, special
-from agent_sandbox.readers.shell.tools.spec import Spec
+from agent_sandbox.readers.shell.tools import special
 
 Tool = Spec | Callable[[Sequence[Field]], list[Effect]]
 
-_READS, _WRITES, _DESTROYS, _NETWORK = Kind.READS, Kind.WRITES, Kind.DESTROYS, Kind.NETWORK
-_CODE, _SYSTEM = Kind.RUNS_CODE, Kind.SYSTEM
+_READS, _WRITES, _DESTROYS, _NETWORK = EffectKind.READS, EffectKind.WRITES, EffectKind.DESTROYS, EffectKind.NETWORK
+_CODE, _SYSTEM = EffectKind.RUNS_CODE, EffectKind.SYSTEM
 _NOTHING = Spec(operands=None)
 
 
@@ -26,7 +25,7 @@ def _subcommands(**kinds: str) -> dict[str, Spec]:
     for name, listed in kinds.items():
         for word in listed.split():
             before = specs.get(word)
-            specs[word] = Spec(operands=None, always=(*(before.always if before else ()), Kind[name.upper()]))
+            specs[word] = Spec(operands=None, always=(*(before.always if before else ()), EffectKind[name.upper()]))
     return specs
 
 
@@ -81,7 +80,8 @@ _KUBECTL = Spec(
     ),
     valued="-n --namespace --context --kubeconfig -f -o -l --selector --cluster -s --server",
 )
-_CLOUD = Spec(operands=None, always=(_NETWORK,), adds={"--delete": _DESTROYS, "--force": _DESTROYS})
+_REMOVAL = dict.fromkeys(("delete", "destroy", "purge", "remove", "rm"), _DESTROYS)  # subcommands, by the names that most tools give them
+_CLOUD = Spec(operands=None, always=(_NETWORK,), adds={"--delete": _DESTROYS, "--force": _DESTROYS, "rb": _DESTROYS, **_REMOVAL})
 _ARCHIVE = Spec(operands=_WRITES, instead={"-c": _READS, "--stdout": _READS, "-l": _READS, "-t": _READS, "-k": _READS})
 _GREP = Spec(
     skip=1, valued="-e -f -A -B -C -m --include --exclude --exclude-dir -g -t -T --type --glob -d --color --max-count", unless="-e -f"
@@ -109,10 +109,7 @@ TOOLS: Mapping[str, Tool] = {
     **_named("readlink realpath", Spec(valued="--relative-to --relative-base")),
     **_named("jq", Spec(skip=1, valued="--arg --argjson --slurpfile -f --from-file --indent")),
     **_named("yq xmllint", Spec(skip=1, adds={"-i": _WRITES, "--in-place": _WRITES}, outputs="-o --output")),
-    **_named(
-        "sort",
-        Spec(valued="-k -t -S -T --key --compress-program", outputs="-o --output", adds={"--compress-program": _CODE}),
-    ),
+    **_named("sort", Spec(valued="-k -t -S -T --key --compress-program", outputs="-o --output", adds={"--compress-program": _CODE})),
     **_named("shuf", Spec(valued="-n -i", outputs="-o --output")),
     **_named("base64 base32", Spec(valued="-w --wrap")),
     **_named(
@@ -142,14 +139,7 @@ TOOLS: Mapping[str, Tool] = {
     **_named("patch", Spec(always=(_WRITES,), valued="-p -d -i", outputs="-o")),
     **_named("gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 compress uncompress", _ARCHIVE),
     **_named("zcat bzcat xzcat zstdcat zless", Spec()),
-    **_named(
-        "zip",
-        Spec(
-            always=(_WRITES,),
-            valued="-TT --unzip-command",
-            adds={"-m": _DESTROYS, "-TT": _CODE, "--unzip-command": _CODE},
-        ),
-    ),
+    **_named("zip", Spec(always=(_WRITES,), valued="-TT --unzip-command", adds={"-m": _DESTROYS, "-TT": _CODE, "--unzip-command": _CODE})),
     **_named("unzip", Spec(always=(_WRITES,), valued="-d -x", instead={"-l": _READS})),
     **_named("7z 7za unrar", Spec(operands=None, always=(_READS, _WRITES))),
     **_named("cpio", Spec(operands=None, always=(_READS, _WRITES))),
@@ -169,7 +159,7 @@ TOOLS: Mapping[str, Tool] = {
     **_named("python python3 python2 pypy pypy3 python3.10 python3.11 python3.12 python3.13", special.interpreter("python", "-c", "-m")),
     **_named("node nodejs deno bun tsx ts-node", special.interpreter("node", "-e", "--eval", "-p", "--print")),
     **_named(
-        "ruby irb perl php lua luajit Rscript julia elixir ghc runghc scala groovy java kotlin swift osascript tclsh expect",
+        "ruby irb perl php lua luajit Rscript julia elixir runghc scala groovy java kotlin swift osascript tclsh expect",
         special.interpreter("code", "-e", "-E", "-r"),
     ),
     **_named("bash sh dash zsh ksh ash fish csh tcsh", special.interpreter("shell", "-c")),
@@ -178,11 +168,12 @@ TOOLS: Mapping[str, Tool] = {
         "rspec rake just task invoke fab phpunit ctest",
         Spec(operands=None, always=(_READS, _WRITES, _CODE)),
     ),
-    **_named("gcc g++ cc c++ clang clang++ rustc ld as javac tsc swiftc ghc", Spec(always=(_WRITES,), outputs="-o", valued="-I -L -l -D")),
+    **_named("gcc g++ cc c++ clang clang++ rustc ld as javac tsc swiftc", Spec(always=(_WRITES,), outputs="-o", valued="-I -L -l -D")),
+    "ghc": Spec(always=(_WRITES,), outputs="-o", valued="-I -L -l -D -e", adds={"-e": _CODE, "--interactive": _CODE, "--run": _CODE}),
     "go": _package_manager("get install mod build run test generate vet work", "list env version doc fmt help", "clean"),
     "ctags": Spec(always=(_WRITES,)),
-    "gdb": Spec(always=(_CODE, Kind.PROCESSES)),
-    **_named("strace ltrace perf", Spec(always=(Kind.PROCESSES,))),
+    "gdb": Spec(always=(_CODE, EffectKind.PROCESSES)),
+    **_named("strace ltrace perf", Spec(always=(EffectKind.PROCESSES,))),
     # packages
     **_named("pip pip3 pipx", _PIP),
     "uv": Spec(
@@ -244,19 +235,33 @@ TOOLS: Mapping[str, Tool] = {
         "nc ncat netcat socat",
         Spec(operands=None, always=(_NETWORK,), adds={"-e": _CODE, "-c": _CODE, "--exec": _CODE, "--sh-exec": _CODE}),
     ),
-    **_named("gh glab hub", Spec(operands=None, always=(_NETWORK,))),
+    **_named("gh glab hub", Spec(operands=None, always=(_NETWORK,), adds=_REMOVAL)),
     **_named("aws gcloud az doctl heroku fly flyctl vercel netlify firebase s3cmd rclone wrangler supabase", _CLOUD),
     **_named(
         "terraform tofu pulumi ansible ansible-playbook cdk sam serverless helm",
-        Spec(operands=None, always=(_NETWORK, _CODE, _WRITES), adds={"-destroy": _DESTROYS}),
+        Spec(operands=None, always=(_NETWORK, _CODE, _WRITES), adds={"-destroy": _DESTROYS, "uninstall": _DESTROYS, **_REMOVAL}),
     ),
     **_named("mail sendmail mutt", Spec(operands=None, always=(_NETWORK,))),
     **_named("tcpdump wireshark tshark ngrep", Spec(operands=None, always=(_NETWORK,), outputs="-w")),
-    "openssl": Spec(operands=None, outputs="-out", valued="-in -inkey -key", subcommands={}, adds={"s_client": _NETWORK}),
-    **_named("gpg age ssh-keygen certbot", Spec(operands=_READS, always=(_WRITES,), outputs="-o --output -f")),
+    "openssl": Spec(
+        operands=None, outputs="-out", valued="-in -inkey -key", adds=dict.fromkeys(("s_client", "s_server", "s_time", "ocsp"), _NETWORK)
+    ),
+    "certbot": Spec(operands=None, always=(_NETWORK, _WRITES), adds={"delete": _DESTROYS}),
+    "gpg": Spec(
+        always=(_WRITES,),
+        outputs="-o --output",
+        adds={
+            **dict.fromkeys(("--recv-keys", "--send-keys", "--search-keys", "--refresh-keys", "--fetch-keys"), _NETWORK),
+            **dict.fromkeys(("--delete-keys", "--delete-secret-keys"), _DESTROYS),
+        },
+    ),
+    **_named("age ssh-keygen", Spec(operands=_READS, always=(_WRITES,), outputs="-o --output -f")),
     # databases
     **_named("psql mysql mariadb mongosh mongo clickhouse-client cockroach sqlcmd", special.database),
-    **_named("redis-cli", Spec(operands=None, always=(_NETWORK, _WRITES))),
+    **_named(
+        "redis-cli",
+        Spec(operands=None, always=(_NETWORK, _WRITES), adds=dict.fromkeys(("flushall", "FLUSHALL", "flushdb", "FLUSHDB"), _DESTROYS)),
+    ),
     "sqlite3": special.sqlite,
     **_named("pg_dump mysqldump mongodump", Spec(operands=None, always=(_NETWORK,), outputs="-f --file --result-file -o")),
     **_named("dropdb pg_restore", Spec(operands=None, always=(_NETWORK, _DESTROYS))),
@@ -267,7 +272,7 @@ TOOLS: Mapping[str, Tool] = {
     "kubectl": _KUBECTL,
     **_named("minikube kind k3d vagrant", Spec(operands=None, always=(_NETWORK, _CODE, _SYSTEM))),
     # the machine
-    **_named("kill killall pkill skill xkill renice", Spec(operands=None, always=(Kind.PROCESSES,))),
+    **_named("kill killall pkill skill xkill renice", Spec(operands=None, always=(EffectKind.PROCESSES,))),
     **_named("systemctl service", _SERVICE),
     **_named(
         "mount umount swapon swapoff modprobe insmod rmmod sysctl iptables ip6tables nft ufw useradd userdel usermod "
@@ -287,5 +292,5 @@ TOOLS: Mapping[str, Tool] = {
     **_named("journalctl dmesg last lastlog history", Spec(operands=None, always=(_READS,))),
     **_named("xdg-open open xclip xsel pbcopy pbpaste notify-send", Spec(operands=None, always=(_SYSTEM,))),
     **_named("screen tmux", Spec(operands=None, always=(_CODE,))),
-    "git": git.effects,
+    "git": special.git,
 }

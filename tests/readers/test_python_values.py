@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
-from agent_sandbox.readers.constants import fold
-from agent_sandbox.readers.python import Names, nodes_of, parse
+from agent_sandbox.readers.python import read
+from agent_sandbox.readers.python_values import fold
 
 HEAD = "import base64, binascii, codecs, zlib\nif n:\n    t = 'a'\nelse:\n    t = 'b'\nw = 'os'\nk = 3\n"
 
@@ -97,12 +98,9 @@ UNKNOWN = [
 
 
 def folded(expression: str) -> tuple[Any, ...] | None:
-    tree: Any = parse(HEAD + expression)
-    assert not isinstance(tree, str), tree
-    names = Names()
-    for node in nodes_of(tree):
-        names.add(node)
-    return fold(names, tree.body[-1].value)
+    source = read(f"{HEAD}folded = {expression}")
+    assert not source.unreadable
+    return fold(source.names, source.kinds[ast.Assign][-1].value)
 
 
 def test_the_value_is_what_python_would_make_of_it() -> None:
