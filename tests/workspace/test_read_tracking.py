@@ -18,7 +18,7 @@ from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import read_tracking
 from agent_sandbox.workspace.read_tracking import Reads, ReadWatch
-from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.draft import MachineFacts
 from agent_sandbox.workspace.view.plan import plan_view
 
 
@@ -32,7 +32,7 @@ def runtime() -> Iterator[ProcessRuntime]:
 def watched(runtime: ProcessRuntime, project: Path, script: str) -> set[str]:
     """What of the project bash opens for this script, relative to it."""
     watches: list[ReadWatch] = []
-    plan = plan_view(cloned(masks=()).files, tools(), ThrowAway(64 << 20), host=Host.look(), project=str(project))
+    plan = plan_view(cloned(masks=()).files, tools(), ThrowAway(64 << 20), host=MachineFacts.look(), project=str(project))
     launch = Launch(
         Argv(("bash", "-c", script)),
         plan,

@@ -1,8 +1,8 @@
 """Observation of a guest: a seccomp listener for some of its system calls, and name server sockets for its DNS queries.
 
 Two halves. The guest installs a notifying filter once and hands the listener to the supervisor, keeping no copy. Init, while it still may,
-opens sockets on port 53 of the guest's own network, which has no way out; the supervisor answers on them. `Listener` is the supervisor's
-end.
+opens sockets on port 53 of the guest's own network, which has no way out; the supervisor answers on them. `NotifyListener` is the
+supervisor's end.
 
 This observes; it is not a wall. The memory behind a call's arguments is read while the call waits, and read again by the kernel when it
 continues: another thread may have changed it in between. Nothing is refused here, and no protection may depend on the observation.
@@ -88,7 +88,7 @@ def take_listener(pid: int, number: int) -> int:
     return listener
 
 
-class Listener:
+class NotifyListener:
     """The supervisor's end of the listener. For one thread."""
 
     def __init__(self, fd: int) -> None:

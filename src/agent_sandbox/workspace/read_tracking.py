@@ -121,7 +121,7 @@ class ReadWatch:
                 self._paths.clear()
 
 
-class Reading:
+class ReadTracker:
     """Watches one run. Between `begin` and `end` a thread takes the kernel's reports."""
 
     def __init__(self, state: SandboxState | None, run: int) -> None:

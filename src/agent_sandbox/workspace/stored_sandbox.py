@@ -18,9 +18,8 @@ from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mount_plan import InImage, OnDisk
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
-from agent_sandbox.workspace.layers.history import History, Move, Present, Snapshot
+from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets, quote_target
 from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
-from agent_sandbox.workspace.layers.names import layer_targets, quote_target
 from agent_sandbox.workspace.originals.runs import begin, end, has_run
 from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view.draft import contains
@@ -28,11 +27,11 @@ from agent_sandbox.workspace.view.draft import contains
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.workspace.changes import ChangeSet
-    from agent_sandbox.workspace.drift import Drift
-    from agent_sandbox.workspace.fingerprint import Base, Bases
-    from agent_sandbox.workspace.layers.change_cache import Witnesses
+    from agent_sandbox.workspace.drift import DriftReport
+    from agent_sandbox.workspace.layers.readback import Witnesses
     from agent_sandbox.workspace.layers.stack import Stack
     from agent_sandbox.workspace.originals.files import Recalled
+    from agent_sandbox.workspace.reality import Base, Bases
 
 TIDYING_SECONDS = 0.05  # of the time of a run, at its end
 LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
@@ -76,18 +75,18 @@ class Stored:
 
     def changes(self, policy: Policy) -> ChangeSet:
         """What it would change on the machine. While nothing runs in it, that is read from its layers once."""
-        from agent_sandbox.workspace.layers import change_cache
+        from agent_sandbox.workspace.layers import readback
 
         masks = [mask.path for mask in policy.files.masks]
-        key = change_cache.key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
-        if key is not None and (kept := change_cache.load(self.state.path, key)) is not None:
+        key = readback.cache_key(self.state.path, self.state.bases, self.state.history().layers, masks)
+        if key is not None and (kept := readback.load_changes(self.state.path, key)) is not None:
             return kept
-        witnesses = change_cache.Witnesses()
+        witnesses = readback.Witnesses()
         with self.opened() as stack:
             changes = changes_of(stack, policy, self.bases(), witnesses)
         if key is not None:
             with suppress(OSError):  # then it is read again the next time
-                change_cache.save(self.state.path, key, changes, witnesses)
+                readback.save_changes(self.state.path, key, changes, witnesses)
         return changes
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
@@ -106,14 +105,14 @@ class Stored:
 
         return open_content(self.state.bases, base)
 
-    def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> Drift:
+    def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> DriftReport:
         """What has moved on in its project since the clone was made. `changes` are its own. Raises OSError when the project has gone."""
         from agent_sandbox.workspace import clone_inventory, read_tracking
         from agent_sandbox.workspace.drift import judge, look_for_drift, with_judged
         from agent_sandbox.workspace.promotion.inspect import look_at
 
         known = clone_inventory.recall(self.state.names)
-        cloned_ns = known.began_ns if isinstance(known, clone_inventory.Names) else int((self.state.created() or self._now()) * 1e9)
+        cloned_ns = known.began_ns if isinstance(known, clone_inventory.Inventory) else int((self.state.created() or self._now()) * 1e9)
         read, bases, inside = read_tracking.recall(self.state.reads), self.bases(), changes.within(self.state.project)
         found = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
         # A promotion makes a new clone; what stayed in the sandbox was covered, and reality may have moved on there, before it.
@@ -308,7 +307,7 @@ class Stored:
         finally:
             os.close(top)
 
-    def _perform(self, move: Move) -> None:
+    def _perform(self, move: HistoryStep) -> None:
         if move.copies:
             with self._top() as top:
                 for source, copy in move.copies:

@@ -6,7 +6,7 @@ import os
 import stat
 import time
 
-from agent_sandbox.selftest.attempts.frame import Deeds, content, later, write_to
+from agent_sandbox.selftest.attempts import Deeds, content, later, write_to
 
 CHANGED = "changed by verify\n"
 

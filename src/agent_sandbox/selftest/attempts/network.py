@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from agent_sandbox.selftest.attempts.frame import Address, Deeds, later
+from agent_sandbox.selftest.attempts import Address, Deeds, later
 
 
 def connect(targets: dict[str, tuple[int, Address]]) -> Deeds:

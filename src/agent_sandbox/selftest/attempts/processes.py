@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from agent_sandbox.selftest.attempts.frame import Deeds, content, later, write_to
+from agent_sandbox.selftest.attempts import Deeds, content, later, write_to
 
 
 def spawn() -> Deeds:

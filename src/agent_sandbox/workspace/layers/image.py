@@ -1,6 +1,6 @@
 """The image of a sandbox of root: one ext4 in one file. It is the disk quota, and the separate filesystem that stacked layers need.
 
-    <generation>/<key>/{upper,work,target}     see `layers.names`
+    <generation>/<key>/{upper,work,target}     see `layers.history`
     trash/                                     generations being removed
     ballast, spare                             see `kernel.loop`
 
@@ -54,7 +54,7 @@ class Image:
 
     path: str
     file: int
-    loop: loop.Loop
+    loop: loop.LoopDevice
     lost: bool = False
 
     @property
@@ -136,7 +136,7 @@ def _reserve(file: int, capacity: int, room: int) -> None:
         os.close(top)
 
 
-def _attach(file: int) -> loop.Loop:
+def _attach(file: int) -> loop.LoopDevice:
     try:
         return loop.attach(file)
     except OSError as error:
@@ -177,7 +177,7 @@ def _open(path: str) -> int:
     return file
 
 
-def _lock_or_share(file: int, path: str) -> loop.Loop | None:
+def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
     """Take the lock, which proves that the image is not attached, and return None; or return the device of its holder."""
     status = os.fstat(file)
     deadline = time.monotonic() + _STILL_WRITING_SECONDS
