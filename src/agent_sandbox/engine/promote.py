@@ -266,7 +266,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:
-        everything, bases = stored.changes_in(stack, policy), stored.bases()
+        everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
         chosen = everything.within(root).chosen(wanted.chosen)
         _refuse_twice(chosen)

@@ -43,7 +43,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class TestBench:
+class DecoyBench:
     """A directory with a project, a home and a denied directory. `token` is in every planted secret, and nowhere else."""
 
     path: str
@@ -112,7 +112,7 @@ class TestBench:
 
 
 @contextmanager
-def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[TestBench], None]) -> Iterator[TestBench]:
+def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[DecoyBench], None]) -> Iterator[DecoyBench]:
     """Set up a bench in the first of these directories that allows it, for the length of the block.
 
     `forget` removes what is stored elsewhere about its project; it is also called for benches left behind. Raises `PolicyError` if no
@@ -128,7 +128,7 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Tes
             f"there is no directory to set up a test in: tried {', '.join(places) or 'none, since all are hidden'}",
             hint="make /var/tmp or your home writable, and do not --deny both",
         )
-    bench = TestBench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
+    bench = DecoyBench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
     os.environ[VARIABLE] = bench.token
     try:
         _plant(bench)
@@ -139,7 +139,7 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Tes
         os.close(lock)
 
 
-def _plant(bench: TestBench) -> None:
+def _plant(bench: DecoyBench) -> None:
     for secret in bench.secrets:
         os.makedirs(os.path.dirname(secret), mode=0o700, exist_ok=True)
         Path(secret).write_text(f"{bench.token} {os.path.basename(secret)}\n")
@@ -174,7 +174,7 @@ def _make_locked(place: str) -> tuple[str, int]:
         os.close(lock)
 
 
-def _sweep(place: str, forget: Callable[[TestBench], None]) -> None:
+def _sweep(place: str, forget: Callable[[DecoyBench], None]) -> None:
     """Remove benches of this user that no process has locked. Each stays locked until it is gone."""
     with suppress(OSError):
         for entry in os.scandir(place):
@@ -183,12 +183,12 @@ def _sweep(place: str, forget: Callable[[TestBench], None]) -> None:
                     lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        _remove(TestBench(entry.path, ""), forget)
+                        _remove(DecoyBench(entry.path, ""), forget)
                     finally:
                         os.close(lock)
 
 
-def _remove(bench: TestBench, forget: Callable[[TestBench], None]) -> None:
+def _remove(bench: DecoyBench, forget: Callable[[DecoyBench], None]) -> None:
     place, name = os.path.split(bench.path)
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

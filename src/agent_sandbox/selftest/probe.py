@@ -15,7 +15,7 @@ from agent_sandbox.cli.render.colours import Style
 from agent_sandbox.cli.render.messages import shown
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.syscall_rules import numbers
-from agent_sandbox.selftest.bench import TestBench
+from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Box
 
 RUN, SDK = "run", "sdk"
@@ -31,7 +31,7 @@ class Found:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-Look = Callable[[TestBench, Box], Found]
+Look = Callable[[DecoyBench, Box], Found]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Result:
         return self.status == "fail" or (self.status == "inconclusive" and not self.excused)
 
 
-def look(probes: Iterable[Probe], bench: TestBench, box: Box, *, starting: Callable[[Probe], None] = lambda probe: None) -> Seen:
+def look(probes: Iterable[Probe], bench: DecoyBench, box: Box, *, starting: Callable[[Probe], None] = lambda probe: None) -> Seen:
     """Try each probe in one box. A probe that cannot be tried gives the error message instead, and never passes."""
     seen: Seen = {}
     for probe in probes:

@@ -83,7 +83,7 @@ class Stored:
             return kept
         witnesses = readback.Witnesses()
         with self.opened() as stack:
-            changes = changes_of(stack, policy, self.bases(), witnesses)
+            changes = changes_of(stack, policy, self.bases(stack), witnesses)
         if key is not None:
             with suppress(OSError):  # then it is read again the next time
                 readback.save_changes(self.state.path, key, changes, witnesses)
@@ -91,13 +91,13 @@ class Stored:
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
         """The same, of the layers that `opened` gave."""
-        return changes_of(stack, policy, self.bases())
+        return changes_of(stack, policy, self.bases(stack))
 
-    def bases(self) -> Recalled:
-        """What was real when its layers first covered a path."""
+    def bases(self, stack: Stack | None = None) -> Recalled:
+        """Return the bases of its layers, or of those that `opened` gave: what was real when they first covered a path."""
         from agent_sandbox.workspace.originals.files import recall
 
-        return recall(self.state.bases, self.state.history().layers[::-1])
+        return recall(self.state.bases, (self.state.history().layers if stack is None else stack.numbers)[::-1])
 
     def open_base(self, base: Base) -> int:
         """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""

@@ -23,7 +23,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.selftest import probe
-from agent_sandbox.selftest.bench import Surroundings, TestBench, aside, set_up
+from agent_sandbox.selftest.bench import DecoyBench, Surroundings, aside, set_up
 from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
 from agent_sandbox.selftest.probe import Probe, Result, Seen, judge, look
 from agent_sandbox.selftest.probes import PROBES
@@ -75,7 +75,7 @@ def _attack(request: Request, *, progress: bool) -> list[Result]:
     return [judge(probe, box, without[probe.name], seen[box][probe.name]) for probe in PROBES for box in probe.boxes]
 
 
-def _locked(bench: TestBench) -> Seen:
+def _locked(bench: DecoyBench) -> Seen:
     with Locked(bench) as box:
         _must_run(box)
         return look(_for(box), bench, box)
@@ -85,7 +85,7 @@ def _for(box: Box) -> list[Probe]:
     return [probe for probe in PROBES if box.name in probe.boxes]
 
 
-def _in_the_foreground(bench: TestBench, box: Box, *, progress: bool) -> Seen:
+def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
     """The probes whose number is shown while one waits; the others are done aside, in less time."""
     mine = _for(box)
 
@@ -142,7 +142,7 @@ def _places(policy: Policy) -> list[str]:
     return [path for path in candidates if policy.files.reaches(path) and not any((path + "/").startswith(f"{own}/") for own in PRIVATE)]
 
 
-def _forget(store: Store, bench: TestBench) -> None:
+def _forget(store: Store, bench: DecoyBench) -> None:
     state: SandboxState = store.sandbox_for(bench.project)
     state.reset()
     with suppress(FileNotFoundError):

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from agent_sandbox.selftest.bench import DecoyListener, TestBench, listening
+from agent_sandbox.selftest.bench import DecoyBench, DecoyListener, listening
 from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Box
 from agent_sandbox.selftest.probe import Found, Probes
 
@@ -29,25 +29,25 @@ _KINDS = {
 
 
 @SUBJECT.probe("tcp", "No listener of the machine is reached over TCP.", "connects to a listener of ours on the loopback of the machine")
-def tcp(bench: TestBench, box: Box) -> Found:
+def tcp(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_STREAM, tcp=_LOOPBACK) as listeners:
         return _heard(listeners, box.run(Attempt("network", "connect", {"targets": _targets(listeners)})))
 
 
 @SUBJECT.probe("udp", "No listener of the machine is reached over UDP.", "sends to a socket of ours on the loopback of the machine")
-def udp(bench: TestBench, box: Box) -> Found:
+def udp(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_DGRAM, udp=_LOOPBACK) as listeners:
         return _heard(listeners, box.run(Attempt("network", "send", {"targets": _targets(listeners), "text": "76"})))
 
 
 @SUBJECT.probe("dns", "No resolver is reached.", "asks a resolver of ours on the loopback of the machine for a name")
-def dns(bench: TestBench, box: Box) -> Found:
+def dns(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_DGRAM, question=_LOOPBACK) as listeners:
         return _heard(listeners, box.run(Attempt("network", "send", {"targets": _targets(listeners), "text": _QUESTION})))
 
 
 @SUBJECT.probe("unix-names", "No abstract unix socket of the machine is reached.", "connects to a listener of ours by its abstract name")
-def unix_names(bench: TestBench, box: Box) -> Found:
+def unix_names(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_STREAM, abstract=(socket.AF_UNIX, f"\0{bench.mark()}")) as listeners:
         return _heard(listeners, box.run(Attempt("network", "connect", {"targets": _targets(listeners)})))
 
@@ -57,7 +57,7 @@ def unix_names(bench: TestBench, box: Box) -> Found:
     "No unix socket of the machine is reached through its file.",
     "connects to a listener of ours whose socket is a file in the project",
 )
-def unix_files(bench: TestBench, box: Box) -> Found:
+def unix_files(bench: DecoyBench, box: Box) -> Found:
     name = bench.mark()
     directory = os.open(bench.project, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -75,7 +75,7 @@ def unix_files(bench: TestBench, box: Box) -> Found:
     f"asks for the way to {_ELSEWHERE}, sending nothing, and for interfaces other than its own loopback",
     excuse="this machine has no way out and no interface itself",
 )
-def route(bench: TestBench, box: Box) -> Found:
+def route(bench: DecoyBench, box: Box) -> Found:
     ran = box.run(Attempt("network", "look_around", {"address": _ELSEWHERE}))
     return Found(ran.reached, ran.refused)
 
@@ -86,7 +86,7 @@ def route(bench: TestBench, box: Box) -> Found:
     "makes packet, raw, netlink, vsock, bluetooth and kernel-cryptography sockets",
     excuse="this machine lets you make none of them",
 )
-def socket_kinds(bench: TestBench, box: Box) -> Found:
+def socket_kinds(bench: DecoyBench, box: Box) -> Found:
     ran = box.run(Attempt("network", "make", {"kinds": _KINDS}))
     return Found(ran.reached, ran.refused)
 

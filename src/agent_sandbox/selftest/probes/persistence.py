@@ -13,7 +13,7 @@ from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.encoding import decode
 from agent_sandbox.ledger.event import Entry, Intent, OutcomeEvent
-from agent_sandbox.selftest.bench import TestBench, descendants, end, named, still_there, until
+from agent_sandbox.selftest.bench import DecoyBench, descendants, end, named, still_there, until
 from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Box, NoAnswer
 from agent_sandbox.selftest.probe import RUN, Found, Probes, system_calls
 
@@ -30,7 +30,7 @@ _LARGEST_VERIFIED = 64 << 20  # bytes of a ledger verified from the beginning; o
     "Scratch files of one run are not there in the next.",
     "leaves files in /tmp and /dev/shm, and looks for them in a second run",
 )
-def scratch_files(bench: TestBench, box: Box) -> Found:
+def scratch_files(bench: DecoyBench, box: Box) -> Found:
     name = bench.mark()
     return _found_again(box, [f"{directory}/{name}" for directory in ("/tmp", "/dev/shm")])
 
@@ -41,7 +41,7 @@ def scratch_files(bench: TestBench, box: Box) -> Found:
     "writes into the project and next to it, and looks for that in a second run",
     boxes=(RUN,),
 )
-def throw_away(bench: TestBench, box: Box) -> Found:
+def throw_away(bench: DecoyBench, box: Box) -> Found:
     name = bench.mark()
     return _found_again(box, [f"{bench.project}/{name}", f"{bench.path}/{name}"], throw_away=True)
 
@@ -51,7 +51,7 @@ def throw_away(bench: TestBench, box: Box) -> Found:
     "Shared memory of one run is not there in the next.",
     "leaves a System V segment, and asks for it in a second run",
 )
-def shared_memory(bench: TestBench, box: Box) -> Found:
+def shared_memory(bench: DecoyBench, box: Box) -> Found:
     key = secrets.randbits(31) | 1
     numbers = system_calls("shmget", "shmctl")
     find = {"number": numbers["shmget"], "key": key}
@@ -69,7 +69,7 @@ def shared_memory(bench: TestBench, box: Box) -> Found:
     "leaves a process in a session of its own, and looks for it on the machine when the run is over",
     boxes=(RUN,),
 )
-def background(bench: TestBench, box: Box) -> Found:
+def background(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     try:
         _must_reach(box.run(Attempt("processes", "stay_behind", {"mark": mark, "seconds": _LINGER_SECONDS})))
@@ -84,7 +84,7 @@ def background(bench: TestBench, box: Box) -> Found:
     "When its supervisor is killed, nothing of a run lives on.",
     f"starts a second supervisor with a run, kills it with SIGKILL, and looks for what it had started {GONE_SECONDS:.0f} s later",
 )
-def killed_supervisor(bench: TestBench, box: Box) -> Found:
+def killed_supervisor(bench: DecoyBench, box: Box) -> Found:
     with subprocess.Popen(
         box.supervisor(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=bench.project
     ) as supervisor:
@@ -131,7 +131,7 @@ def _must_reach(ran: AttemptResult) -> None:
     "A run is in the ledger, before and after, and the ledger verifies.",
     "runs something, looks for its intent and its outcome, and checks the chain of hashes",
 )
-def ledger(bench: TestBench, box: Box) -> Found:
+def ledger(bench: DecoyBench, box: Box) -> Found:
     path = Path(here().ledger().path)
     size = path.stat().st_size if path.exists() else 0
     attempt = Attempt("files", "nothing", {"note": bench.mark()})

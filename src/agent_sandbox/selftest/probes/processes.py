@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 
 from agent_sandbox.kernel.elf import loader_of
-from agent_sandbox.selftest.bench import VARIABLE, TestBench, environment_address, named, status_of, until
+from agent_sandbox.selftest.bench import VARIABLE, DecoyBench, environment_address, named, status_of, until
 from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
 from agent_sandbox.selftest.probe import RUN, SDK, Found, Probes, system_calls
 
@@ -24,7 +24,7 @@ _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec
     "starts one by fork, by posix_spawn and by subprocess",
     boxes=(SDK,),
 )
-def start_processes(bench: TestBench, box: Box) -> Found:
+def start_processes(bench: DecoyBench, box: Box) -> Found:
     ran = box.run(Attempt("processes", "spawn"))
     return Found(ran.reached, ran.refused)
 
@@ -35,7 +35,7 @@ def start_processes(bench: TestBench, box: Box) -> Found:
     "starts one by its name and path, as a copy, through the loader and from memory",
     boxes=(SDK,),
 )
-def start_other_tools(bench: TestBench, box: Box) -> Found:
+def start_other_tools(bench: DecoyBench, box: Box) -> Found:
     tool = os.path.realpath("/usr/bin/basename")
     loader = next(iter(loader_of(tool)), tool)  # a program without a loader stands in for it: the same attempt once more
     mark = bench.mark()
@@ -49,7 +49,7 @@ def start_other_tools(bench: TestBench, box: Box) -> Found:
 
 
 @SUBJECT.probe("see-processes", "No process of the machine is seen.", "looks in /proc for a process of ours by a word on its command line")
-def see_processes(bench: TestBench, box: Box) -> Found:
+def see_processes(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     with bench.bystander(mark):
         ran = box.run(Attempt("processes", "see", {"mark": mark}))
@@ -57,7 +57,7 @@ def see_processes(bench: TestBench, box: Box) -> Found:
 
 
 @SUBJECT.probe("harm-processes", "No process of the machine is harmed.", "slows down, stops and kills a process of ours, also by pidfd")
-def harm_processes(bench: TestBench, box: Box) -> Found:
+def harm_processes(bench: DecoyBench, box: Box) -> Found:
     with bench.bystander(bench.mark()) as process:
         before = os.getpriority(os.PRIO_PROCESS, process.pid)
         ran = box.run(Attempt("processes", "harm", {"pid": process.pid}))
@@ -78,7 +78,7 @@ def harm_processes(bench: TestBench, box: Box) -> Found:
     "No process of the machine is traced or read.",
     "traces a process of ours, reads its memory and its environment, takes a descriptor of it",
 )
-def trace_processes(bench: TestBench, box: Box) -> Found:
+def trace_processes(bench: DecoyBench, box: Box) -> Found:
     with bench.bystander(bench.mark()) as process:
         numbers = system_calls("ptrace", "process_vm_readv", "pidfd_getfd")
         arguments = {"pid": process.pid, "address": environment_address(process.pid), "numbers": numbers}
@@ -93,7 +93,7 @@ def trace_processes(bench: TestBench, box: Box) -> Found:
     "Variables of the caller's that hold secrets do not come along.",
     f"looks for {VARIABLE}, which verify has set, in its own environment and in that of every process it sees",
 )
-def environment(bench: TestBench, box: Box) -> Found:
+def environment(bench: DecoyBench, box: Box) -> Found:
     ran = box.run(Attempt("processes", "find_variable", {"name": VARIABLE}))
     return Found({way: "the token" for way, seen in ran.reached.items() if bench.token in seen}, ran.refused)
 
@@ -103,7 +103,7 @@ def environment(bench: TestBench, box: Box) -> Found:
     "No open file of the caller's comes along.",
     "looks for open descriptors beyond the three; verify holds a secret open, and inheritable",
 )
-def descriptors(bench: TestBench, box: Box) -> Found:
+def descriptors(bench: DecoyBench, box: Box) -> Found:
     held = os.open(bench.secrets[0], os.O_RDONLY)
     try:
         os.set_inheritable(held, True)
@@ -120,7 +120,7 @@ def descriptors(bench: TestBench, box: Box) -> Found:
     boxes=(RUN,),
     excuse="there is no setuid program here that would make you somebody else",
 )
-def setuid(bench: TestBench, box: Box) -> Found:
+def setuid(bench: DecoyBench, box: Box) -> Found:
     programs = [path for name in _SETUID if (path := shutil.which(name)) and os.stat(path).st_mode & 0o4000]
     ran = box.run(Attempt("processes", "start_setuid", {"programs": [*programs, *bench.setuid]}))
     return Found(ran.reached, ran.refused)
@@ -131,7 +131,7 @@ def setuid(bench: TestBench, box: Box) -> Found:
     "Seen from the machine, it has no capability, cannot get any, and is behind a filter.",
     "stays while verify reads its capabilities (but for those that --system gives), no_new_privs, seccomp mode and user from outside",
 )
-def powers(bench: TestBench, box: Box) -> Found:
+def powers(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     seen: list[dict[str, str]] = []
     box.run(Attempt("kernel", "take_name", {"name": mark}, watch=lambda: seen.extend(status_of(pid) for pid in named(mark))))

@@ -20,7 +20,7 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -41,11 +41,13 @@ _MOST_KEPT = 64  # descriptors of outer directories, all layers together
 class Stack:
     """Opened generations, uppermost first. A context manager, and `changes.Contents`. Not thread-safe.
 
-    `userxattr` says how the overlays are mounted; `owner_shift` is the offset of the owner ids in the layers.
+    `userxattr` says how the overlays are mounted; `owner_shift` is the offset of the owner ids in the layers. `numbers` are those of the
+    generations, if they are a stored sandbox's.
     """
 
-    def __init__(self, generations: tuple[int, ...], *, userxattr: bool, owner_shift: int = 0) -> None:
+    def __init__(self, generations: tuple[int, ...], *, userxattr: bool, owner_shift: int = 0, numbers: tuple[int, ...] = ()) -> None:
         self._generations = generations
+        self.numbers = numbers
         self.userxattr = userxattr
         self.owner_shift = owner_shift
         self.prefix = "user.overlay." if userxattr else "trusted.overlay."
@@ -54,14 +56,14 @@ class Stack:
         self._parts: list[int] = []
 
     @classmethod
-    def of(cls, generations: Sequence[int], *, userxattr: bool, owner_shift: int = 0) -> Stack:
+    def of(cls, generations: Sequence[int], *, userxattr: bool, owner_shift: int = 0, numbers: tuple[int, ...] = ()) -> Stack:
         """Return the stack of these descriptors. They are duplicated: the caller closes its own, closing the stack closes the copies."""
         with ExitStack() as undo:
             own: list[int] = []
             for generation in generations:
                 own.append(os.dup(generation))
                 undo.callback(os.close, own[-1])
-            stack = cls(tuple(own), userxattr=userxattr, owner_shift=owner_shift)
+            stack = cls(tuple(own), userxattr=userxattr, owner_shift=owner_shift, numbers=numbers)
             undo.pop_all()
         return stack
 
@@ -180,7 +182,7 @@ def _close_all(descriptors: list[int]) -> None:
 
 
 @contextmanager
-def stacked(top: int, numbers: Iterable[int], *, userxattr: bool, owner_shift: int) -> Iterator[Stack]:
+def stacked(top: int, numbers: tuple[int, ...], *, userxattr: bool, owner_shift: int) -> Iterator[Stack]:
     """Open the stack of these generations, uppermost first, for a block. A missing generation counts as empty."""
     with ExitStack() as opened:
         generations: list[int] = []
@@ -188,7 +190,7 @@ def stacked(top: int, numbers: Iterable[int], *, userxattr: bool, owner_shift: i
             with suppress(FileNotFoundError):
                 generations.append(os.open(str(number), _DIRECTORY, dir_fd=top))
                 opened.callback(os.close, generations[-1])
-        yield opened.enter_context(Stack.of(generations, userxattr=userxattr, owner_shift=owner_shift))
+        yield opened.enter_context(Stack.of(generations, userxattr=userxattr, owner_shift=owner_shift, numbers=numbers))
 
 
 @contextmanager
