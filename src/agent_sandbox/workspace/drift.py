@@ -52,7 +52,7 @@ class Drifted:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All drift of a project. `untold` lists, in sentences, what could not be determined and why."""
+    """All drift of a project. `untold` lists unanswered questions and their reasons, in sentences."""
 
     cloned_ns: int
     looked_ns: int
@@ -260,7 +260,7 @@ def look_for_drift(
     budget: LookBudget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> DriftReport:
-    """Return what changed, appeared or went in `project`, an absolute path, since `cloned_ns`.
+    """Return the drift of `project`, an absolute path, since `cloned_ns`.
 
     Raises OSError when there is no such directory.
     """

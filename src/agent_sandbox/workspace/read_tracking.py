@@ -122,23 +122,23 @@ class ReadWatch:
 
 
 class ReadTracker:
-    """Watches one run. Between `begin` and `end` a thread takes the kernel's reports."""
+    """The read tracker of one run. Between `begin` and `end` a thread takes the kernel's reports."""
 
     def __init__(self, state: SandboxState | None, run: int) -> None:
-        """`run` tells it from others of this sandbox. Raises `PolicyError` for a sandbox that nothing is kept of."""
+        """`run` is the number of the run. Raises `PolicyError` for a throw-away sandbox."""
         if state is None:
             raise PolicyError("what a throw-away run reads is not kept", hint="leave out --watch-reads, or --throw-away")
         self._state, self._run = state, run
         self._watch: ReadWatch | None = None
 
     def begin(self, init: int) -> None:
-        """When the guest waits for its program. Raises `WorkspaceError` where it cannot be done: then nothing runs."""
+        """Start watching; call it while the guest waits for its program. Raises `WorkspaceError` if that is not possible."""
         self._watch = ReadWatch(init, self._state.project)
 
     def end(self) -> None:
-        """When it has ended: keep what was opened. May be repeated. Raises `WorkspaceError`."""
+        """Stop watching and store the opened files; call it when the run has ended. May be repeated. Raises `WorkspaceError`."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            found = watch.end()
+            reads = watch.end()
             with explained("keep what the run has read"):
-                write(self._state.reads, str(self._run), found)
+                write(self._state.reads, str(self._run), reads)

@@ -54,7 +54,7 @@ class PlanState(SandboxState):
         return hold(os.path.join(self.path, "lock"), Holder(os.getpid(), command, self.store.clock()), wait=wait, what="this plan")
 
     def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
-        """Create what is missing, as for a sandbox, without the note about a missing image: a plan never has one."""
+        """Create missing files as for a sandbox, without the note about a missing image: a plan never has one."""
         return replace(super().prepare(limit_bytes), notes=())
 
     def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class Store:
 
     @classmethod
     def open(cls, state_dir: str, *, clock: Callable[[], float] = time.time) -> Store:
-        """Open the store, create it if missing, and sweep what a crash left.
+        """Open the store, create it if missing, and sweep the leftovers of a crash.
 
         Raises `ForeignStore` for a store of another version or another user, and `WorkspaceError` when it cannot be created or other users
         can write to it.
@@ -88,7 +88,7 @@ class Store:
         return SandboxState(self, project, sandbox_id(project))
 
     def sweep(self) -> tuple[str, ...]:
-        """Empty the trash. Returns what could not be removed, and why; that never prevents a start."""
+        """Empty the trash. Returns the leftovers and their reasons; they never prevent a start."""
         leftovers: list[str] = []
         with explained(f"sweep {self.path!r}"):
             trash = os.open(os.path.join(self.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -170,7 +170,7 @@ class SandboxState:
         return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
 
     def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
-        """Create what is missing; call it with the lock held. `limit_bytes` is the maximum size of a new image.
+        """Create missing files; call it with the lock held. `limit_bytes` is the maximum size of a new image.
 
         Raises `ForeignStore` when the directory belongs to another project or another version, `WorkspaceError` when its history is damaged
         or the disk is full. Never touches existing layers.

@@ -1,6 +1,7 @@
-"""Carries out an attempt where it runs, and tells which of its ways got through. Stands in front of the text of each attempt.
+"""The attempts of the self-test, and the frame that runs one and prints which of its ways got through.
 
-Here and in the attempts little is imported: an interpreter starts for each of them, and json or pathlib would double the time it takes.
+They run in a sandbox, and on the bare machine to show that they can succeed. They are sent as text, this file in front, and never imported
+by us. They import little: an interpreter starts for each attempt, and json or pathlib would double the time.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def main(name: str, arguments: dict[str, object], stay: float) -> None:
-    """Do every deed of the attempt: one that returns got through, with what it returns as evidence; one that raises was refused.
+    """Do every deed of an attempt and print the result, then stay for some seconds, to be observed from outside.
 
-    Then, for those who want to look at it from outside, stay for so many seconds.
+    A deed that returns got through, and its result is the evidence; one that raises was refused.
     """
     reached, refused = {}, {}
     for way, deed in globals()[name](**arguments).items():
@@ -31,18 +32,18 @@ def main(name: str, arguments: dict[str, object], stay: float) -> None:
 
 
 def later(deed: Callable[..., object], *arguments: object) -> Callable[[], object]:
-    """The deed with its arguments, to be done by `main`."""
+    """Return a deed with its arguments, for `main` to do."""
     return lambda: deed(*arguments)
 
 
 def content(path: str) -> str:
-    """What is in a file."""
+    """Return the text of a file."""
     with open(path, errors="replace") as file:
         return file.read()
 
 
 def write_to(path: str, text: str) -> str:
-    """Make this the content of a file, and read it again."""
+    """Write a file and read it back."""
     with open(path, "w") as file:
         file.write(text)
     return content(path)

@@ -1,4 +1,4 @@
-"""Attempts to talk to anybody outside."""
+"""Attempts to reach the network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(kinds: dict[str, list[int]]) -> Deeds:
 
 
 def look_around(address: str) -> Deeds:
-    """Ask for the way to an address elsewhere, without sending anything, and for interfaces that lead away."""
+    """Look for a route to an outside address, without sending anything, and for interfaces other than loopback."""
     return {f"route to {address}": lambda: _route(address), "interface": _interface}
 
 

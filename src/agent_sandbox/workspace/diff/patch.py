@@ -77,7 +77,7 @@ class NotInPatch:
 def write_patch(
     changes: Iterable[Change], contents: Contents, former: FormerContents, *, project: str, write: Callable[[bytes], object]
 ) -> tuple[NotInPatch, ...]:
-    """Write the changes in the project as a patch. Return what it does not hold.
+    """Write the changes in the project as a patch. Return the parts that it leaves out.
 
     The entries of a removed directory must be given one by one. Changes outside the project are ignored.
     """

@@ -222,7 +222,7 @@ def status_of(directory: int, name: str) -> os.stat_result | None:
 
 
 def glance(status: os.stat_result | None, seen: Fingerprint | None) -> str:
-    """Return in words what a status alone shows to be unexpected; empty if it shows nothing."""
+    """Return the difference that a status alone shows, in words; empty if there is none."""
     if status is None or seen is None:
         return "" if status is None and seen is None else "it is gone" if status is None else "something is there now"
     node = seen.node
@@ -251,7 +251,7 @@ def touched(directory: int, name: str, status: os.stat_result | None, seen: Fing
 
 
 def surprise(directory: int, name: str, seen: Fingerprint, inside: Mapping[str, Fingerprint]) -> str:
-    """Return in words what is unexpected about an entry or anything in it; empty if all is as expected. Raises OSError."""
+    """Return the first difference of an entry, or of anything in it, in words; empty if there is none. Raises OSError."""
     if words := glance(status_of(directory, name), seen):
         return words
     node = seen.node
