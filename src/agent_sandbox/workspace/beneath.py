@@ -291,6 +291,14 @@ def names(directory: int, *, limit: int) -> dict[str, int]:
     return found
 
 
+def status_of(directory: int, name: str) -> os.stat_result | None:
+    """Return the status of an entry, of a link itself; None if there is none."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
 def identity(fd: int) -> tuple[int, int]:
     """Return the device and inode of a descriptor. They stay the same when the entry is renamed or moved."""
     status = os.fstat(fd)
@@ -387,7 +395,7 @@ def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
     if name in ("", ".", "..") or "/" in name:
         raise WorkspaceError(f"not the name of an entry: {name!r}")
     removal = _Removal(until)
-    while not removal.failures and _present(directory, name):
+    while not removal.failures and status_of(directory, name) is not None:
         if removal.late:
             return False
         try:
@@ -400,14 +408,6 @@ def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
             f"could not remove {len(removal.failures)} of the files of a sandbox; the first: {first.filename!r}: {first.strerror}",
             hint="they may be immutable (lsattr, chattr -i), in use as a mount, or owned by another user",
         ) from first
-    return True
-
-
-def _present(directory: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
     return True
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from agent_sandbox._fast.encoding import as_json
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.durable import write_atomically
 
 LIMIT = 2_000_000  # names; a larger inventory is left unfinished
 _FIRST = '{"names":1,'
@@ -132,10 +133,7 @@ def _write(file: str, names: Inventory | NoInventory) -> Inventory | NoInventory
         # A name is never empty and has no NUL, so two NULs end a directory.
         each = (os.fsencode(f"/{path}") + (b"\0" + record if record else b"") for path, record in names.records.items())
         body = zlib.compress(b"\0\0".join(each), 1)
-    new = file + ".new"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as opened:
-        opened.write(f"{_FIRST}{as_json(head)[1:]}\n".encode() + body)
-    os.rename(new, file)
+    write_atomically(file, f"{_FIRST}{as_json(head)[1:]}\n".encode() + body, sync=False)
     return names
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import select
 from threading import Thread
-from types import TracebackType
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.kernel import fanotify
 from agent_sandbox.workspace.changes import covers
-from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.durable import explained, write_atomically
 from agent_sandbox.workspace.store import SandboxState
 
 _WHOLE, _PART = b"agent-sandbox reads 1 whole", b"agent-sandbox reads 1 part"
@@ -44,10 +43,8 @@ class Reads:
 def write(directory: str, run: str, reads: Reads) -> None:
     """Store the reads of a run as `<directory>/<run>`, completely or not at all. Raises OSError."""
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    path = os.path.join(directory, run)
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(b"\0".join([_WHOLE if reads.complete else _PART, *sorted(map(os.fsencode, reads.paths)), b""]))
-    os.rename(path + ".new", path)
+    content = b"\0".join([_WHOLE if reads.complete else _PART, *sorted(map(os.fsencode, reads.paths)), b""])
+    write_atomically(os.path.join(directory, run), content, sync=False)
 
 
 def recall(directory: str) -> Reads | None:
@@ -90,7 +87,7 @@ class ReadWatch:
     def __enter__(self) -> ReadWatch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.end()
 
     def end(self) -> Reads:

@@ -13,7 +13,6 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass
@@ -37,7 +36,7 @@ class Reality:
     def __enter__(self) -> Reality:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         for fd in (*(fd for _, fd in self._way), self._root):
             if fd >= 0:
                 os.close(fd)

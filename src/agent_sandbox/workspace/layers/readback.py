@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from json import dumps, loads
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from zlib import crc32
 
 from agent_sandbox._fast.encoding import sha256
@@ -30,8 +30,9 @@ from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
+from agent_sandbox.workspace.durable import write_atomically
 from agent_sandbox.workspace.layers.stack import LayerEntry, Stack
-from agent_sandbox.workspace.nodes import EntryType, Node, describe, same_content
+from agent_sandbox.workspace.nodes import EntryType, Node, as_row, describe, from_row, same_content
 from agent_sandbox.workspace.originals.runs import file_of, unfinished
 from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, Reality, digest_of_open
 
@@ -46,7 +47,6 @@ _CACHE = "changes.json"
 _MOST_WITNESSES = 1000
 _KEY_BYTES, _CHECKSUM = 64, 4  # bytes
 _KINDS = {kind.value: kind for kind in Kind}
-_TYPES = {kind.value: kind for kind in EntryType}
 
 
 class Counterpart:
@@ -66,7 +66,7 @@ class Counterpart:
     def __enter__(self) -> Counterpart:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._close_file()
 
     def status(self, path: str, name: str) -> os.stat_result | None:
@@ -419,10 +419,7 @@ def save_changes(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesse
         return
     rows = [_change_row(change) for change in changes]
     body = dumps([witnesses.seen, rows], separators=(",", ":")).encode()
-    new = os.path.join(sandbox, _CACHE + ".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(key.encode() + _checksum(body) + body)
-    os.rename(new, os.path.join(sandbox, _CACHE))
+    write_atomically(os.path.join(sandbox, _CACHE), key.encode() + _checksum(body) + body, sync=False)
 
 
 def load_changes(sandbox: str, key: str) -> ChangeSet | None:
@@ -457,24 +454,9 @@ def _status(path: str) -> os.stat_result | None:
 
 def _change_row(change: Change) -> list[Any]:
     rest = [change.target, change.xattrs, change.inside, change.renamed_from, change.link_of]
-    return [change.path, change.kind.value, _node_row(change.before), _node_row(change.after), *rest]
-
-
-def _node_row(node: Node | None) -> list[Any] | None:
-    if node is None:
-        return None
-    attributes = {name: value.hex() for name, value in node.xattrs.items()} if node.xattrs else None
-    return [node.type.value, node.mode, node.uid, node.gid, node.size, node.target, node.device, attributes]
+    return [change.path, change.kind.value, as_row(change.before), as_row(change.after), *rest]
 
 
 def _change_of(row: list[Any]) -> Change:
     path, kind, before, after, target, xattrs, inside, renamed_from, link_of = row
-    return Change(path, _KINDS[kind], _node_of(before), _node_of(after), target, tuple(xattrs), inside, False, False, renamed_from, link_of)
-
-
-def _node_of(spelt: list[Any] | None) -> Node | None:
-    if spelt is None:
-        return None
-    kind, mode, uid, gid, size, target, device, attributes = spelt
-    xattrs = {name: bytes.fromhex(value) for name, value in attributes.items()} if attributes else None
-    return Node(_TYPES[kind], mode, uid, gid, size, target, device, xattrs)
+    return Change(path, _KINDS[kind], from_row(before), from_row(after), target, tuple(xattrs), inside, False, False, renamed_from, link_of)

@@ -23,7 +23,6 @@ import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
@@ -70,7 +69,7 @@ class Stack:
     def __enter__(self) -> Stack:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._forget()
         for fd in self._generations:
             os.close(fd)

@@ -26,7 +26,7 @@ from functools import cache
 from agent_sandbox._fast.encoding import as_json, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.workspace.durable import explained, sync_directory
+from agent_sandbox.workspace.durable import explained, write_atomically
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.originals.runs import file_of, read_lines, spell_done, spell_run, unfinished
 from agent_sandbox.workspace.reality import Base, Fingerprint
@@ -322,13 +322,7 @@ def carry(
         lines += [spell_below(path) for path in sorted(bases.listed) if path not in gone and not _is_below(path, trees)]
         open_runs = [left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None]
         lines.append(spell_run(min(open_runs)) if open_runs else spell_done(0))
-        new = file_of(directory, into) + ".new"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(bytes(text) + "".join(lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(new, file_of(directory, into))
-        sync_directory(directory)
+        write_atomically(file_of(directory, into), bytes(text) + "".join(lines).encode())
 
 
 def _is_below(path: str, trees: frozenset[str]) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 
 from agent_sandbox.kernel.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.beneath import status_of
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion.plan import Move, carried, split
 from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
@@ -211,14 +212,6 @@ def _fingerprint(directory: int, name: str) -> tuple[int, int, int] | None:
 def is_inode(status: os.stat_result | None, seen: Fingerprint | None) -> bool:
     """Return whether this is the very inode that was seen, changed or not."""
     return status is not None and seen is not None and (status.st_dev, status.st_ino) == (seen.device, seen.inode)
-
-
-def status_of(directory: int, name: str) -> os.stat_result | None:
-    """Return the status of an entry, of a link itself; None if there is none."""
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
 
 
 def glance(status: os.stat_result | None, seen: Fingerprint | None) -> str:

@@ -205,7 +205,7 @@ def keep_olds(journal: Journal, place: int, staging: str) -> None:
 
 
 def _move(home: int, place: int, staging: str) -> None:
-    if not _exists(home, "olds.copied"):
+    if beneath.status_of(home, "olds.copied") is None:
         try:
             os.rename(staging, "olds", src_dir_fd=place, dst_dir_fd=home)
             return
@@ -275,14 +275,6 @@ def replicate(source: int, name: str, target: int, new: str) -> None:
             if directory != source:
                 os.close(directory)
         os.close(top)
-
-
-def _exists(directory: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _make_directory(directory: int, name: str) -> int:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
-from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.nodes import EntryType, Node, as_row, from_row
 from agent_sandbox.workspace.protected import POWERS
 from agent_sandbox.workspace.reality import Fingerprint
 
@@ -230,18 +230,15 @@ def decode_moves(values: Iterable[Any], *, device: int | None = None) -> tuple[M
 def _encoded(seen: Fingerprint | None) -> list[Any] | None:
     if seen is None:
         return None
-    node = seen.node
-    attributes = {name: value.hex() for name, value in node.xattrs.items()}
-    what = [node.type.value, node.mode, node.uid, node.gid, node.size, node.target, node.device, attributes]
-    return [*what, seen.device, seen.inode, seen.mtime_ns, seen.ctime_ns, seen.looked_ns, seen.digest]
+    return [*(as_row(seen.node) or ()), seen.device, seen.inode, seen.mtime_ns, seen.ctime_ns, seen.looked_ns, seen.digest]
 
 
 def _decoded(value: list[Any] | None, device: int | None) -> Fingerprint | None:
     if value is None:
         return None
-    kind, mode, uid, gid, size, target, special, attributes, was_on, *rest = value
-    xattrs = {name: bytes.fromhex(text) for name, text in attributes.items()}
-    node = Node(EntryType(kind), mode, uid, gid, size, target, special, xattrs)
+    node = from_row(value[:8])
+    assert node is not None
+    was_on, *rest = value[8:]
     return Fingerprint(node, was_on if device is None else device, *rest)
 
 

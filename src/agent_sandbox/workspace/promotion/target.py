@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from types import TracebackType
 
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
@@ -54,7 +53,7 @@ class TargetTree:
     def __enter__(self) -> TargetTree:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()

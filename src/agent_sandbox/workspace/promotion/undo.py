@@ -16,7 +16,6 @@ from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.promotion.exchange import status_of
 from agent_sandbox.workspace.promotion.inspect import seen_at
 from agent_sandbox.workspace.promotion.journal import Journal, journals
 from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Plan, Put, Remove, Step, carried, ordered, split
@@ -94,7 +93,7 @@ class Olds:
 
     def has(self, slot: str) -> bool:
         """Return whether an entry is kept in this slot."""
-        return status_of(self._directory, slot) is not None
+        return beneath.status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
         """Open the kept content; see `Contents`."""
