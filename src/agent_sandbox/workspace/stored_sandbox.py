@@ -19,7 +19,7 @@ from agent_sandbox.kernel.mount_plan import InImage, OnDisk
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets, quote_target
-from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
+from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, acknowledge_loss, attach, opened
 from agent_sandbox.workspace.originals.runs import begin, end, has_run
 from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view.draft import contains
@@ -209,7 +209,7 @@ class Stored:
         from shutil import copyfile
 
         from agent_sandbox.workspace.layers.squash import squash
-        from agent_sandbox.workspace.layers.stack import made
+        from agent_sandbox.workspace.layers.stack import new_generation
         from agent_sandbox.workspace.originals.files import carry
 
         before = self.state.history()
@@ -218,7 +218,7 @@ class Stored:
         with explained(f"copy the sandbox of {self.state.project!r}"), self.opened() as stack:
             top = os.open(other.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                with made(top, into) as generation:
+                with new_generation(top, into) as generation:
                     squash(stack, generation, link=False)
             finally:
                 os.close(top)
@@ -249,7 +249,7 @@ class Stored:
         notes = prepared.notes
         if image.lost:
             notes += (LOST,)
-            said(image)
+            acknowledge_loss(image)
         return ForRun(layers, present, notes, Growth(image, limit_bytes), since, now)
 
     def after_run(self, top: int, run: ForRun, masks: Collection[str]) -> None:
@@ -333,11 +333,11 @@ class Stored:
     ) -> None:
         """Write these generations, uppermost first, as one new one, with its bases. Those of `places` are taken anew."""
         from agent_sandbox.workspace.layers.squash import squash
-        from agent_sandbox.workspace.layers.stack import made, stacked
+        from agent_sandbox.workspace.layers.stack import new_generation, stacked
         from agent_sandbox.workspace.originals.capture import bases_now
         from agent_sandbox.workspace.originals.files import carry
 
-        with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
+        with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, new_generation(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
         if os.path.isdir(self.state.bases):  # not before the first run
             carry(self.state.bases, numbers[::-1], into, without=without, removed=without, anew=bases_now(places))

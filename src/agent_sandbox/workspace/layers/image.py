@@ -50,7 +50,7 @@ class NoImage(WorkspaceError):
 
 @dataclass(frozen=True)
 class Image:
-    """An attached image. `lost` says that the machine stopped while it was in use and the user has not been told (see `said`)."""
+    """An attached image. `lost` says that the machine stopped while it was in use and the user has not been told yet."""
 
     path: str
     file: int
@@ -162,9 +162,9 @@ def attach(path: str) -> Image:
             raise
 
 
-def said(image: Image) -> None:
+def acknowledge_loss(image: Image) -> None:
     """Clear the data-loss flag once the user has been told that the last writes may be lost."""
-    with explained(f"remember what was said of {image.path!r}"):
+    with explained(f"clear the data-loss flag of {image.path!r}"):
         os.unlink(image.path + _LOST)
 
 

@@ -1,8 +1,8 @@
 """The stack: the layers of a sandbox as one. A run's own layer is on top, over those that snapshots froze.
 
 A generation is a directory that holds `<key>/upper` for each overlay (see `layers.history`); the newest comes first. Rendering, comparing
-and promoting read layers through a `Stack`, never by path, so they get what the guest saw. `stacked`, `made` and `tidy` open, create and
-remove generations.
+and promoting read layers through a `Stack`, never by path, so they get what the guest saw. `stacked`, `new_generation` and `tidy` open,
+create and remove generations.
 
 `walk_layers` walks several layers as the one tree that overlayfs makes of them, by the kernel's own rules. The uppermost layer that has a
 name decides its type. A whiteout means that nothing is there. Directories of the same name are merged from the top down, until a whiteout,
@@ -90,7 +90,7 @@ class Stack:
         return uppers
 
     def walk(self, target: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[LayerEntry, None, None]:
-        """Yield the merged entries in the layers of an overlay: see `walk`."""
+        """Yield the merged entries in the layers of an overlay: see `walk_layers`."""
         uppers = self.uppers(target)
         try:
             yield from walk_layers(uppers, self.prefix, limit=limit)
@@ -193,7 +193,7 @@ def stacked(top: int, numbers: tuple[int, ...], *, userxattr: bool, owner_shift:
 
 
 @contextmanager
-def made(top: int, number: int) -> Iterator[int]:
+def new_generation(top: int, number: int) -> Iterator[int]:
     """Create an empty generation for the block to fill, and sync it at the end. A leftover with its number is moved to the trash."""
     _move_aside(top, str(number))
     os.mkdir(str(number), 0o700, dir_fd=top)

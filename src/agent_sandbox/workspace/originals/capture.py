@@ -190,7 +190,7 @@ class OriginalsWriter:
         if self._size > _FLUSH:
             self.write("")
 
-    def flush_nothing(self) -> None:
+    def flush_absent(self) -> None:
         """Write the names that did not exist, one line per directory."""
         for parent, names in self._absent.items():
             self._append(files.spell_nothing(parent, names))
@@ -203,8 +203,8 @@ class OriginalsWriter:
         self._size = 0
 
 
-def looked_into(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
-    """Return whether a layer's directory at `path` was copied up since then from the real one of the same name in `real`.
+def is_copied_up(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
+    """Return whether a layer's directory at `path` is a copy, made after `since_ns`, of the directory of that name in `real`.
 
     A copy of an earlier run tells what was real in that run; another directory may have been there meanwhile. The overlay records the file
     handle of the directory that it copied. Return None where it does not: for users other than root, on filesystems without handles, and
@@ -322,7 +322,7 @@ class _Cover:
             self._places.append(None)
             if entry.own is not None and not keeper.unmoved(entry.status):
                 self._directory(entry.path, entry.own)
-        keeper.flush_nothing()
+        keeper.flush_absent()
         for path, relative, place in self._hidden:  # last: the layer's own entries below them have bases with content by now
             keeper.list(path, relative, self._reality, place)
 
@@ -376,5 +376,5 @@ class _Cover:
             return False
         if self._keeper.unmoved(os.fstat(real)):  # no name in it came or went
             return True
-        copied = looked_into(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
+        copied = is_copied_up(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
         return status.st_ctime_ns == status.st_mtime_ns if copied is None else copied

@@ -127,7 +127,7 @@ class Journal:
             os.close(directory)
 
     def intent(self) -> PromotionIntent | None:
-        """Read the intent; None if not even that was encode_moves.
+        """Read the intent; None if not even that was written.
 
         Raises `WorkspaceError` if another version of this program wrote it.
         """
