@@ -10,8 +10,8 @@ import pytest
 
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench, Surroundings, set_up
-from agent_sandbox.selftest.boxes import Attempt, Bare, Box
-from agent_sandbox.selftest.probe import Found, Probe, judge, look
+from agent_sandbox.selftest.boxes import Attempt, Bare, Box, Found
+from agent_sandbox.selftest.probe import Probe, judge, look
 from agent_sandbox.selftest.probes import PROBES
 from agent_sandbox.selftest.sandboxed import Cloned, Locked
 from agent_sandbox.workspace.store import SandboxState, Store

@@ -28,14 +28,20 @@ class NoAnswer(SandboxError):
 
 
 @dataclass(frozen=True)
-class AttemptResult:
-    """The result of one attempt: the ways that got through, with evidence; those refused, with the answer; and how the run ended.
+class Found:
+    """The findings of a probe or an attempt: the ways that got through, with the evidence, and those that were refused, with the answer."""
+
+    reached: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttemptResult(Found):
+    """The findings of one attempt, and how its run ended.
 
     An attempt that a limit ended has not `answered`; `ended` then says by which limit.
     """
 
-    reached: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
     answered: bool = True
     ended: str = ""
     limits_hit: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ must succeed, or the probe proves nothing. `judge` compares the two. `table` and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from agent_sandbox._fast.values import dataclass, field
@@ -16,19 +16,11 @@ from agent_sandbox.cli.render.messages import shown
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.syscall_rules import numbers
 from agent_sandbox.selftest.bench import DecoyBench
-from agent_sandbox.selftest.boxes import Box
+from agent_sandbox.selftest.boxes import Box, Found
 
 RUN, SDK = "run", "sdk"
 BOTH = (RUN, SDK)
 _WIDTH = 14  # of the status column
-
-
-@dataclass(frozen=True)
-class Found:
-    """The findings of a probe: the ways that got through, with the evidence, and those that were refused, with the answer."""
-
-    reached: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 Look = Callable[[DecoyBench, Box], Found]

@@ -11,8 +11,8 @@ import pytest
 from agent_sandbox.cli.commands import verify
 from agent_sandbox.cli.parser import parse
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
-from agent_sandbox.selftest.boxes import Bare
-from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Found, Probe, judge, look
+from agent_sandbox.selftest.boxes import Bare, Found
+from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Probe, judge, look
 from agent_sandbox.selftest.probes import PROBES
 
 HELD, BROKEN = Found({}, {"way": "refused", "other": "refused"}), Found({"way": "seen"})

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_sandbox.selftest.bench import DecoyBench, snapshot
-from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Bare, Box, NoAnswer
-from agent_sandbox.selftest.probe import RUN, Found, Probes
+from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Bare, Box, Found, NoAnswer
+from agent_sandbox.selftest.probe import RUN, Probes
 
 SUBJECT = Probes("user namespaces", "mount copies", "overlay", "Landlock")
 
@@ -54,8 +54,7 @@ def read_through_proc(bench: DecoyBench, box: Box) -> Found:
 )
 def hidden_places(bench: DecoyBench, box: Box) -> Found:
     paths = [path for path in bench.around.hidden if _can_be_opened(path)]
-    ran = box.run(Attempt("files", "open_only", {"paths": paths}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("files", "open_only", {"paths": paths}))
 
 
 @SUBJECT.probe(
@@ -89,8 +88,7 @@ def write(bench: DecoyBench, box: Box) -> Found:
     excuse="you cannot open or make any of these devices yourself",
 )
 def devices(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("files", "use_devices", {"paths": _DEVICES}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("files", "use_devices", {"paths": _DEVICES}))
 
 
 def _secrets(bench: DecoyBench, ran: AttemptResult) -> Found:

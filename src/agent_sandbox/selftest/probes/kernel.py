@@ -6,8 +6,8 @@ import os
 
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.selftest.bench import DecoyBench
-from agent_sandbox.selftest.boxes import Attempt, Box
-from agent_sandbox.selftest.probe import RUN, Found, Probes, system_calls
+from agent_sandbox.selftest.boxes import Attempt, Box, Found
+from agent_sandbox.selftest.probe import RUN, Probes, system_calls
 
 SUBJECT = Probes("user namespaces", "namespaces", "seccomp")
 
@@ -37,14 +37,12 @@ _SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/pro
 )
 def own_namespaces(bench: DecoyBench, box: Box) -> Found:
     theirs = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in _OWN if os.path.exists(f"/proc/self/ns/{kind}")}
-    ran = box.run(Attempt("kernel", "own_namespaces", {"theirs": theirs}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("kernel", "own_namespaces", {"theirs": theirs}))
 
 
 @SUBJECT.probe("new-namespaces", "It can make no new namespace.", "unshares each kind of namespace")
 def new_namespaces(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "unshare", {"number": system_calls("unshare")["unshare"], "kinds": _NEW}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("kernel", "unshare", {"number": system_calls("unshare")["unshare"], "kinds": _NEW}))
 
 
 @SUBJECT.probe(
@@ -53,8 +51,7 @@ def new_namespaces(bench: DecoyBench, box: Box) -> Found:
     "makes each of them with arguments that no kernel accepts, to see who answers",
 )
 def calls(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "call_badly", {"numbers": system_calls(*_FORBIDDEN)}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("kernel", "call_badly", {"numbers": system_calls(*_FORBIDDEN)}))
 
 
 @SUBJECT.probe(
@@ -64,8 +61,7 @@ def calls(bench: DecoyBench, box: Box) -> Found:
     boxes=(RUN,),
 )
 def type_into_terminal(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "type_into_terminal", {"requests": _TYPING}, terminal=True))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("kernel", "type_into_terminal", {"requests": _TYPING}, terminal=True))
 
 
 @SUBJECT.probe(
@@ -75,5 +71,4 @@ def type_into_terminal(bench: DecoyBench, box: Box) -> Found:
     excuse="you may not write any of them yourself",
 )
 def kernel_settings(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "open_settings", {"paths": _SETTINGS}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("kernel", "open_settings", {"paths": _SETTINGS}))

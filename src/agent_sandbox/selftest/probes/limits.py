@@ -6,8 +6,8 @@ from typing import Any
 
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.selftest.bench import DecoyBench
-from agent_sandbox.selftest.boxes import Attempt, Bare, Box
-from agent_sandbox.selftest.probe import SDK, Found, Probes
+from agent_sandbox.selftest.boxes import Attempt, Bare, Box, Found
+from agent_sandbox.selftest.probe import SDK, Probes
 
 SUBJECT = Probes("control groups", "a kept run")
 
@@ -51,14 +51,12 @@ def processor_time(bench: DecoyBench, box: Box) -> Found:
 )
 def processes(bench: DecoyBench, box: Box) -> Found:
     function = "fork_many" if box.processes else "thread_many"
-    ran = box.run(Attempt("processes", function, {"number": 3 * _PROCESSES}, {"processes": _PROCESSES}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("processes", function, {"number": 3 * _PROCESSES}, {"processes": _PROCESSES}))
 
 
 @SUBJECT.probe("limit-open-files", "Open files are bounded.", f"opens {3 * _FILES} where {_FILES} are allowed")
 def open_files(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("processes", "open_many", {"number": 3 * _FILES}, {"open_files": _FILES}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("processes", "open_many", {"number": 3 * _FILES}, {"open_files": _FILES}))
 
 
 @SUBJECT.probe("limit-output", "A flood of output is cut.", f"prints {16 * _OUTPUT >> 10} KiB where {_OUTPUT >> 10} are kept")

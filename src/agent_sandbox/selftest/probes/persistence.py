@@ -14,8 +14,8 @@ from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.encoding import decode
 from agent_sandbox.ledger.event import Entry, Intent, OutcomeEvent
 from agent_sandbox.selftest.bench import DecoyBench, descendants, end, named, still_there, until
-from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Box, NoAnswer
-from agent_sandbox.selftest.probe import RUN, Found, Probes, system_calls
+from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Box, Found, NoAnswer
+from agent_sandbox.selftest.probe import RUN, Probes, system_calls
 
 SUBJECT = Probes("namespaces", "pidfd", "a run", "a kept run")
 LEDGER = Probes("state directory")
@@ -60,7 +60,7 @@ def shared_memory(bench: DecoyBench, box: Box) -> Found:
         ran = box.run(Attempt("kernel", "find_segment", find))
     finally:
         bench.bare.run(Attempt("kernel", "remove_segment", {"find": numbers["shmget"], "control": numbers["shmctl"], "key": key}))
-    return Found(ran.reached, ran.refused)
+    return ran
 
 
 @SUBJECT.probe(

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.selftest.bench import VARIABLE, DecoyBench, environment_address, named, status_of, until
-from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
-from agent_sandbox.selftest.probe import RUN, SDK, Found, Probes, system_calls
+from agent_sandbox.selftest.boxes import Attempt, Box, Found, NoAnswer
+from agent_sandbox.selftest.probe import RUN, SDK, Probes, system_calls
 
 SUBJECT = Probes("user namespaces", "namespaces", "own /proc", "seccomp", "Landlock")
 
@@ -25,8 +25,7 @@ _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec
     boxes=(SDK,),
 )
 def start_processes(bench: DecoyBench, box: Box) -> Found:
-    ran = box.run(Attempt("processes", "spawn"))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("processes", "spawn"))
 
 
 @SUBJECT.probe(
@@ -45,15 +44,14 @@ def start_other_tools(bench: DecoyBench, box: Box) -> Found:
     finally:
         with suppress(FileNotFoundError):  # the copy is there only without a sandbox
             os.unlink(copy)
-    return Found(ran.reached, ran.refused)
+    return ran
 
 
 @SUBJECT.probe("see-processes", "No process of the machine is seen.", "looks in /proc for a process of ours by a word on its command line")
 def see_processes(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     with bench.bystander(mark):
-        ran = box.run(Attempt("processes", "see", {"mark": mark}))
-    return Found(ran.reached, ran.refused)
+        return box.run(Attempt("processes", "see", {"mark": mark}))
 
 
 @SUBJECT.probe("harm-processes", "No process of the machine is harmed.", "slows down, stops and kills a process of ours, also by pidfd")
@@ -110,7 +108,7 @@ def descriptors(bench: DecoyBench, box: Box) -> Found:
         ran = box.run(Attempt("processes", "find_descriptors"))
     finally:
         os.close(held)
-    return Found(ran.reached, ran.refused)
+    return ran
 
 
 @SUBJECT.probe(
@@ -122,8 +120,7 @@ def descriptors(bench: DecoyBench, box: Box) -> Found:
 )
 def setuid(bench: DecoyBench, box: Box) -> Found:
     programs = [path for name in _SETUID if (path := shutil.which(name)) and os.stat(path).st_mode & 0o4000]
-    ran = box.run(Attempt("processes", "start_setuid", {"programs": [*programs, *bench.setuid]}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("processes", "start_setuid", {"programs": [*programs, *bench.setuid]}))
 
 
 @SUBJECT.probe(
