@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
-from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, lines_of, read_window
+from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
 from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Row, decoded, measured, side_by_side, summary, unified
 from agent_sandbox.workspace.merge import text as text_module
+from agent_sandbox.workspace.merge.text import split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node
 from tests.workspace.diff.previews import InMemory, preview_of
 
@@ -50,7 +51,7 @@ def rejoined(rows: list[Row]) -> Counter[str]:
 
 def must_be_shown(old: bytes, new: bytes) -> Counter[str]:
     """At the least: every line that there is less of than before."""
-    before, after = (Counter(map(decoded, lines_of(content))) for content in (old, new))
+    before, after = (Counter(map(decoded, split_lines(content))) for content in (old, new))
     return before - after
 
 

@@ -22,7 +22,7 @@ from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Contents, Kind
 from agent_sandbox.workspace.escape import lookalike, named
-from agent_sandbox.workspace.merge.text import STEPS, Edit, find_edits
+from agent_sandbox.workspace.merge.text import STEPS, Edit, find_edits, split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
 from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, digest_of_open
 
@@ -268,7 +268,7 @@ def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: E
             window.first_difference if preview.change.before and preview.change.after else None,
         )
         preview = replace(preview, binary=binary)
-    old_lines, new_lines = lines_of(old), lines_of(new)
+    old_lines, new_lines = list(split_lines(old)), list(split_lines(new))
     if (window.old_left and not old_binary) or len(old_lines) > limits.lines:
         size = len(window.old) + window.old_left
         why = f"old: {size:,} bytes from line {window.lines + 1:,} on are replaced or go away: too much to show"
@@ -286,17 +286,6 @@ def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: E
         lines_before=window.lines,
         more_bytes=more,
     )
-
-
-def lines_of(content: bytes) -> list[bytes]:
-    """Split at newlines only. The last line may lack its newline.
-
-    `splitlines` would also split at carriage returns and vertical tabs.
-    """
-    lines = content.split(b"\n")
-    last = lines.pop()
-    ended = [line + b"\n" for line in lines]
-    return [*ended, last] if last else ended
 
 
 @dataclass(frozen=True)

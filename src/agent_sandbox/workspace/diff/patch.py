@@ -16,9 +16,10 @@ from itertools import chain
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace.changes import Change, Contents, Kind, covers
-from agent_sandbox.workspace.diff.compare import Effort, FormerContents, lines_of
+from agent_sandbox.workspace.diff.compare import Effort, FormerContents
 from agent_sandbox.workspace.diff.formats import hunks
 from agent_sandbox.workspace.escape import components
+from agent_sandbox.workspace.merge.text import split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+/=@,%^~")
@@ -198,7 +199,7 @@ class _Patch:
                 lines += [b"GIT binary patch\n", *literal(after), *literal(before)]
             else:
                 lines.append(b"--- %s\n+++ %s\n" % (from_name if old else b"/dev/null", to_name if new else b"/dev/null"))
-                lines += self._text(lines_of(before), lines_of(after))
+                lines += self._text(list(split_lines(before)), list(split_lines(after)))
         return b"".join([b"diff --git %s %s\n" % (from_name, to_name), *lines]) if lines else b""
 
     def _text(self, old: list[bytes], new: list[bytes]) -> Iterator[bytes]:

@@ -307,7 +307,7 @@ def _not_for_lines(sides: tuple[bytes, ...]) -> str:
 
 
 def split_lines(content: bytes) -> Lines:
-    """Split at newlines only. Each line keeps its newline; the last may lack it."""
+    """Split at newlines only, unlike `splitlines`. Each line keeps its newline; the last may lack it."""
     *ended, last = content.split(b"\n")
     return (*(line + b"\n" for line in ended), last) if last else tuple(line + b"\n" for line in ended)
 
