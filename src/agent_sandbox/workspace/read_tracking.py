@@ -1,6 +1,6 @@
 """The files of a project that a run opened. An agent's decision may rest on a file that has drifted since.
 
-`kernel.fanotify` reports them, as root only. Only opening a file is reported: not reading its status, not listing a directory, and not
+`kernel.notify` reports them, as root only. Only opening a file is reported: not reading its status, not listing a directory, and not
 looking up a name that does not exist. A program that saw that a file exists, or its size, leaves no trace here.
 """
 
@@ -12,7 +12,7 @@ from threading import Thread
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError, WorkspaceError
-from agent_sandbox.kernel import fanotify
+from agent_sandbox.kernel import notify
 from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.durable import explained, write_atomically
 from agent_sandbox.workspace.store import SandboxState
@@ -75,7 +75,7 @@ class ReadWatch:
         """Start watching. Raises `WorkspaceError` where that is not possible."""
         self._project = project
         try:
-            self._group = fanotify.watch_opens(f"/proc/{init}/root{project}")
+            self._group = notify.watch_opens(f"/proc/{init}/root{project}")
         except OSError as error:
             raise WorkspaceError(f"cannot watch what the run reads: {error.strerror}", hint="it takes root; run without it") from error
         self._paths: set[str] = set()
@@ -108,10 +108,10 @@ class ReadWatch:
         while not ended:
             ended = any(fd == self._stop for fd, _ in poller.poll())
             try:
-                for path in fanotify.opened(self._group):
+                for path in notify.opened(self._group):
                     if covers(self._project, path):
                         self._paths.add(path)
-            except (fanotify.Overflow, OSError):
+            except (notify.Overflow, OSError):
                 self._complete = False
             if len(self._paths) > _MOST_PATHS:
                 self._complete = False
