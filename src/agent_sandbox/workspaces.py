@@ -35,7 +35,7 @@ from agent_sandbox.workspace.diff.formats import unified
 from agent_sandbox.workspace.drift import DriftReport
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers.history import Snapshot
-from agent_sandbox.workspace.merge import Conflict
+from agent_sandbox.workspace.merge.tree import Conflict
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.stored_sandbox import Rollback, Stored

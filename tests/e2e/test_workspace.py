@@ -15,7 +15,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.engine.promote import Proposal
 from agent_sandbox.ledger.event import Intent, OutcomeEvent
 from agent_sandbox.workspace.changes import Kind
-from agent_sandbox.workspace.merge import Conflict
+from agent_sandbox.workspace.merge.tree import Conflict
 from tests.ledger.samples import read
 
 

@@ -24,7 +24,7 @@ from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.diff.compare import MachineFiles
 from agent_sandbox.workspace.drift import MovedOn, judge
 from agent_sandbox.workspace.layers.history import Snapshot
-from agent_sandbox.workspace.merge import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
+from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion import undo
 from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes

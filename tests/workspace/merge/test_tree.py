@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.workspace.merge import Conflict, ConflictKind, Labels, MergedEntry, Version, merge_entry, resolve
+from agent_sandbox.workspace.merge.text import Labels
+from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 
