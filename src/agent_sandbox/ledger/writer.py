@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerUnavailable
-from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger import anchor, chain, keys
 from agent_sandbox.ledger.anchor import ANCHOR, missing
 from agent_sandbox.ledger.chain import Head, closed_directory, closed_name, find_head, first_sequence, kept, torn_at
 from agent_sandbox.ledger.encoding import encode
@@ -145,11 +145,9 @@ class Ledger:
 
         Reads the whole ledger. Raises as `record` does.
         """
-        from agent_sandbox.ledger.chain import entries  # only recovery reads the ledger
-
         intent: int | None = None
         try:
-            for entry in entries(self.path):
+            for entry in chain.entries(self.path):
                 if isinstance(entry.event, Intent) and entry.event.digest == action_digest:
                     intent = entry.sequence
                 elif isinstance(entry.event, OutcomeEvent) and entry.event.intent == intent:
