@@ -8,7 +8,7 @@ import time
 
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.assembly import here
-from agent_sandbox.ledger.event import Intent, Outcome
+from agent_sandbox.ledger.event import Intent, OutcomeEvent
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.code.validate import validate
@@ -145,7 +145,7 @@ class _Writer:
 def _record(ledger: Ledger, count: int) -> None:
     for _ in range(count // 2):
         sequence = ledger.record(_INTENT).sequence
-        ledger.record(Outcome(sequence, "done", {"exit_code": 0, "reason": "exited", "changes": 0}, "a-sandbox"))
+        ledger.record(OutcomeEvent(sequence, "done", {"exit_code": 0, "reason": "exited", "changes": 0}, "a-sandbox"))
 
 
 def _ledger() -> Ledger:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from agent_sandbox import Workspace
 from agent_sandbox.assembly import here
-from agent_sandbox.workspace.fingerprint import SETTLED_NS
+from agent_sandbox.workspace.reality import SETTLED_NS
 from bench import edits, trees
 from bench.peers import Call, Missing, Staged, command
 from bench.trees import GIT, GIT_ENVIRONMENT

@@ -18,7 +18,7 @@ from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 from scripts.conformance import driver
 
@@ -85,7 +85,7 @@ def natively(interpreter: str) -> Start:
 def inside(runtime: WasmRuntime, package: Path) -> Start:
     """In a guest of the wasm runtime that sees the tests and a scratch directory."""
     policy = locked(read=True, allow_hidden=True, allowed=(parse(str(package), home="/"),))
-    plan: MountPlan = plan_view(policy.files, Needs(), ThrowAway(256 * MIB), host=Host.look(), scratch_bytes=256 * MIB)
+    plan: MountPlan = plan_view(policy.files, Needs(), ThrowAway(256 * MIB), host=MachineFacts.look(), scratch_bytes=256 * MIB)
 
     def start(asked: str) -> Ran:
         work = Launch(PythonCode(SOURCE, (asked,)), plan, "/tmp", {}, LIMITS, policy.requires, processes=False, writable=False)

@@ -16,9 +16,9 @@ from typing import Any
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.ledger.chain import entries
 from agent_sandbox.ledger.encoding import wrapped
-from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome
-from agent_sandbox.ledger.segments import entries
+from agent_sandbox.ledger.event import Entry, Event, Intent, OutcomeEvent
 from agent_sandbox.ledger.summary import LEVELS, tell
 
 _REMEMBERED = 10_000  # intents whose outcome is still to come
@@ -171,7 +171,7 @@ class AuditLog:
             self._begun[entry.sequence] = made
             if len(self._begun) > _REMEMBERED:
                 del self._begun[next(iter(self._begun))]
-        elif isinstance(entry.event, Outcome) and (begun := self._begun.pop(entry.event.intent, None)) is not None:
+        elif isinstance(entry.event, OutcomeEvent) and (begun := self._begun.pop(entry.event.intent, None)) is not None:
             action = f"{begun.action}_{'completed' if entry.event.ended == 'done' else 'failed'}"
             names = (begun.category, action, begun.target, True, begun.sandbox_id, "", details)
             return AuditEntry(entry.sequence, entry.time, level, *names)

@@ -30,13 +30,12 @@ from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import ENVIRONMENT
 from agent_sandbox.workspace.changes import Change, ChangeSet
-from agent_sandbox.workspace.diff.compare import compare
+from agent_sandbox.workspace.diff.compare import Formerly, compare
 from agent_sandbox.workspace.diff.formats import unified
-from agent_sandbox.workspace.diff.sources import Formerly
-from agent_sandbox.workspace.drift import Drift
+from agent_sandbox.workspace.drift import DriftReport
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers.history import Snapshot
-from agent_sandbox.workspace.merge import Conflict
+from agent_sandbox.workspace.merge.tree import Conflict
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.stored_sandbox import Rollback, Stored
@@ -245,7 +244,7 @@ class Workspace:
             rows = (row for change in changes for row in unified(compare(change, stack, former), relative_to=self.project))
             return "".join(f"{row.plain}\n" for row in rows)
 
-    def drift(self) -> Drift:
+    def drift(self) -> DriftReport:
         """What has moved on in the real project since the clone was made, and what of it the sandbox changed too."""
         with explained(f"look for what has moved on in {self.project!r}"):
             return self._stored.drift(self.changes(), self._masks)
@@ -285,7 +284,7 @@ class Workspace:
         """Carry the changes over to the real project: all of them, or those whose paths `only` covers; all or nothing.
 
         `approve` names the protected kinds of changes that are agreed to, `review` is shown the proposal first and may say no; then None is
-        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
+        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `DriftReport` when
         reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
         """
         patterns = _each(only)

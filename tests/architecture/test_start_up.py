@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.ledger.redaction import is_suspicious
+from agent_sandbox.ledger.encoding import is_suspicious
 
 # Each costs from half a millisecond to ten, on its own or by what it brings along.
 SLOW = frozenset(

@@ -10,9 +10,9 @@ import pytest
 
 from agent_sandbox import Sandbox
 from agent_sandbox.assembly import here
-from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Event
 from tests import compiled
+from tests.ledger.samples import read
 from tests.security.fixtures import box, home, runtime
 
 __all__ = ["box", "home", "runtime"]

@@ -12,12 +12,13 @@ from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.workspace.store import Store
+from tests.kernel.group_probe import probe
 from tests.patience import given_time, stretched
 from tests.security.harness import GENEROUS, Box
 
 MIB = 1 << 20
 DEADLINE, LATENESS = 0.5, 1.0
-HARD_MEMORY = "memory" in cgroups.probe(cgroups.here()).enforces
+HARD_MEMORY = "memory" in probe(cgroups.here()).enforces
 
 STUBBORN = {
     "spins": "while :; do :; done",

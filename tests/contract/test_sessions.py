@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox import Sandbox, SandboxError, SandboxResult, SandboxStatus
-from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Event, Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.runtime.base import Reason
 from tests.patience import given_time
 
@@ -145,7 +145,7 @@ def test_each_turn_passes_the_gate_and_is_recorded(sandboxes: Make, events: Even
         assert refused.status is SandboxStatus.FAILED and refused.verdict is not None and "no code" in (refused.error or "")
         assert session.run("2").value == 2
     found = events()
-    assert [type(event) for event in found] == [Intent, Outcome, Refusal, Intent, Outcome]
+    assert [type(event) for event in found] == [Intent, OutcomeEvent, RefusalEvent, Intent, OutcomeEvent]
     assert [event.action["kind"] for event in found if isinstance(event, Intent)] == ["RunCode", "RunCode"]
     assert "CANARY" not in repr(found)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox import Sandbox, SandboxResult, SandboxStatus, ToolError
-from agent_sandbox.ledger.event import Event, Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Event, Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.runtime.base import Reason
 from tests.patience import given_time
 
@@ -177,7 +177,7 @@ def test_each_call_is_judged_and_recorded_before_it_is_done_and_holds_no_content
     sandboxes(tools={"take": lambda _: seen.append(events()[-1])}).execute("take('CANARY-argument')")
     (before,) = seen
     assert isinstance(before, Intent) and before.action["kind"] == "CallTool" and before.action["tool"] == "take"
-    after = [event for event in events() if isinstance(event, Outcome)]
+    after = [event for event in events() if isinstance(event, OutcomeEvent)]
     assert [event.facts.get("result_bytes") is not None for event in after] == [True, False], "the call's, then the run's"
     assert "CANARY" not in repr(events())
 
@@ -188,7 +188,7 @@ def test_what_the_policy_denies_is_never_called_and_said_to_be(sandboxes: Make, 
     code = "try:\n    delete(1)\nexcept PermissionError as error:\n    print(error)\ntake(2)"
     ran = sandboxes(tools=tools, denied_tools=["delete"]).execute(code)
     assert "does not let the tool 'delete' be called" in ran.stdout and calls == [2], ran
-    assert [event.action["tool"] for event in events() if isinstance(event, Refusal)] == ["delete"]
+    assert [event.action["tool"] for event in events() if isinstance(event, RefusalEvent)] == ["delete"]
     assert sandboxes(tools=tools).execute(code).success and calls == [2, 1, 2], "without the rule it is called"
 
 

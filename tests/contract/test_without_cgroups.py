@@ -16,8 +16,9 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Launch, PythonCode
-from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.draft import MachineFacts
 from agent_sandbox.workspace.view.plan import plan_view
+from tests.kernel.group_probe import probe
 
 HOLD = "import os, time\n{hold}\ntime.sleep(120)\nprint('it was not noticed')"
 MEMFDS = "for _ in range(20):\n  f = os.memfd_create('x'); os.write(f, b'x' * (8 << 20))"
@@ -66,7 +67,7 @@ HOLDS = {
 
 @pytest.fixture(autouse=True)
 def _no_cgroup() -> Iterator[None]:
-    if "memory" in cgroups.probe(cgroups.here(), unique="test").enforces:
+    if "memory" in probe(cgroups.here(), unique="test").enforces:
         pytest.skip("there is a memory cgroup here, which limits all of this by itself")
     yield
     here().process().close()
@@ -84,7 +85,7 @@ def test_memory_that_is_in_no_process_counts(hold: str) -> None:
 @pytest.mark.needs_user
 def test_a_hard_limit_that_cannot_be_had_is_refused_and_nothing_runs() -> None:
     needs = prepare("python", "", arguments=(), search_path="/usr/bin", processes=False).needs
-    plan = plan_view(locked().files, needs, ThrowAway(16 << 20), host=Host.look())
+    plan = plan_view(locked().files, needs, ThrowAway(16 << 20), host=MachineFacts.look())
     launch = Launch(PythonCode("print('ran')"), plan, "/tmp", {}, Limits(), frozenset({Guarantee.MEMORY_HARD}), processes=False)
     with pytest.raises(LaunchFailed, match="a hard memory limit was asked for"):
         here().process().launch(launch)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.workspace.noise import is_noise
+from agent_sandbox.workspace.changes import is_noise
 from tests.e2e.program import Shell, words
 from tests.e2e.sitting import sitting
 from tests.workspace.view.hidden import ESCAPED

@@ -12,7 +12,7 @@ import pytest
 from agent_sandbox import Workspace, shell
 from agent_sandbox.assembly import here
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.layers import change_cache
+from agent_sandbox.workspace.layers import readback
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def work(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def _kept(work: Workspace) -> Path:
-    return Path(work._stored.state.path, change_cache.NAME)
+    return Path(work._stored.state.path, readback._CACHE)
 
 
 def _read(work: Workspace) -> ChangeSet:
@@ -98,4 +98,4 @@ def test_while_a_run_goes_on_nothing_is_kept_or_used(work: Workspace) -> None:
     state = work._stored.state
     with open(os.path.join(state.bases, f"{state.history().active}.jsonl"), "ab") as file:
         file.write(b'{"run":1}\n')  # as at the beginning of one
-    assert change_cache.key_of(state.path, state.bases, state.history().layers, ()) is None
+    assert readback.cache_key(state.path, state.bases, state.history().layers, ()) is None

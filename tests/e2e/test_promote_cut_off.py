@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from agent_sandbox.ledger import chain
-from agent_sandbox.ledger.event import Intent, Outcome
+from agent_sandbox.ledger.event import Intent, OutcomeEvent
 from tests.e2e.cutting import cut_off
 from tests.e2e.program import Shell, words
+from tests.ledger.samples import read
 
 # The steps are the same for everybody: as root in `make test`, for others in `make torture`.
 pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
 # Where it is cut off: a function of the program that from then on kills it instead of being called (or, with "after", as it returns).
 IN_THE_TREE = "agent_sandbox.workspace.promotion.exchange:make"
 BEFORE_COMMIT = "agent_sandbox.workspace.promotion.journal:Journal.commit"
-BEFORE_OLDS = "agent_sandbox.workspace.promotion.backup:_move"
+BEFORE_OLDS = "agent_sandbox.workspace.promotion.journal:_move"
 BEFORE_OUTCOME = "agent_sandbox.engine.gate:Gate._record_success"
 BEFORE_LAYERS = "agent_sandbox.engine.promote:let_go"
 BEFORE_HISTORY = "agent_sandbox.workspace.stored_sandbox:Stored._save"
@@ -48,8 +48,8 @@ def tree(shell: Shell) -> dict[str, str]:
 
 def unended(shell: Shell) -> list[str]:
     """The kinds of actions in the ledger that have an intent and no outcome, or more than one."""
-    entries = list(chain.read(Path(shell.environment["AGENT_SANDBOX_STATE"]) / "ledger.jsonl"))
-    ends = [entry.event.intent for entry in entries if isinstance(entry.event, Outcome)]
+    entries = list(read(Path(shell.environment["AGENT_SANDBOX_STATE"]) / "ledger.jsonl"))
+    ends = [entry.event.intent for entry in entries if isinstance(entry.event, OutcomeEvent)]
     return [str(entry.event.action["kind"]) for entry in entries if isinstance(entry.event, Intent) and ends.count(entry.sequence) != 1]
 
 

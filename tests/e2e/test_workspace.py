@@ -13,10 +13,10 @@ from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig,
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.promote import Proposal
-from agent_sandbox.ledger import chain
-from agent_sandbox.ledger.event import Intent, Outcome
+from agent_sandbox.ledger.event import Intent, OutcomeEvent
 from agent_sandbox.workspace.changes import Kind
-from agent_sandbox.workspace.merge import Conflict
+from agent_sandbox.workspace.merge.tree import Conflict
+from tests.ledger.samples import read
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,10 +165,10 @@ def test_a_promotion_is_in_the_ledger_before_and_after(work: Workspace, project:
     work.run(shell("echo x > file"))
     carried = work.promote()
     assert carried is not None
-    events = [entry.event for entry in chain.read(tmp_path / "state/ledger.jsonl")]
+    events = [entry.event for entry in read(tmp_path / "state/ledger.jsonl")]
     intent, outcome = events[-2:]
     assert isinstance(intent, Intent) and intent.action["kind"] == "Promote" and intent.action["count"] == 1
-    assert isinstance(outcome, Outcome) and outcome.ended == "done"
+    assert isinstance(outcome, OutcomeEvent) and outcome.ended == "done"
     assert outcome.facts["content_sha256"] == carried.promotion.digest
 
 

@@ -12,11 +12,11 @@ import pytest
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.engine.elevations import LONGEST_SECONDS, Elevations
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
-from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.elevation import Elevation
+from tests.ledger.samples import read
 
 ME = Word(1000)
 CURL = Elevation(programs=("curl",), limits=(("memory_bytes", 1 << 30),), paths=("/home/u/.ssh",))

@@ -9,13 +9,14 @@ import pytest
 
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Gate, Granted, Refused
 from agent_sandbox.errors import Denied, LaunchFailed, LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger.chain import read, verify
-from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
+from agent_sandbox.ledger.chain import verify
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
 from agent_sandbox.policy.model import cloned, locked
+from tests.ledger.samples import read
 
 ALLOWED = RunCode.of("python", b"print(1)")
 REFUSED = RunCommand.of(["ls"])
@@ -38,7 +39,7 @@ class FakeLedger:
         return Entry(len(self.events), 0.0, "", "", event)
 
     def unended(self, action_digest: str) -> int | None:
-        ended = [event.intent for event in self.events if isinstance(event, Outcome)]
+        ended = [event.intent for event in self.events if isinstance(event, OutcomeEvent)]
         announced = [at for at, event in enumerate(self.events, 1) if isinstance(event, Intent) and event.digest == action_digest]
         return next((at for at in reversed(announced) if at not in ended), None)
 
@@ -86,7 +87,7 @@ def test_the_intent_is_recorded_before_the_deed_and_the_outcome_after() -> None:
     assert gate(ledger).perform(ALLOWED, deed, describe=lambda result: {"said": result}) == "result"
     intent = Intent(ledger.events[0].action, ALLOWED.digest(), locked().digest(), "code")  # type: ignore[union-attr]
     assert deed.seen == [[intent]]
-    assert ledger.events == [intent, Outcome(1, "done", {"said": "result"})]
+    assert ledger.events == [intent, OutcomeEvent(1, "done", {"said": "result"})]
     assert intent.action["kind"] == "RunCode"
 
 
@@ -98,7 +99,7 @@ def test_a_refusal_is_recorded_and_raised_and_nothing_is_done() -> None:
     assert isinstance(refusal.value.verdict, Deny) and refusal.value.hint
     assert deed.seen == []
     [event] = ledger.events
-    assert isinstance(event, Refusal) and (event.rule, event.digest) == ("processes", REFUSED.digest())
+    assert isinstance(event, RefusalEvent) and (event.rule, event.digest) == ("processes", REFUSED.digest())
 
 
 @pytest.mark.parametrize("error", [LedgerUnavailable("full"), LedgerBroken("changed")])
@@ -125,7 +126,7 @@ def test_what_a_deed_raises_is_recorded_and_raised_again(error: BaseException) -
         gate(ledger).perform(ALLOWED, Deed(ledger, raises=error))
     assert raised.value is error
     outcome = ledger.events[-1]
-    assert isinstance(outcome, Outcome) and (outcome.intent, outcome.ended) == (1, "raised")
+    assert isinstance(outcome, OutcomeEvent) and (outcome.intent, outcome.ended) == (1, "raised")
     assert outcome.facts["error"] == type(error).__name__
     assert "hunter2" not in str(ledger.events)
 
@@ -151,7 +152,7 @@ def test_a_description_that_fails_does_not_make_the_deed_fail(tmp_path: Path) ->
     door = Gate(locked(), ledger, clock=lambda: 0.0)
     assert door.perform(ALLOWED, lambda _: 1, describe=lambda result: {"x": 1 // 0}) == 1
     assert door.perform(ALLOWED, lambda _: 2, describe=lambda result: {"no name": result}) == 2
-    facts = [entry.event.facts for entry in read(ledger.path) if isinstance(entry.event, Outcome)]
+    facts = [entry.event.facts for entry in read(ledger.path) if isinstance(entry.event, OutcomeEvent)]
     assert facts == [{"undescribed": "ZeroDivisionError"}, {"undescribed": "ValueError"}]
 
 
@@ -226,7 +227,7 @@ def test_anything_but_a_yes_in_time_is_a_refusal(approver: FakeApprover | None, 
     assert verdict.missing == f"code python {ALLOWED.source_sha256}"
     assert refusal.value.hint == f"agent-sandbox grant '{verdict.missing}' --for 10m"
     assert deed.seen == []
-    assert isinstance(ledger.events[0], Refusal)
+    assert isinstance(ledger.events[0], RefusalEvent)
 
 
 def test_what_was_cut_off_is_concluded_once(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_what_was_cut_off_is_concluded_once(tmp_path: Path) -> None:
     ledger.record(intent)
     for _ in range(2):
         door.conclude(ALLOWED.digest(), "done", {"recovered": True})
-    assert [entry.event for entry in read(ledger.path)][3:] == [Outcome(3, "done", {"recovered": True})]
+    assert [entry.event for entry in read(ledger.path)][3:] == [OutcomeEvent(3, "done", {"recovered": True})]
 
 
 @pytest.mark.parametrize(("action", "lasting"), [(Promote("/p", "0" * 64, 1), True), (Undo("/p", "x"), True), (ALLOWED, False)])
@@ -255,7 +256,7 @@ def test_what_somebody_in_front_of_the_gate_refuses_is_a_refusal_like_any_other(
     with pytest.raises(Denied, match="too odd") as refusal:
         gate(ledger).refuse(ALLOWED, Reason("odd", "it is too odd", "make it even"))
     assert refusal.value.hint == "make it even" and refusal.value.verdict == Deny(Reason("odd", "it is too odd", "make it even"))
-    assert isinstance(ledger.events[0], Refusal) and ledger.events[0].rule == "odd"
+    assert isinstance(ledger.events[0], RefusalEvent) and ledger.events[0].rule == "odd"
 
 
 def test_what_is_seen_of_an_action_is_noted_under_its_sandbox() -> None:

@@ -12,12 +12,11 @@ import pytest
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.engine.grants import Capabilities
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
-from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.tokens import Genuine, Only, RefusedToken, Times, Token, attenuate
-from tests.ledger.samples import exit_code, in_child
+from tests.ledger.samples import exit_code, in_child, read
 
 GIT = (("run", "git", "**"),)
 LOG = RunCommand.of(["git", "log"])

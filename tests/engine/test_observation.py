@@ -14,8 +14,7 @@ from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
-from agent_sandbox.ledger import chain
-from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent
 from agent_sandbox.ledger.summary import tell
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.limits import Limits
@@ -26,6 +25,7 @@ from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, KINDS, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from tests.ledger.samples import read
 
 ENV = {"PATH": "/usr/bin:/bin"}
 
@@ -110,10 +110,10 @@ def test_the_ledger_has_what_was_seen_between_the_intent_and_the_outcome(runtime
     name = "x\x1b[31m\u202e"
     code = f"import os\nfor path in ('/etc/none', {'/tmp/' + name!r}):\n    try: os.open(path, os.O_RDONLY)\n    except OSError: pass"
     outcome = session(runtime, ledger, locked()).run(Work(Code("python", code), ENV, observe=True, log_observed=True))
-    events = [entry.event for entry in chain.read(ledger)]
-    assert isinstance(events[0], Intent) and isinstance(events[-1], Outcome)
+    events = [entry.event for entry in read(ledger)]
+    assert isinstance(events[0], Intent) and isinstance(events[-1], OutcomeEvent)
     assert [type(event) for event in events[1:-1]] == [Noted] * len(outcome.observed)
-    found = {told.target: told for told in map(tell, chain.read(ledger)) if told.category == "file"}
+    found = {told.target: told for told in map(tell, read(ledger)) if told.category == "file"}
     assert (found["/etc/none"].action, found["/etc/none"].allowed, found["/etc/none"].level) == ("read", False, "warning")
     assert (found[f"/tmp/{name}"].allowed, found[f"/tmp/{name}"].level, found[f"/tmp/{name}"].sandbox) == (True, "debug", "it")
     assert b"\x1b" not in ledger.read_bytes()
@@ -121,7 +121,7 @@ def test_the_ledger_has_what_was_seen_between_the_intent_and_the_outcome(runtime
 
 def test_a_run_that_is_observed_and_not_logged_leaves_the_ledger_as_ever(runtime: ProcessRuntime, tmp_path: Path) -> None:
     outcome = session(runtime, tmp_path / "ledger", locked()).run(Work(Code("python", "open('/tmp/x', 'w')"), ENV, observe=True))
-    assert outcome.observed and [type(entry.event) for entry in chain.read(tmp_path / "ledger")] == [Intent, Outcome]
+    assert outcome.observed and [type(entry.event) for entry in read(tmp_path / "ledger")] == [Intent, OutcomeEvent]
 
 
 def test_what_was_seen_and_cannot_be_recorded_is_an_error_of_ours(runtime: ProcessRuntime, tmp_path: Path) -> None:

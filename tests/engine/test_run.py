@@ -13,14 +13,14 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
-from agent_sandbox.ledger import chain
-from agent_sandbox.ledger.event import Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.store import Store
+from tests.ledger.samples import read
 
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
@@ -39,11 +39,11 @@ def session(runtime: ProcessRuntime, ledger: Path, policy: Policy, **more: objec
 def test_the_intent_is_recorded_before_the_deed_and_the_outcome_after(runtime: ProcessRuntime, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     seen: list[type] = []
-    work = Work(Code("python", "print(1)"), ENV, on_start=lambda _: seen.extend(type(e.event) for e in chain.read(ledger)))
+    work = Work(Code("python", "print(1)"), ENV, on_start=lambda _: seen.extend(type(e.event) for e in read(ledger)))
     assert session(runtime, ledger, locked()).run(work).stdout == b"1\n"
     assert seen == [Intent]
-    _, outcome = (entry.event for entry in chain.read(ledger))
-    assert isinstance(outcome, Outcome)
+    _, outcome = (entry.event for entry in read(ledger))
+    assert isinstance(outcome, OutcomeEvent)
     assert outcome.facts["exit_code"] == 0
     assert b"print" not in ledger.read_bytes(), "source is recorded by its digest only"
 
@@ -52,8 +52,8 @@ def test_what_is_refused_is_recorded_and_not_run(runtime: ProcessRuntime, tmp_pa
     ledger = tmp_path / "ledger"
     with pytest.raises(Denied):
         session(runtime, ledger, locked()).run(Work(Command(("true",)), ENV))
-    (entry,) = chain.read(ledger)
-    assert isinstance(entry.event, Refusal)
+    (entry,) = read(ledger)
+    assert isinstance(entry.event, RefusalEvent)
 
 
 def test_a_command_line_with_a_program_that_is_not_allowed_is_refused_with_the_line_that_would_allow_it(

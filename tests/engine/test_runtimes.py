@@ -19,9 +19,8 @@ from agent_sandbox.engine.runtimes import Runtimes, modules_in, only
 from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.ledger import chain
 from agent_sandbox.ledger.event import Intent
-from agent_sandbox.ledger.event import Outcome as Ended
+from agent_sandbox.ledger.event import OutcomeEvent as Ended
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
@@ -34,6 +33,7 @@ from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.store import Store
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
+from tests.ledger.samples import read
 from tests.patience import given_time
 from tests.registries import registry_of
 
@@ -79,7 +79,7 @@ def python(source: str, **more: object) -> Work:
 
 def facts(ledger: Path) -> list[dict[str, object]]:
     """How each action ended, after checking that each was announced once."""
-    events = [entry.event for entry in chain.read(ledger)]
+    events = [entry.event for entry in read(ledger)]
     assert [type(event) for event in events] == [Intent, Ended] * (len(events) // 2)
     return [dict(event.facts) for event in events if isinstance(event, Ended)]
 

@@ -14,6 +14,7 @@ import pytest
 
 from agent_sandbox.kernel import cgroups, mountinfo
 from agent_sandbox.kernel.cgroups import Cgroup, Hierarchy, Part
+from tests.kernel.group_probe import probe
 
 MIB = 1 << 20
 
@@ -79,7 +80,7 @@ def test_without_any_hierarchy_creating_gives_a_cgroup_that_does_nothing_and_say
     assert cgroup.missing.keys() == {"memory", "processes"}
     cgroup.join()
     assert cgroup.kill() and cgroup.remove()
-    assert cgroup.usage() == cgroups.Usage()
+    assert cgroup.usage() == cgroups.GroupUsage()
 
 
 def delegated(directory: Path, *, controllers: str, enabled: str) -> Path:
@@ -124,7 +125,7 @@ def test_out_of_memory_counts_only_at_the_cgroups_own_limit(tmp_path: Path) -> N
     (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
     (tmp_path / "memory.peak").write_text("4096\n")
     reached = frozenset({"memory", "processes"})
-    assert cgroup.usage() == cgroups.Usage(cpu_seconds=1.5, peak_memory_bytes=4096, oom_kills=1, hit=reached)
+    assert cgroup.usage() == cgroups.GroupUsage(cpu_seconds=1.5, peak_memory_bytes=4096, oom_kills=1, hit=reached)
 
 
 def test_a_name_is_forgotten_only_when_its_keeper_is_gone_and_was_of_our_namespace() -> None:
@@ -286,17 +287,17 @@ def test_a_sweep_ends_and_removes_what_a_dead_keeper_left_and_nothing_else(make:
 
 def test_the_probe_says_what_is_enforced_or_why_not_and_leaves_nothing() -> None:
     hierarchies = cgroups.here()
-    found = cgroups.probe(hierarchies)
+    found = probe(hierarchies)
     assert found.enforces | found.missing.keys() == {"memory", "processes"}
     assert all(found.missing.values())
     name = cgroups.group_name(os.getpid(), "probe")
     assert not any(os.path.exists(f"{place}/{name}") for each in hierarchies for place in each.places)
-    assert cgroups.probe(()).missing.keys() == {"memory", "processes"}
+    assert probe(()).missing.keys() == {"memory", "processes"}
 
 
 @pytest.mark.needs_root
 def test_as_root_with_v1_or_v2_mounted_both_limits_are_hard() -> None:
-    found = cgroups.probe(cgroups.here())
+    found = probe(cgroups.here())
     if found.missing:
         pytest.skip(f"this machine gives root no cgroups: {found.missing}")
     assert found.enforces == {"memory", "processes"}

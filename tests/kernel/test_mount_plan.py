@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.kernel import mount_plan, mount_steps, mount_tools, namespaces
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.mount_plan import Mask
+from agent_sandbox.kernel.mount_plan import PathMask
 from agent_sandbox.kernel.mount_tools import Site
 from tests.kernel.children import ChildEnded, in_child
 
@@ -18,13 +18,15 @@ PLAN = mount_plan.MountPlan(
     mount_plan.ThrowAway(64 << 20),
     (
         mount_plan.SkeletonRoot(),
-        mount_plan.Overlay("/usr", "/usr", "%2Fusr", masks=(Mask("share/doc", keep=True), Mask("games")), places=("share/doc/kept",)),
+        mount_plan.Overlay(
+            "/usr", "/usr", "%2Fusr", masks=(PathMask("share/doc", keep=True), PathMask("games")), places=("share/doc/kept",)
+        ),
         mount_plan.Copies("/etc", "/etc", "%2Fetc", ("hostname",), writable=False),
         mount_plan.Bind("/usr/bin/env", "/bin/env"),
         mount_plan.Tmpfs("/tmp", 1 << 20, 0o1777),
         mount_plan.Directory("/sys"),
         mount_plan.Symlink("/lib", "usr/lib"),
-        mount_plan.File("/note", b"\xff\x00"),
+        mount_plan.NewFile("/note", b"\xff\x00"),
         mount_plan.Devices(1 << 20),
         mount_plan.Proc(),
         mount_plan.SealRoot(),
@@ -98,7 +100,7 @@ def test_only_a_regular_file_is_bound(tmp_path: Path) -> None:
         in_child(attempt)
 
 
-def _mask_layer(tmp_path: Path, *masks: Mask) -> dict[str, str]:
+def _mask_layer(tmp_path: Path, *masks: PathMask) -> dict[str, str]:
     """What a mask layer over a small tree holds, by path: "dir", "opaque" or "whiteout"."""
     lower = tmp_path / "lower"
     (lower / "home" / "deep").mkdir(parents=True)
@@ -126,28 +128,28 @@ def _mask_layer(tmp_path: Path, *masks: Mask) -> dict[str, str]:
 
 
 def test_a_masked_name_becomes_a_whiteout_below_parents_that_look_real(tmp_path: Path) -> None:
-    assert _mask_layer(tmp_path, Mask("home/key")) == {"home": "dir", "home/key": "whiteout"}
+    assert _mask_layer(tmp_path, PathMask("home/key")) == {"home": "dir", "home/key": "whiteout"}
 
 
 def test_a_name_that_does_not_exist_yet_is_masked_all_the_same(tmp_path: Path) -> None:
-    assert _mask_layer(tmp_path, Mask("home/later")) == {"home": "dir", "home/later": "whiteout"}
+    assert _mask_layer(tmp_path, PathMask("home/later")) == {"home": "dir", "home/later": "whiteout"}
 
 
 def test_a_directory_that_is_not_there_does_not_appear_because_something_in_it_is_masked(tmp_path: Path) -> None:
-    assert _mask_layer(tmp_path, Mask("home/.config/gh"), Mask("home/.config/op")) == {"home": "dir", "home/.config": "whiteout"}
+    assert _mask_layer(tmp_path, PathMask("home/.config/gh"), PathMask("home/.config/op")) == {"home": "dir", "home/.config": "whiteout"}
 
 
 def test_a_kept_directory_is_emptied(tmp_path: Path) -> None:
-    assert _mask_layer(tmp_path, Mask("home/deep", keep=True)) == {"home": "dir", "home/deep": "opaque"}
+    assert _mask_layer(tmp_path, PathMask("home/deep", keep=True)) == {"home": "dir", "home/deep": "opaque"}
 
 
 def test_what_lies_below_a_wider_mask_needs_no_other(tmp_path: Path) -> None:
-    assert _mask_layer(tmp_path, Mask("home"), Mask("home/key")) == {"home": "whiteout"}
+    assert _mask_layer(tmp_path, PathMask("home"), PathMask("home/key")) == {"home": "whiteout"}
 
 
 def test_a_link_in_the_place_of_a_directory_with_something_to_hide_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ChildEnded, match="a link has taken the place"):
-        _mask_layer(tmp_path, Mask("home/link/shadow"))
+        _mask_layer(tmp_path, PathMask("home/link/shadow"))
 
 
 def test_a_mount_made_for_a_guest_is_in_no_other_namespace() -> None:

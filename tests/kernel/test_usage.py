@@ -71,9 +71,9 @@ def test_what_is_no_stat_is_a_value_error_and_nothing_else(content: bytes) -> No
 def test_cpu_time_of_live_and_reaped_processes_counts_once() -> None:
     script = """
 child = start(spin)
-alive = usage.cpu_seconds()
+alive = usage.CpuMeter().seconds()
 end(child)
-print(alive, usage.cpu_seconds())
+print(alive, usage.CpuMeter().seconds())
 """
     alive, reaped = (float(word) for word in in_a_pid_namespace(script).split())
     assert 0.15 < alive < 0.35
@@ -88,7 +88,7 @@ child = start(spin)
 meter.seconds()
 os.kill(child, signal.SIGKILL)
 while os.path.exists(f'/proc/{child}'): pass
-print(usage.cpu_seconds(), meter.seconds())
+print(usage.CpuMeter().seconds(), meter.seconds())
 """
     forgotten, remembered = (float(word) for word in in_a_pid_namespace(script).split())
     assert forgotten < 0.1 < 0.15 < remembered < 0.35

@@ -52,3 +52,15 @@ def test_a_sender_that_goes_away_is_noticed(part: bytes) -> None:
         ours.close()
         with pytest.raises(EOFError):
             wire.receive(theirs)
+
+
+@pytest.mark.parametrize("sent", [2, 4, 7])
+def test_a_stream_that_ends_inside_a_message_leaves_no_descriptor(sent: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.devnull) as file:
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(ours, [wire.pack("a value")[:sent]], [file.fileno()])
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(EOFError):
+            wire.receive(theirs)
+        assert len(os.listdir("/proc/self/fd")) == before

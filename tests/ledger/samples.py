@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox.ledger import anchor, keys
-from agent_sandbox.ledger.chain import find_head, read
-from agent_sandbox.ledger.event import Intent
+from agent_sandbox.ledger.chain import find_head, walk
+from agent_sandbox.ledger.event import Entry, Intent
 from agent_sandbox.ledger.writer import PURPOSE, Ledger
 
 SEAL = Seal(b"a key for tests")
@@ -20,6 +20,14 @@ SEAL = Seal(b"a key for tests")
 def ledger_at(path: Path) -> Ledger:
     """A ledger whose clock stands still."""
     return Ledger(path, clock=lambda: 1.5)
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
+    """Yield the entries of one file in order, each checked against the one before. Raises `LedgerBroken` at the first fault."""
+    with open(path, "rb") as file:
+        for item in walk(file):
+            if isinstance(item, Entry):
+                yield item
 
 
 def intent(note: str = "") -> Intent:

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import LedgerBroken
-from agent_sandbox.ledger.chain import Verified, read, verify
-from agent_sandbox.ledger.event import Outcome, Torn
-from tests.ledger.samples import as_if_it_died, filled, intent, ledger_at
+from agent_sandbox.ledger.chain import Verified, verify
+from agent_sandbox.ledger.event import OutcomeEvent, Torn
+from tests.ledger.samples import as_if_it_died, filled, intent, ledger_at, read
 
 
 def lines_of(path: Path) -> list[bytes]:
@@ -102,7 +102,7 @@ def test_a_seal_that_was_itself_torn_is_sealed(tmp_path: Path) -> None:
 def test_no_fact_can_make_a_torn_write_look_whole(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = filled(path, 1)
-    ledger.record(Outcome(1, "done", {"argument": f',"$hash":"{"0" * 64}"}}', "hash": "0" * 64}))
+    ledger.record(OutcomeEvent(1, "done", {"argument": f',"$hash":"{"0" * 64}"}}', "hash": "0" * 64}))
     content = path.read_bytes()
     start = content.index(b"\n") + 1
     for place in range(start, len(content) - 1):
@@ -181,7 +181,7 @@ def test_flipping_any_byte_is_found_or_leaves_every_entry_as_it_was(tmp_path: Pa
 
 def test_an_entry_of_another_version_is_not_said_to_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = filled(tmp_path / "ledger", 2)
-    monkeypatch.setattr(Outcome, "kind", "of tomorrow")
-    ledger.record(Outcome(1, "done"))
+    monkeypatch.setattr(OutcomeEvent, "kind", "of tomorrow")
+    ledger.record(OutcomeEvent(1, "done"))
     with pytest.raises(LedgerBroken, match="entry 3 was written by another version"):
         verify(ledger.path)

@@ -9,11 +9,10 @@ import pytest
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox.cli.commands.log import _line
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.ledger.chain import START
-from agent_sandbox.ledger.event import Event, Intent, Noted, Outcome, Refusal
+from agent_sandbox.ledger.chain import START, entries
+from agent_sandbox.ledger.event import Event, Intent, Noted, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.export import FORMS, exporter
 from agent_sandbox.ledger.query import Filter, Index, select
-from agent_sandbox.ledger.segments import entries
 from agent_sandbox.ledger.verify import Evidence, examine
 from tests.ledger.samples import ledger_at
 
@@ -68,11 +67,11 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     "event",
     [
-        Refusal({"kind": "RunCommand", "argv": [LONG]}, LONG, LONG, LONG, LONG, LONG),
-        Refusal({"kind": "RunCommand", "argv": ["x"] * 60_000}, "d", "p", "r", "w", "s"),
+        RefusalEvent({"kind": "RunCommand", "argv": [LONG]}, LONG, LONG, LONG, LONG, LONG),
+        RefusalEvent({"kind": "RunCommand", "argv": ["x"] * 60_000}, "d", "p", "r", "w", "s"),
         Intent({"kind": LONG}, LONG, LONG, LONG, LONG),
-        Outcome(1, "raised", {"message": LONG}, LONG),
-        Outcome(1, "done", {f"fact_{number}": LONG for number in range(20)}),
+        OutcomeEvent(1, "raised", {"message": LONG}, LONG),
+        OutcomeEvent(1, "done", {f"fact_{number}": LONG for number in range(20)}),
         Noted("file.read", {"target": LONG, "why": LONG}, LONG),
         Noted("file.read", {f"fact_{number}": LONG for number in range(20)}),
         Noted(LONG),

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_sandbox.ledger.encoding import decode, encode, sealed
-from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Event, Intent, Outcome, Refusal, Torn
+from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Event, Intent, OutcomeEvent, RefusalEvent, Torn
 from tests.ledger.samples import SEAL, intent
 
 text = st.text(st.characters(), max_size=200) | st.text('\ud83d\ude00\udcff\n\r\0\x1b\u202e\u2028\x7f"\\{}$a', max_size=20)
@@ -37,9 +37,9 @@ def there_and_back(event: Event) -> Event:
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), fact, max_size=4), text)
 @example({"a": "\ud83d\ude00"}, "\ud83d\ude00\n")
 def test_any_facts_are_one_line_and_read_back_equal(facts: dict[str, Any], words: str) -> None:
-    refusal = Refusal(facts, words, words, words, words)
+    refusal = RefusalEvent(facts, words, words, words, words)
     assert there_and_back(refusal) == refusal
-    outcome = Outcome(3, "done", facts)
+    outcome = OutcomeEvent(3, "done", facts)
     assert there_and_back(outcome) == outcome
 
 
@@ -53,11 +53,11 @@ def test_naughty_strings_are_one_line_each_and_read_back_equal(evaluation_file: 
 
 def test_a_long_text_is_cut_and_its_length_and_digest_are_kept() -> None:
     whole = "é" * 1_000_000
-    event = there_and_back(Outcome(1, "done", {"argument": whole, "short": "kept"}))
-    assert isinstance(event, Outcome)
+    event = there_and_back(OutcomeEvent(1, "done", {"argument": whole, "short": "kept"}))
+    assert isinstance(event, OutcomeEvent)
     cut = Cut("é" * LONGEST_TEXT, 2_000_000, hashlib.sha256(whole.encode()).hexdigest())
     assert event.facts == {"argument": cut, "short": "kept"}
-    longest = Outcome(1, "done", {"argument": "a" * LONGEST_TEXT})
+    longest = OutcomeEvent(1, "done", {"argument": "a" * LONGEST_TEXT})
     assert there_and_back(longest) == longest
 
 
@@ -68,8 +68,8 @@ def test_a_field_of_many_small_values_is_cut_and_the_others_are_kept() -> None:
 
 
 def test_long_bytes_are_cut_too() -> None:
-    event = there_and_back(Outcome(1, "done", {"raw": b"\xff" * 10_000}))
-    assert isinstance(event, Outcome)
+    event = there_and_back(OutcomeEvent(1, "done", {"raw": b"\xff" * 10_000}))
+    assert isinstance(event, OutcomeEvent)
     cut: object = event.facts["raw"]
     assert cut == Cut("\udcff" * LONGEST_TEXT, 10_000, hashlib.sha256(b"\xff" * 10_000).hexdigest())
 
@@ -83,7 +83,7 @@ def test_a_torn_event_reads_back() -> None:
 )
 def test_facts_that_could_be_mistaken_for_something_else_are_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="fact"):
-        encode(1, 0.0, "0" * 64, Outcome(1, "done", facts), SEAL)
+        encode(1, 0.0, "0" * 64, OutcomeEvent(1, "done", facts), SEAL)
 
 
 @given(st.data())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.ledger.chain import START
-from agent_sandbox.ledger.event import Entry, Facts, Intent, Noted, Refusal
+from agent_sandbox.ledger.event import Entry, Facts, Intent, Noted, RefusalEvent
 from agent_sandbox.ledger.export import COLUMNS, FORMS, exporter
 from agent_sandbox.ledger.summary import tell
 from tests.ledger.test_query import EVENTS
@@ -28,7 +28,7 @@ def exported(form: str, entries: list[Entry]) -> str:
 
 def hostile(text: str) -> Entry:
     facts: Facts = {"kind": "RunCommand", "argv": [text], "raw": text.encode("utf-8", "surrogatepass")}
-    return Entry(1, 0.0, START, "", Refusal(facts, text, text, text, text, text))
+    return Entry(1, 0.0, START, "", RefusalEvent(facts, text, text, text, text, text))
 
 
 @pytest.mark.parametrize("form", FORMS)

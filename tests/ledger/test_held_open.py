@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import LedgerBroken
-from agent_sandbox.ledger.segments import closed, entries
+from agent_sandbox.ledger.chain import closed, entries
 from agent_sandbox.ledger.verify import evidence, examine
 from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, write_many

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox.ledger.chain import entries
 from agent_sandbox.ledger.query import Filter, Index, select
-from agent_sandbox.ledger.segments import entries
 from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import intent, ledger_at
 from tests.ledger.test_query import EVENTS

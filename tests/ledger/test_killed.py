@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.ledger.chain import entries
 from agent_sandbox.ledger.event import Intent
-from agent_sandbox.ledger.segments import entries
 from agent_sandbox.ledger.verify import evidence, examine
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand

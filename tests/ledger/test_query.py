@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, Outcome, Refusal
+from agent_sandbox.ledger.chain import closed, entries
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.query import Filter, follow, select
-from agent_sandbox.ledger.segments import closed, entries
 from agent_sandbox.ledger.summary import tell
 from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import intent, ledger_at
 
 EVENTS: tuple[Event, ...] = (
     Intent({"kind": "RunCommand", "argv": ["git", "push", "two words"]}, "d", "p", "command", sandbox="a"),
-    Outcome(1, "done", {"exit_code": 0}, sandbox="a"),
-    Refusal({"kind": "RunCommand", "argv": ["curl", "evil.example"]}, "d", "p", "processes", "no processes", sandbox="b"),
+    OutcomeEvent(1, "done", {"exit_code": 0}, sandbox="a"),
+    RefusalEvent({"kind": "RunCommand", "argv": ["curl", "evil.example"]}, "d", "p", "processes", "no processes", sandbox="b"),
     Intent({"kind": "RunCode", "language": "python", "source_sha256": "f" * 64}, "d", "p", "code", sandbox="b"),
-    Outcome(4, "raised", {"error": "LaunchFailed"}, sandbox="b"),
+    OutcomeEvent(4, "raised", {"error": "LaunchFailed"}, sandbox="b"),
     Noted("file.read", {"target": "/etc/shadow", "allowed": False, "why": "hidden"}, sandbox="b"),
     Noted("file.read", {"target": "/etc/hosts"}, sandbox="b"),
     Intent({"kind": "Promote", "root": "/project", "count": 3}, "d", "p", "promotion"),

@@ -12,8 +12,8 @@ import pytest
 
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger import anchor, checkpoint
+from agent_sandbox.ledger.chain import closed, files
 from agent_sandbox.ledger.event import Gap
-from agent_sandbox.ledger.segments import closed, files
 from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
 from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.mutations import MUTATIONS
@@ -309,7 +309,7 @@ def test_a_checkpoint_is_checked_with_the_public_key_alone(tmp_path: Path) -> No
     signed = ledger.checkpoint()
     assert (signed.sequence, report_on(ledger).checkpoints) == (5, (5,))
     ledger.record(intent("after"))
-    public = checkpoint.public_key(ledger.keys)
+    public = checkpoint.sign(ledger.keys, 1, "0" * 64).public_key
     note = checkpoint.read_note(checkpoint.note(signed))
     report = examine(ledger.path, Evidence(notes=(note,), public_key=public))
     assert report.intact and report.checkpoints == (5, 5)
@@ -332,7 +332,7 @@ def test_a_checkpoint_of_another_key_or_with_another_number_is_no_evidence(tmp_p
     ledger = filled(tmp_path / "ledger", 5)
     signed = ledger.checkpoint()
     other = checkpoint.sign(str(tmp_path / "other"), signed.sequence, signed.hash)
-    trusted = checkpoint.public_key(ledger.keys)
+    trusted = checkpoint.sign(ledger.keys, 1, "0" * 64).public_key
     assert "signature" in examine(ledger.path, Evidence(notes=(other,), public_key=trusted)).fault
     moved = checkpoint.read_note(checkpoint.note(signed).replace("\n5 ", "\n4 "))
     assert "signature" in examine(ledger.path, Evidence(notes=(moved,))).fault

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger.chain import read, verify
+from agent_sandbox.ledger.chain import verify
 from agent_sandbox.ledger.event import Gap
 from agent_sandbox.ledger.verify import evidence, examine
 from agent_sandbox.ledger.writer import Ledger
-from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, notes_in, write_many
+from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, notes_in, read, write_many
 
 
 def test_an_entry_is_in_the_file_when_record_returns(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from agent_sandbox.assembly import here
 from agent_sandbox.engine.approvals.inbox import Waiting
 from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.engine.gate import Granted, Refused
-from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Entry, Event, Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import Action, CallTool, RunCode
 from agent_sandbox.policy.decide import Ask, Deny
 from agent_sandbox.policy.tokens import Only, Times, spell
+from tests.ledger.samples import read
 from tests.patience import given_time
 
 TOOL = AskRules(tools=("send",))

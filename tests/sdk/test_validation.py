@@ -12,10 +12,10 @@ import pytest
 import agentbox
 from agent_sandbox import AsyncSandbox, AuditLog, Sandbox, SandboxConfig, SandboxResult, SandboxStatus, Workspace, shell
 from agent_sandbox.assembly import here
-from agent_sandbox.ledger.chain import read
-from agent_sandbox.ledger.event import Refusal
+from agent_sandbox.ledger.event import RefusalEvent
 from agent_sandbox.policy.decide import Allow, Deny
 from tests import compiled
+from tests.ledger.samples import read
 
 REACHING = "print('ran')\nimport socket\n"
 
@@ -148,8 +148,8 @@ def test_a_refusal_is_in_the_ledger_and_in_the_audit_log_and_holds_no_source() -
     with Sandbox(audit=audit) as sandbox:
         sandbox.execute("import socket  # canary-of-the-source")
     entry = [each for each in read(here().ledger().path) if getattr(each.event, "sandbox", "") == sandbox.id]
-    assert [type(each.event) for each in entry] == [Refusal], "and no intent: nothing was begun"
-    assert isinstance(entry[0].event, Refusal) and entry[0].event.rule == "code" and "line 1: socket" in entry[0].event.why
+    assert [type(each.event) for each in entry] == [RefusalEvent], "and no intent: nothing was begun"
+    assert isinstance(entry[0].event, RefusalEvent) and entry[0].event.rule == "code" and "line 1: socket" in entry[0].event.why
     assert "canary-of-the-source" not in repr(entry)
     (denied,) = audit.get_denied_actions(sandbox_id=sandbox.id)
     assert denied.action == "run_code" and "socket" in denied.reason

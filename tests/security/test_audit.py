@@ -18,15 +18,14 @@ import pytest
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import anchor
-from agent_sandbox.ledger.chain import read
+from agent_sandbox.ledger.chain import closed, entries
 from agent_sandbox.ledger.event import Intent
-from agent_sandbox.ledger.segments import closed, entries
 from agent_sandbox.ledger.verify import Evidence, evidence, examine
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.model import locked
 from tests.e2e.program import Shell
-from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at
+from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, read
 from tests.security.conftest import Tell
 from tests.security.harness import case
 

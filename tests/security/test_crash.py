@@ -17,9 +17,10 @@ import pytest
 
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.ledger.chain import read, verify
+from agent_sandbox.ledger.chain import verify
 from agent_sandbox.ledger.event import Intent
 from tests.e2e.program import PROGRAM, Shell, words
+from tests.ledger.samples import read
 from tests.leftovers import adopting, claim, left_since, remove, traces
 from tests.patience import until
 from tests.security.blows import Tally, rain

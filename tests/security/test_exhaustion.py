@@ -17,6 +17,7 @@ from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from tests.kernel.group_probe import probe
 from tests.patience import given_time, stretched, until
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case
@@ -24,7 +25,7 @@ from tests.security.watching import held, tasks_of
 
 CHECKOUT = Path(__file__).parents[2]
 MIB = 1 << 20
-ENFORCED = cgroups.probe(cgroups.here()).enforces
+ENFORCED = probe(cgroups.here()).enforces
 
 BOMBS = {
     "fork": "import os, time\nwhile True:\n  try: os.fork()\n  except OSError: time.sleep(0.02)",

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.ledger.chain import read, verify
+from agent_sandbox.ledger.chain import verify
 from agent_sandbox.ledger.event import Intent
 from tests.e2e.program import Shell
+from tests.ledger.samples import read
 from tests.leftovers import adopting, left_since, traces
 from tests.patience import Hung
 from tests.security.conftest import Tell

@@ -13,7 +13,7 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel.mount_plan import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 from tests.patience import machine_wide
 from tests.security.conftest import Tell
@@ -163,9 +163,9 @@ def test_masks_hold_where_rootless_views_bind_single_files(number: int, box: Box
     """Rootless, a directory with a mount in it is shown entry by entry, and its files are bound one by one, past every overlay."""
     (box.home / "mounted").mkdir()
     (box.home / "harmless.txt").write_text("seen")
-    mounts = Host.look().mounts
+    mounts = MachineFacts.look().mounts
     fake = [type(mounts[0])(**{**vars(mounts[0]), "target": str(box.home / "mounted"), "fstype": "tmpfs"})]
-    plan = plan_view(box.rules, Needs(), ThrowAway(1 << 24), host=Host((*mounts, *fake), False), project=str(box.project))
+    plan = plan_view(box.rules, Needs(), ThrowAway(1 << 24), host=MachineFacts((*mounts, *fake), False), project=str(box.project))
     bound = {step.source for step in plan.steps if isinstance(step, Bind)}
     assert str(box.home / ".bash_history") not in bound
     assert str(box.home / "harmless.txt") in bound, "the others are bound"

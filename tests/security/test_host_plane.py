@@ -15,7 +15,7 @@ from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunC
 from agent_sandbox.policy.decide import Allow, Deny, decide
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Reason
-from agent_sandbox.workspace import removal
+from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.store import Store
 from tests.patience import until
 from tests.security.conftest import Tell
@@ -200,14 +200,14 @@ def test_removal_goes_through_no_link_and_no_mount(number: int, box: Box, tmp_pa
         links = list(layers.rglob("link"))
         assert links and links[0].is_symlink()
         within = os.open(layers.parent, os.O_RDONLY | os.O_DIRECTORY)
-        removal.remove_tree(within, layers.name)  # as root nothing else walks there: a reset removes the image
+        beneath.remove_tree(within, layers.name)  # as root nothing else walks there: a reset removes the image
         os.close(within)
         assert snapshot(canary) == before and not layers.exists()
     state.reset()
     assert snapshot(canary) == before and not state.exists
     directory = os.open(tmp_path, os.O_RDONLY)
     (tmp_path / "gone").mkdir()
-    removal.remove_tree(directory, "gone")
+    beneath.remove_tree(directory, "gone")
     os.close(directory)
     assert not (tmp_path / "gone").exists()
     tell("the canary survives, the layers are gone", control="removal does remove what is there")

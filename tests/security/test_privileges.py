@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import capabilities, landlock, seccomp, syscalls
+from agent_sandbox.kernel import landlock, namespaces, seccomp, syscalls
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.conftest import Tell
 from tests.security.harness import ENVIRONMENT, GENEROUS, Box, case, outside
@@ -55,7 +55,7 @@ def test_a_stage_that_still_has_a_power_does_not_begin(number: int, box: Box, mo
 
     assert begin() == b"ran\n", "the control arm: as it is, it begins"
     for module, name, instead, why in (
-        (capabilities, "drop_all", lambda: None, "capabilities are left"),
+        (namespaces, "drop_capabilities", lambda: None, "capabilities are left"),
         (seccomp, "install", lambda program: _fail(), "no filter today"),
         (landlock, "enforce", lambda rules: _fail(), "no filter today"),
     ):

@@ -18,10 +18,8 @@ from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
-from agent_sandbox.workspace.promotion.plan import plan
-from agent_sandbox.workspace.promotion.promote import promote
-from agent_sandbox.workspace.promotion.recovery import recover
-from agent_sandbox.workspace.promotion.steps import Plan
+from agent_sandbox.workspace.promotion.plan import Plan, plan
+from agent_sandbox.workspace.promotion.promote import promote, recover
 from agent_sandbox.workspace.protected import classes_of_all, classes_of_path
 from tests.security.conftest import Tell
 from tests.security.harness import case

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.promotion.recovery import recover
+from agent_sandbox.workspace.promotion.promote import recover
 from tests.leftovers import remove
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, case

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.fingerprint import Bases
 from agent_sandbox.workspace.layers.readback import NO_BASES, read_stack
 from agent_sandbox.workspace.layers.stack import Stack
-from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.reality import Bases
 from tests.workspace.layers.overlays import edit, make_layer, userxattr
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.beneath import TooMany
-from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.beneath import TooMany, remove_tree
 from tests.workspace.racing import Swapper, deep_tree
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.clone_inventory import Names, Unfinished, recall, remember
+from agent_sandbox.workspace.clone_inventory import Inventory, NoInventory, recall, remember
 from tests.workspace.layers.overlays import in_namespace
 
 
-def listed(project: Path, file: Path) -> Names:
+def listed(project: Path, file: Path) -> Inventory:
     names = remember(str(project), str(file))
-    assert isinstance(names, Names)
+    assert isinstance(names, Inventory)
     assert recall(str(file)) == names
     return names
 
@@ -43,9 +43,9 @@ def test_what_is_too_much_to_list_is_unfinished_and_says_so(tmp_path: Path) -> N
     project.mkdir()
     for number in range(4):
         (project / str(number)).touch()
-    assert isinstance(remember(str(project), str(tmp_path / "names"), limit=4), Names)
+    assert isinstance(remember(str(project), str(tmp_path / "names"), limit=4), Inventory)
     names = remember(str(project), str(tmp_path / "names"), limit=3)
-    assert isinstance(names, Unfinished) and "more than 3" in names.why
+    assert isinstance(names, NoInventory) and "more than 3" in names.why
     assert recall(str(tmp_path / "names")) == names
 
 
@@ -59,7 +59,7 @@ def test_other_filesystems_and_what_is_skipped_are_named_but_not_entered(tmp_pat
         syscalls.mount("tmpfs", str(project / "mounted"), "tmpfs")
         (project / "mounted/elsewhere").touch()
         names = remember(str(project), str(tmp_path / "names"), skip=[str(project / "state")])
-        assert isinstance(names, Names)
+        assert isinstance(names, Inventory)
         assert names.unlisted == {"mounted"} and names.in_directory("mounted") is None and names.in_directory("state") is None
         assert names.in_directory("") == {"mounted": "d", "state": "d"}
 
@@ -69,14 +69,14 @@ def test_other_filesystems_and_what_is_skipped_are_named_but_not_entered(tmp_pat
 @pytest.mark.parametrize("keep", [0, 10, -1])
 def test_a_list_that_is_missing_torn_or_nonsense_is_an_unfinished_one(tmp_path: Path, keep: int) -> None:
     file = tmp_path / "names"
-    assert isinstance(recall(str(file)), Unfinished)
+    assert isinstance(recall(str(file)), NoInventory)
     (tmp_path / "project").mkdir()
     (tmp_path / "project/file").touch()
     remember(str(tmp_path / "project"), str(file))
     file.write_bytes(file.read_bytes()[:keep])
-    assert isinstance(recall(str(file)), Unfinished)
+    assert isinstance(recall(str(file)), NoInventory)
     file.write_bytes(b'{"names":2}\n')
-    assert isinstance(recall(str(file)), Unfinished)
+    assert isinstance(recall(str(file)), NoInventory)
 
 
 def test_a_list_is_never_half_replaced(tmp_path: Path) -> None:

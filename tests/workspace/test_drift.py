@@ -14,11 +14,11 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace import clone_inventory
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.drift import Drift, Drifted, DriftKind, LookBudget, Moved, Unmoved, Verdict, judge, look_for_drift
-from agent_sandbox.workspace.fingerprint import Base, Seen, look
+from agent_sandbox.workspace.drift import Drifted, DriftKind, DriftReport, LookBudget, MovedOn, NotMoved, Verdict, judge, look_for_drift
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.originals.capture import TICK_NS
 from agent_sandbox.workspace.read_tracking import Reads
+from agent_sandbox.workspace.reality import Base, Fingerprint, look
 from tests.workspace.layers.overlays import in_namespace
 
 FILE = Node(EntryType.FILE, 0o644, 0, 0)
@@ -50,7 +50,7 @@ class Clone:
     def path(self, name: str) -> str:
         return str(self.project / name)
 
-    def seen(self, name: str, *, content: bool = True) -> Seen | None:
+    def seen(self, name: str, *, content: bool = True) -> Fingerprint | None:
         directory = os.open((self.project / name).parent, os.O_PATH)
         try:
             return look(directory, os.path.basename(name), now_ns=time.time_ns(), content=content)
@@ -71,7 +71,7 @@ class Clone:
         for path in (self.project / name).rglob("*"):
             self.bases[str(path)] = Base(str(path), self.seen(str(path.relative_to(self.project))))
 
-    def drift(self, *, masks: Collection[str] = (), reads: Reads | None = None, budget: LookBudget | None = None) -> Drift:
+    def drift(self, *, masks: Collection[str] = (), reads: Reads | None = None, budget: LookBudget | None = None) -> DriftReport:
         return look_for_drift(
             str(self.project),
             self.cloned,
@@ -88,7 +88,7 @@ class Clone:
         return {entry.path.removeprefix(f"{self.project}/"): entry.kind.value + (", yours" if entry.yours else "") for entry in found}
 
     def judge(self) -> dict[str, Verdict]:
-        expected: dict[str, Seen | None] = {}
+        expected: dict[str, Fingerprint | None] = {}
         for change in self.changes:
             name = change.path.removeprefix(f"{self.project}/")
             expected[change.path] = self.seen(name, content=False)
@@ -146,7 +146,7 @@ def test_what_is_again_what_it_was_has_not_moved_where_there_is_a_base(clone: Cl
     os.utime(clone.project / "top")
     os.utime(clone.project / "docs/index")
     assert clone.moved() == {"docs/index": "changed"}, "without a base a newer time counts"
-    assert all(isinstance(verdict, Unmoved) for verdict in clone.judge().values())
+    assert all(isinstance(verdict, NotMoved) for verdict in clone.judge().values())
 
 
 def test_what_lies_below_a_directory_that_the_sandbox_removed_is_yours_too(clone: Clone) -> None:
@@ -155,7 +155,7 @@ def test_what_lies_below_a_directory_that_the_sandbox_removed_is_yours_too(clone
     (clone.project / "src/new.py").touch()
     assert clone.moved() == {"src/a.py": "changed, yours", "src/new.py": "appeared, yours"}
     verdict = clone.judge()["src"]
-    assert isinstance(verdict, Moved) and sorted(verdict.below) == [clone.path("src/a.py"), clone.path("src/new.py")]
+    assert isinstance(verdict, MovedOn) and sorted(verdict.below) == [clone.path("src/a.py"), clone.path("src/new.py")]
     assert "2 entries below it moved on" in verdict.why()
 
 
@@ -247,7 +247,7 @@ def test_what_a_run_read_is_told_where_somebody_watched(clone: Clone) -> None:
 )
 def test_drift_in_one_line(seconds: int, yours: tuple[bool, ...], said: str) -> None:
     entries = tuple(Drifted(f"/{number}", DriftKind.CHANGED, own) for number, own in enumerate(yours))
-    assert Drift(0, seconds * 10**9, entries).sentence() == said
+    assert DriftReport(0, seconds * 10**9, entries).sentence() == said
 
 
 def test_a_promotion_is_told_exactly_what_moved(clone: Clone) -> None:
@@ -260,13 +260,13 @@ def test_a_promotion_is_told_exactly_what_moved(clone: Clone) -> None:
     (clone.project / "appeared").touch()
     verdicts = clone.judge()
     assert {path: type(verdict).__name__ for path, verdict in verdicts.items()} == {
-        "src/a.py": "Moved",
-        "src/b.py": "Unmoved",
-        "top": "Moved",
-        "appeared": "Moved",
-        "absent": "Unmoved",
+        "src/a.py": "MovedOn",
+        "src/b.py": "NotMoved",
+        "top": "MovedOn",
+        "appeared": "MovedOn",
+        "absent": "NotMoved",
     }
-    reasons = [verdict.why() for path, verdict in sorted(verdicts.items()) if isinstance(verdict, Moved)]
+    reasons = [verdict.why() for path, verdict in sorted(verdicts.items()) if isinstance(verdict, MovedOn)]
     assert reasons == ["it has appeared in reality", "it has changed in reality", "it has gone in reality"]
 
 
@@ -275,17 +275,17 @@ def test_without_a_base_what_is_there_has_moved_and_nothing_there_has_not(clone:
     clone.change("absent", Kind.ADDED)
     clone.bases = {clone.path("absent"): Base(clone.path("absent"), None, known=False)}
     verdicts = clone.judge()
-    assert isinstance(verdicts["top"], Moved) and "not known" in verdicts["top"].why()
-    assert verdicts["absent"] == Unmoved(None)
+    assert isinstance(verdicts["top"], MovedOn) and "not known" in verdicts["top"].why()
+    assert verdicts["absent"] == NotMoved(None)
 
 
 def test_a_directory_that_would_go_without_a_list_of_what_was_in_it_has_moved(clone: Clone) -> None:
     clone.change("src", Kind.DELETED)
     verdict = clone.judge()["src"]
-    assert isinstance(verdict, Moved)
+    assert isinstance(verdict, MovedOn)
     clone.changes, clone.bases = [], {}
     clone.delete_tree("src")
-    assert isinstance(clone.judge()["src"], Unmoved)
+    assert isinstance(clone.judge()["src"], NotMoved)
     (clone.project / "src/a.py").unlink()
     verdict = clone.judge()["src"]
-    assert isinstance(verdict, Moved) and verdict.below == (clone.path("src/a.py"),)
+    assert isinstance(verdict, MovedOn) and verdict.below == (clone.path("src/a.py"),)

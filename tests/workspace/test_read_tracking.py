@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.engine.languages import tools
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.kernel import fanotify
+from agent_sandbox.kernel import notify
 from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import cloned
@@ -18,7 +18,7 @@ from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import read_tracking
 from agent_sandbox.workspace.read_tracking import Reads, ReadWatch
-from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.draft import MachineFacts
 from agent_sandbox.workspace.view.plan import plan_view
 
 
@@ -32,7 +32,7 @@ def runtime() -> Iterator[ProcessRuntime]:
 def watched(runtime: ProcessRuntime, project: Path, script: str) -> set[str]:
     """What of the project bash opens for this script, relative to it."""
     watches: list[ReadWatch] = []
-    plan = plan_view(cloned(masks=()).files, tools(), ThrowAway(64 << 20), host=Host.look(), project=str(project))
+    plan = plan_view(cloned(masks=()).files, tools(), ThrowAway(64 << 20), host=MachineFacts.look(), project=str(project))
     launch = Launch(
         Argv(("bash", "-c", script)),
         plan,
@@ -91,9 +91,9 @@ def test_without_root_a_watch_is_refused(project: Path) -> None:
 
 @pytest.mark.needs_root
 def test_what_is_lost_is_noticed(tmp_path: Path) -> None:
-    group = fanotify.watch_opens(f"/proc/self/root{tmp_path}")
-    with pytest.raises(fanotify.Overflow):
-        list(fanotify._paths(fanotify._EVENT.pack(24, 3, 0, 24, fanotify.FAN_Q_OVERFLOW, -1, 0)))
+    group = notify.watch_opens(f"/proc/self/root{tmp_path}")
+    with pytest.raises(notify.Overflow):
+        list(notify._paths(notify._EVENT.pack(24, 3, 0, 24, notify.FAN_Q_OVERFLOW, -1, 0)))
     os.close(group)
 
 

@@ -10,6 +10,7 @@ import sys
 
 # Constant-time comparison, as in `hmac`: the time taken does not reveal where the texts differ.
 from _operator import _compare_digest as same
+from functools import cache
 
 TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
@@ -62,25 +63,15 @@ def as_json(value: Any, *, sort_keys: bool = False) -> str:
 
     Raises `ValueError` for NaN and infinities, `TypeError` for types that JSON does not have.
     """
-    if "json" in sys.modules:  # already loaded: use its C encoder
-        return (_encoders.get(sort_keys) or _encoder(sort_keys))(value)
-    return _spelt(value, sort_keys)
+    return _encoder(sort_keys)(value) if "json" in sys.modules else _spelt(value, sort_keys)  # loaded already: use its C encoder
 
 
-_encoders: dict[bool, Callable[[Any], str]] = {}  # cached: `json.dumps` would make a new encoder for each call
-
-
+@cache  # `json.dumps` would make a new encoder for each call
 def _encoder(sort_keys: bool) -> Callable[[Any], str]:
-    from json import encoder
+    from json import JSONEncoder
 
     # Our values never contain themselves. Checking for cycles would take a third of the time.
-    json_encoder = encoder.JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False)
-    # `JSONEncoder.encode` builds a new C encoder for each call. One can be reused.
-    make_c_encoder = getattr(encoder, "c_make_encoder", None)
-    if make_c_encoder is None:
-        return _encoders.setdefault(sort_keys, json_encoder.encode)
-    encode_pieces = make_c_encoder(None, json_encoder.default, encoder.encode_basestring_ascii, None, ":", ",", sort_keys, False, False)
-    return _encoders.setdefault(sort_keys, lambda value: "".join(encode_pieces(value, 0)))
+    return JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False).encode
 
 
 def _spelt(value: Any, sort_keys: bool) -> str:

@@ -15,8 +15,7 @@ from agent_sandbox.engine.recover import interrupted, recovered
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.workspace.changes import Change, ChangeSet
-from agent_sandbox.workspace.noise import place_of
+from agent_sandbox.workspace.changes import Change, ChangeSet, place_of
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
-from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, Outcome, Refusal
+from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, OutcomeEvent, RefusalEvent
 from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
 from agent_sandbox.policy.approval_rules import Word
@@ -132,7 +132,7 @@ class Gate:
         self._refuse(facts, canonical.digest_of_plain(facts), Deny(because))
 
     def _refuse(self, facts: Facts, digest: str, verdict: Deny) -> NoReturn:
-        self._ledger.record(Refusal(facts, digest, self._digest, verdict.because.rule, verdict.because.why, self._sandbox))
+        self._ledger.record(RefusalEvent(facts, digest, self._digest, verdict.because.rule, verdict.because.why, self._sandbox))
         raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
     def end(self) -> None:
@@ -148,7 +148,7 @@ class Gate:
         """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
-            self._ledger.record(Outcome(intent, ended, facts, self._sandbox), lasting=True)
+            self._ledger.record(OutcomeEvent(intent, ended, facts, self._sandbox), lasting=True)
 
     def _settled(self, action: Action, verdict: Verdict, details: Callable[[], str]) -> Allow | Deny:
         match verdict:
@@ -180,11 +180,11 @@ class Gate:
     def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts], lasting: bool) -> None:
         try:
             try:
-                self._ledger.record(Outcome(intent, "done", describe(result), self._sandbox), lasting=lasting)
+                self._ledger.record(OutcomeEvent(intent, "done", describe(result), self._sandbox), lasting=lasting)
             except (LedgerUnavailable, LedgerBroken):
                 raise
             except Exception as error:  # a poor description must not make a deed that was done look as if it had failed
-                self._ledger.record(Outcome(intent, "done", {"undescribed": type(error).__name__}, self._sandbox), lasting=lasting)
+                self._ledger.record(OutcomeEvent(intent, "done", {"undescribed": type(error).__name__}, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as error:
             message = f"the action was performed, but how it ended could not be recorded: {error.message}"
             raise LedgerUnavailable(message, hint=f"entry {intent} of the ledger has its intent; {error.hint}") from error
@@ -194,6 +194,6 @@ class Gate:
         if isinstance(error, SandboxError):  # only our own messages: others' may hold anything
             facts["message"] = error.message
         try:
-            self._ledger.record(Outcome(intent, "raised", facts, self._sandbox), lasting=lasting)
+            self._ledger.record(OutcomeEvent(intent, "raised", facts, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as unrecorded:
             error.add_note(f"and this could not be recorded: {unrecorded}")

@@ -21,9 +21,8 @@ from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.runtime.base import Reason
 from agent_sandbox.runtime.observe.events import EXECUTE, WRITE, Observed
-from agent_sandbox.workspace.changes import Change, Kind, covers
+from agent_sandbox.workspace.changes import Change, Kind, covers, is_noise
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.noise import is_noise
 from agent_sandbox.workspace.view.executables import Executables, find_executables
 from agent_sandbox.workspace.view.plan import PRIVATE
 

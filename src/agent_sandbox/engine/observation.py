@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from agent_sandbox.kernel.mount_plan import Bind, Copies, File, Overlay, Symlink
+from agent_sandbox.kernel.mount_plan import Bind, Copies, NewFile, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
@@ -49,7 +49,7 @@ class _Judge:
         self._started = launch.executables[:1]  # the interpreter of code is started whatever the rules say
         self._line = isinstance(launch.program, Argv) and reads_a_line(launch.program.words)  # and so is the shell that reads a line
         steps = launch.root.steps
-        trees = (step.target for step in steps if isinstance(step, Overlay | Bind | File | Symlink))
+        trees = (step.target for step in steps if isinstance(step, Overlay | Bind | NewFile | Symlink))
         copied = [(step.target, (*step.entries, *(name for name, _ in step.contents))) for step in steps if isinstance(step, Copies)]
         self._shown = (*PRIVATE, *trees, *(os.path.join(target, entry) for target, entries in copied for entry in entries))
 

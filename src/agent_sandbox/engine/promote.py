@@ -21,18 +21,17 @@ from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
-from agent_sandbox.workspace.diff.sources import Machine
-from agent_sandbox.workspace.drift import Moved, judge
-from agent_sandbox.workspace.fingerprint import Base, digest_of_open
+from agent_sandbox.workspace.diff.compare import MachineFiles
+from agent_sandbox.workspace.drift import MovedOn, judge
 from agent_sandbox.workspace.layers.history import Snapshot
-from agent_sandbox.workspace.lock import Holder
-from agent_sandbox.workspace.merge import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
+from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion import undo
 from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
-from agent_sandbox.workspace.promotion.plan import Expected, plan
+from agent_sandbox.workspace.promotion.plan import Expected, Plan, plan
 from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
-from agent_sandbox.workspace.promotion.steps import Plan
+from agent_sandbox.workspace.reality import Base, digest_of_open
+from agent_sandbox.workspace.store import Holder
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | N
 
 
 def brought_together(
-    changes: ChangeSet, moved: Mapping[str, Moved], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
+    changes: ChangeSet, moved: Mapping[str, MovedOn], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
 ) -> tuple[ChangeSet, tuple[str, ...], tuple[Conflict, ...]]:
     """The changes with those merged that reality has a part in; the paths that were merged; and what is still in question.
 
@@ -104,7 +103,7 @@ def brought_together(
     return ChangeSet(tuple(result)), merged, tuple(questions)
 
 
-def is_so_already(change: Change, moved: Moved, contents: Mixed) -> bool:
+def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
     """Whether reality has come to be what the change would make of it. Owners do not count: a promotion never changes them."""
     if moved.below or (change.after is None) != (moved.seen is None):
         return False
@@ -117,13 +116,13 @@ def is_so_already(change: Change, moved: Moved, contents: Mixed) -> bool:
     return real.type is not EntryType.FILE or (ours is not None and ours.holds_the_same(_theirs(change, moved)))
 
 
-def _lively(path: str, moved: Moved, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
+def _lively(path: str, moved: MovedOn, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
     """Something in a directory that the sandbox removed has changed in reality."""
     conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
     yield conflict, how(conflict) if callable(how) else how
 
 
-def _merge(change: Change, moved: Moved, contents: Mixed, open_base: OpenBase) -> MergedEntry:
+def _merge(change: Change, moved: MovedOn, contents: Mixed, open_base: OpenBase) -> MergedEntry:
     theirs = _theirs(change, moved)
     real = theirs.node if theirs else None
     ours = _version(_owned(change.after, real), lambda: contents.open_file(change))
@@ -132,11 +131,11 @@ def _merge(change: Change, moved: Moved, contents: Mixed, open_base: OpenBase) -
     return merge_entry(change.path, before, ours, theirs, known=base.known)
 
 
-def _theirs(change: Change, moved: Moved) -> Version | None:
+def _theirs(change: Change, moved: MovedOn) -> Version | None:
     if moved.seen is None:
         return None
     real = moved.seen.node
-    return _version(real, lambda: Machine().open_old(replace(change, before=real)), moved.seen.digest)
+    return _version(real, lambda: MachineFiles().open_old(replace(change, before=real)), moved.seen.digest)
 
 
 def _version(node: Node | None, open_it: Callable[[], int], digest: str = "") -> Version | None:
@@ -160,7 +159,7 @@ def _owned(node: Node | None, real: Node | None) -> Node | None:
     return node if node is None or real is None else replace(node, uid=real.uid, gid=real.gid)
 
 
-def _changes(change: Change, moved: Moved, entry: MergedEntry, contents: Mixed) -> Iterator[Change]:
+def _changes(change: Change, moved: MovedOn, entry: MergedEntry, contents: Mixed) -> Iterator[Change]:
     """The change from what is real now to what was merged; none when that is the same."""
     real, result = moved.seen.node if moved.seen else None, entry.result
     if result is None:
@@ -212,7 +211,7 @@ class Proposal:
     wanted: Wanted
     expected: Expected
     classes: Mapping[str, frozenset[str]]
-    moved: Mapping[str, Moved] = field(default_factory=dict, hash=False)
+    moved: Mapping[str, MovedOn] = field(default_factory=dict, hash=False)
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
@@ -267,7 +266,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:
-        everything, bases = stored.changes_in(stack, policy), stored.bases()
+        everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
         chosen = everything.within(root).chosen(wanted.chosen)
         _refuse_twice(chosen)
@@ -276,7 +275,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
             change.path for change in chosen if change.masks_real
         }  # nobody in the sandbox has seen what is there: it cannot have moved
         verdicts = judge(chosen, bases, expected)
-        moved = {path: each for path, each in verdicts.items() if isinstance(each, Moved) and path not in hidden}
+        moved = {path: each for path, each in verdicts.items() if isinstance(each, MovedOn) and path not in hidden}
         contents = Mixed(stack)
         asked_for = chosen
         chosen = ChangeSet(tuple(each for each in chosen if each.path not in moved or not is_so_already(each, moved[each.path], contents)))

@@ -16,15 +16,14 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.workspace.durable import explained, write_atomically
-from agent_sandbox.workspace.lock import Holder
 from agent_sandbox.workspace.originals.runs import file_of
-from agent_sandbox.workspace.store import SandboxState
+from agent_sandbox.workspace.store import Holder, SandboxState
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
     from agent_sandbox.workspace.layers.history import Snapshot
     from agent_sandbox.workspace.promotion.journal import Journal
-    from agent_sandbox.workspace.promotion.recovery import Recovery
+    from agent_sandbox.workspace.promotion.promote import Recovery
 
 _NAME = "under-way"
 
@@ -107,7 +106,7 @@ def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, .
     """Bring to an end what was cut off, and say so in words. Takes the lock, and raises `Busy`, unless it is `held` by the caller."""
     if not interrupted(stored.state):
         return ()
-    from agent_sandbox.workspace.promotion.recovery import recover
+    from agent_sandbox.workspace.promotion.promote import recover
 
     with nullcontext() if held else stored.state.lock(command="recovery"):
         note = UnderWay.recall(stored)

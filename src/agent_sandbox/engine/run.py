@@ -26,7 +26,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Argv, Completed, Exit, Hosted, Launch, PythonCode, Reason, Script, Usage
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Session:
         *,
         project: str | None = None,
         state: SandboxState | None = None,
-        look: Callable[[], Host] = Host.look,
+        look: Callable[[], MachineFacts] = MachineFacts.look,
         on_busy: Callable[[Busy], None] | None = None,
         beside: Callable[[Callable[[], None]], None] = lambda do: do(),
         early: EarlyLook | None = None,
@@ -321,9 +321,9 @@ class Session:
             program, executables, plan = self._plan(work, choice, kept.layers if kept else ThrowAway(self._disk_bytes))
             launch = self._launch(work, program, executables, plan, spent)
             if work.watch_reads:
-                from agent_sandbox.workspace.read_tracking import Reading  # and with it threads: few runs are watched
+                from agent_sandbox.workspace.read_tracking import ReadTracker  # and with it threads: few runs are watched
 
-                reading = Reading(self._state, kept.since_ns if kept else 0)
+                reading = ReadTracker(self._state, kept.since_ns if kept else 0)
                 stack.callback(reading.end)
                 launch = replace(launch, on_ready=reading.begin)
             try:

@@ -180,7 +180,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Usage:
+class GroupUsage:
     """The total usage of a run, zero where no controller counts it; and which of "memory" and "processes" ran out (`hit`)."""
 
     cpu_seconds: float = 0.0
@@ -230,7 +230,7 @@ class Cgroup:
             self._signal_members(deadline)
         return True
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """Return the usage so far and the limits reached. Call it before `remove`.
 
         Memory counts as reached only if it ran out at *this* cgroup's limit. Touching the limit while the kernel can still free page cache
@@ -248,7 +248,7 @@ class Cgroup:
                 most_processes = max(most_processes, _number(part, "pids.peak"))  # since Linux 6.1
                 if _keyed(part, "pids.events", "max") > 0:
                     reached.add("processes")
-        return Usage(self.cpu_seconds(), peak, most_processes, kills, frozenset(reached))
+        return GroupUsage(self.cpu_seconds(), peak, most_processes, kills, frozenset(reached))
 
     def cpu_seconds(self) -> float:
         """Return the processor time so far, also of processes not yet waited for; 0 if nothing counts it."""
@@ -422,50 +422,6 @@ def sweep(hierarchies: tuple[Hierarchy, ...]) -> int:
                 with suppress(OSError):  # another user's, or already removed by another sweep
                     removed += forgotten.kill() and forgotten.remove()
     return removed
-
-
-def probe(hierarchies: tuple[Hierarchy, ...], *, unique: str = "probe") -> Cgroup:
-    """Try cgroups live: create one, limit it, put a process in, kill it there, remove it. Never raises.
-
-    Two simultaneous probes in one process each need their own `unique`. The result holds `enforces` and `missing`; the cgroup is gone.
-    """
-    try:
-        cgroup = create(memory_bytes=64 << 20, processes=16, unique=unique, hierarchies=hierarchies)
-    except OSError as error:
-        return Cgroup(missing=dict.fromkeys(("memory", "processes"), str(error)))
-    problem = ""
-    try:
-        if cgroup.enforces:
-            problem = _try_killing_in(cgroup)
-    except OSError as error:
-        problem = f"a process cannot be moved into {cgroup.parts[0].path}: {error.strerror}"
-    if not cgroup.remove():
-        problem = problem or "a cgroup cannot be removed again"
-    if problem:
-        return Cgroup(missing=dict.fromkeys(("memory", "processes"), problem))
-    return Cgroup(enforces=cgroup.enforces, missing=cgroup.missing)
-
-
-def _try_killing_in(cgroup: Cgroup) -> str:
-    """Kill a shell inside the cgroup. Return the problem, or an empty string. Raises OSError.
-
-    The shell is spawned, not forked, because the caller may have threads. It waits for a line that never comes.
-    """
-    reading, writing = os.pipe()
-    try:
-        child = os.posix_spawn("/bin/sh", ["sh", "-c", "read line"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)])
-    except OSError:
-        os.close(writing)
-        raise
-    finally:
-        os.close(reading)
-    try:
-        cgroup.join(child)
-        return "" if child in cgroup.members() and cgroup.kill() else "a process in a cgroup could not be killed"
-    finally:
-        os.close(writing)  # ends the shell if it still lives
-        with suppress(ChildProcessError):  # the application may ignore SIGCHLD
-            os.waitpid(child, 0)
 
 
 def _ours(top: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import capabilities, cgroups, ids, landlock, mount_plan, mount_steps, namespaces, notify, rlimits, seccomp, wire
+from agent_sandbox.kernel import cgroups, ids, landlock, mount_plan, mount_steps, namespaces, notify, seccomp, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.mount_tools import MountedBelow, Site
@@ -78,7 +78,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         wire.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
         request, _ = wire.receive(seat.control)
-        request["open_files"] = rlimits.make_room_for_descriptors(request["open_files"])  # while root is still allowed to
+        request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # while root is still allowed to
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
         plan = mount_plan.decode(request["plan"])
         site, layers = _build_view(identity, plan)
@@ -159,7 +159,7 @@ def _give_up_power(request: dict[str, Any]) -> None:
     # Changing ids cleared the parent-death signal. Not dumpable: a guest of the same uid must not reach us through /proc/1.
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    rlimits.apply(
+    usage.apply_rlimits(
         processes=None if "processes" in request["enforced"] else request["processes"],
         data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"],
         # Keeps one file from outgrowing every limit between two checks. A memfd's memory is charged to no process; only its size bounds it.
@@ -167,9 +167,9 @@ def _give_up_power(request: dict[str, Any]) -> None:
         cpu_seconds=request["cpu_seconds"],
     )
     if request["system"]:
-        capabilities.keep_only(capabilities.PACKAGE_MANAGER)
+        namespaces.keep_capabilities(namespaces.PACKAGE_MANAGER)
     else:
-        capabilities.drop_all()
+        namespaces.drop_capabilities()
 
 
 def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
@@ -203,8 +203,8 @@ def _become_guest(
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         landlock.enforce(rules)
-        rlimits.apply(open_files=request["open_files"])  # not earlier: reordering the descriptors needs high numbers
-        capabilities.assert_at_most(capabilities.PACKAGE_MANAGER if request["system"] else ())
+        usage.apply_rlimits(open_files=request["open_files"])  # not earlier: reordering the descriptors needs high numbers
+        namespaces.assert_capabilities(namespaces.PACKAGE_MANAGER if request["system"] else ())
         if request["observe"]:
             notify.begin(payload)
         seccomp.install(

@@ -206,8 +206,12 @@ def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
 
 
 def _disk_bytes(path: str) -> int:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Return the bytes in a tree. One that cannot be measured, for example because it is gone, exceeds every limit: its run ends alone."""
     try:
-        return usage.disk_bytes(directory)
-    finally:
-        os.close(directory)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return usage.disk_bytes(directory)
+        finally:
+            os.close(directory)
+    except OSError:
+        return usage.UNCOUNTABLE

@@ -42,14 +42,14 @@ SPARE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopDevice:
     """An attached device. It stays attached while `fd` or a mount of it exists."""
 
     fd: int
     device: str
 
 
-def attach(file: int) -> Loop:
+def attach(file: int) -> LoopDevice:
     """Attach a file, open for reading and writing, to a free device. Raises OSError, for example ENOENT without loop devices."""
     control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -58,7 +58,7 @@ def attach(file: int) -> Loop:
             fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.ioctl(fd, LOOP_CONFIGURE, _CONFIG.pack(file, 0, *[0] * 5, 0, 0, 0, LO_FLAGS_AUTOCLEAR, *[0] * 10))
-                return Loop(fd, device)
+                return LoopDevice(fd, device)
             except OSError as error:
                 os.close(fd)
                 if error.errno != errno.EBUSY:
@@ -68,7 +68,7 @@ def attach(file: int) -> Loop:
     raise OSError(errno.EBUSY, "every free loop device was taken by another")
 
 
-def find(file: tuple[int, int]) -> Loop | None:
+def find(file: tuple[int, int]) -> LoopDevice | None:
     """Return the loop device of a file, given by device and inode, or None. It stays attached while the result is open."""
     for name in os.listdir(_DEVICES):
         if name.startswith("loop") and os.path.exists(f"{_DEVICES}/{name}/loop"):
@@ -78,7 +78,7 @@ def find(file: tuple[int, int]) -> Loop | None:
                 continue
             try:
                 if backing(fd) == file:
-                    return Loop(fd, f"/dev/{name}")
+                    return LoopDevice(fd, f"/dev/{name}")
             except OSError:
                 pass
             os.close(fd)

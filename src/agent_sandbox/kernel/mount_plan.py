@@ -28,7 +28,7 @@ DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "ur
 
 
 @dataclass(frozen=True)
-class Mask:
+class PathMask:
     """A name hidden in an overlay's lower layer, even if it appears later. `keep` shows the directory itself, but empty."""
 
     path: str  # relative to the overlay
@@ -89,11 +89,11 @@ class Overlay:
     source: str
     target: str
     key: str  # name of its upper layer
-    masks: tuple[Mask, ...] = ()  # wider ones first
+    masks: tuple[PathMask, ...] = ()  # wider ones first
     places: tuple[str, ...] = ()  # directories below masked ones that must exist as mount points
     files: tuple[str, ...] = ()  # the same for single files
     links: tuple[tuple[str, str], ...] = ()  # and for links, each with its target
-    stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.masks`
+    stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.draft`
     writable: bool = True
     # True: a failed mount fails the plan. False: show an empty directory and note it, or show nothing if the source has gone by then.
     required: bool = True
@@ -137,7 +137,7 @@ class Bind:
 
 
 @dataclass(frozen=True)
-class Code:
+class ExecutableFiles:
     """The only files of the view that can be executed or mapped as code: bound over themselves from the machine, read-only.
 
     Every other mount of a plan with this step is noexec. A file that an earlier run removed from the view is left out.
@@ -188,7 +188,7 @@ class Symlink:
 
 
 @dataclass(frozen=True)
-class File:
+class NewFile:
     """A small file with given content in the root of the view."""
 
     kind: ClassVar[str] = "file"
@@ -240,9 +240,10 @@ class Proc:
         return "own /proc, /proc/sys read-only"
 
 
-Step = Overlay | Copies | Bind | Code | Tmpfs | Directory | Symlink | File | SkeletonRoot | SealRoot | Devices | Proc
+Step = Overlay | Copies | Bind | ExecutableFiles | Tmpfs | Directory | Symlink | NewFile | SkeletonRoot | SealRoot | Devices | Proc
 _KINDS: dict[str, Any] = {
-    step.kind: step for step in (Overlay, Copies, Bind, Code, Tmpfs, Directory, Symlink, File, SkeletonRoot, SealRoot, Devices, Proc)
+    step.kind: step
+    for step in (Overlay, Copies, Bind, ExecutableFiles, Tmpfs, Directory, Symlink, NewFile, SkeletonRoot, SealRoot, Devices, Proc)
 }
 _LAYERS: dict[str, Any] = {kind.__name__: kind for kind in (ThrowAway, OnDisk, InImage)}
 
@@ -256,9 +257,9 @@ class MountPlan:
     notes: tuple[str, ...] = ()  # for users: parts of the view that this host or policy weakened or left out
 
     @property
-    def code(self) -> Code | None:
+    def code(self) -> ExecutableFiles | None:
         """The executable files; None if every file of the view may be executed."""
-        return next((step for step in self.steps if isinstance(step, Code)), None)
+        return next((step for step in self.steps if isinstance(step, ExecutableFiles)), None)
 
     def describe(self) -> list[str]:
         """Return one line per step, in order of execution."""
@@ -284,6 +285,6 @@ def decode(message: bytes) -> MountPlan:
     decoded = []
     for kind, values in steps:
         if "masks" in values:
-            values["masks"] = tuple(Mask(*mask) for mask in values["masks"])
+            values["masks"] = tuple(PathMask(*mask) for mask in values["masks"])
         decoded.append(_KINDS[kind](**values))
     return MountPlan(_LAYERS[kind_of_layers](**layers), tuple(decoded))

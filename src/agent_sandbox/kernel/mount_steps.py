@@ -17,14 +17,14 @@ from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mount_plan import (
     DEVICES,
     Bind,
-    Code,
     Copies,
     Devices,
     Directory,
-    File,
+    ExecutableFiles,
     InImage,
     Layers,
     MountPlan,
+    NewFile,
     OnDisk,
     Overlay,
     Proc,
@@ -201,7 +201,7 @@ def _bind(step: Bind, site: Site) -> None:
             raise
 
 
-def _code(step: Code, site: Site) -> None:
+def _code(step: ExecutableFiles, site: Site) -> None:
     site.programs += bind_code(step.programs, site)
     for _ in bind_code(step.libraries, site):
         pass
@@ -223,7 +223,7 @@ def _symlink(step: Symlink, site: Site) -> None:
         os.symlink(step.to, f"{parent}/{os.path.basename(step.target)}")
 
 
-def _file(step: File, site: Site) -> None:
+def _file(step: NewFile, site: Site) -> None:
     with file_for(step.target) as place, open(place, "wb") as file:
         file.write(step.content)
         os.fchmod(file.fileno(), 0o644)
@@ -304,11 +304,11 @@ _PERFORM: dict[type, Callable[[Any, Site], None]] = {
     Overlay: _overlay,
     Copies: _copies,
     Bind: _bind,
-    Code: _code,
+    ExecutableFiles: _code,
     Tmpfs: _tmpfs,
     Directory: _directory,
     Symlink: _symlink,
-    File: _file,
+    NewFile: _file,
     SkeletonRoot: _skeleton_root,
     SealRoot: _seal_root,
     Devices: _devices,

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.mount_plan import Mask
+from agent_sandbox.kernel.mount_plan import PathMask
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
 
@@ -241,7 +241,7 @@ def make_layer(path: str, like: str, shift: int = 0) -> None:
     look_like(path, os.stat(like), shift)
 
 
-def fill_mask_layer(layer: str, lower: str, masks: Sequence[Mask], site: Site, *, stand_ins: Sequence[str] = ()) -> None:
+def fill_mask_layer(layer: str, lower: str, masks: Sequence[PathMask], site: Site, *, stand_ins: Sequence[str] = ()) -> None:
     """Fill a mask layer: a whiteout or an empty opaque directory per mask, and parents with the mode and owner of the real ones.
 
     If parents are missing, the topmost missing one gets the whiteout: a directory that does not exist must not appear. Most of the hundreds

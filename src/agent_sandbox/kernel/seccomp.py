@@ -32,7 +32,7 @@ Code = list[Instruction]  # self-contained: every path through it ends in a retu
 
 
 @dataclass(frozen=True)
-class Answer:
+class FilterAction:
     """The answer to a call: allowed if `rule` holds, else refused with `refusal`. An empty rule never holds, None always."""
 
     rule: Rule | None
@@ -47,7 +47,7 @@ class Answer:
         return f"allow if {' or '.join(' and '.join(c.describe() for c in group) for group in self.rule)}; else {refusal}"
 
 
-_ALLOW, _REFUSE, _UNKNOWN = Answer(rule=None), Answer(rule=()), Answer(rule=(), refusal=errno.ENOSYS)
+_ALLOW, _REFUSE, _UNKNOWN = FilterAction(rule=None), FilterAction(rule=()), FilterAction(rule=(), refusal=errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Program:
     """A compiled filter and its answers, in the order of the system call numbers."""
 
     machine: str
-    answers: tuple[tuple[str, int, Answer], ...]
+    answers: tuple[tuple[str, int, FilterAction], ...]
     code: bytes
 
     def describe(self) -> str:
@@ -155,15 +155,15 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool) -> Answer:
+def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool) -> FilterAction:
     if name in syscall_rules.ABSENT or (gated and name in syscall_rules.FILES_IN_MEMORY):
         return _UNKNOWN
     if name == "clone" and not processes:
-        return Answer(syscall_rules.THREADS_ONLY)
+        return FilterAction(syscall_rules.THREADS_ONLY)
     if name == "socket" and system:
-        return Answer(syscall_rules.CONDITIONAL[name], refusal=errno.EPROTONOSUPPORT)
+        return FilterAction(syscall_rules.CONDITIONAL[name], refusal=errno.EPROTONOSUPPORT)
     if name in syscall_rules.CONDITIONAL:
-        return Answer(syscall_rules.CONDITIONAL[name])
+        return FilterAction(syscall_rules.CONDITIONAL[name])
     allowed = (
         name in syscall_rules.ALLOWED
         or (processes and name in syscall_rules.STARTS_PROCESSES)
@@ -172,9 +172,9 @@ def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: b
     return _ALLOW if allowed else _REFUSE
 
 
-def _ranges(answers: dict[int, Answer]) -> list[tuple[int, Answer]]:
+def _ranges(answers: dict[int, FilterAction]) -> list[tuple[int, FilterAction]]:
     """Return the numbers at which the answer changes, from 0 upwards, each with the new answer."""
-    ranges: list[tuple[int, Answer]] = []
+    ranges: list[tuple[int, FilterAction]] = []
     for number in range(max(answers) + 2):  # the last one stands for all numbers beyond the table
         answer = answers.get(number, _UNKNOWN)
         if not ranges or ranges[-1][1] != answer:
@@ -182,7 +182,7 @@ def _ranges(answers: dict[int, Answer]) -> list[tuple[int, Answer]]:
     return ranges
 
 
-def _search(ranges: list[tuple[int, Answer]]) -> Code:
+def _search(ranges: list[tuple[int, FilterAction]]) -> Code:
     """Return code that finds the range of the loaded number by binary search, and answers."""
     if len(ranges) == 1:
         return _reply(ranges[0][1])
@@ -194,7 +194,7 @@ def _search(ranges: list[tuple[int, Answer]]) -> Code:
     return [_branch_at_least(pivot, if_true=0, if_false=1), _jump(len(below)), *below, *above]
 
 
-def _reply(answer: Answer) -> Code:
+def _reply(answer: FilterAction) -> Code:
     if answer.rule is None:
         return [_return(_RET_ALLOW)]
     code = [_return(_RET_ERRNO | answer.refusal)]

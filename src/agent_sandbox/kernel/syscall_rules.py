@@ -142,7 +142,7 @@ CONDITIONAL: dict[str, Rule] = {
     "personality": ((Condition(0, WHOLE, (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)),),),
     # PR_SET_MM changes the command line, environment and executable that /proc shows for a program.
     "prctl": ((Condition(0, INT, (_PR_SET_MM,), holds=False),),),
-    # A guest may read its limit on core files, not set it: see `rlimits`.
+    # A guest may read its limit on core files, not set it: see `usage`.
     "prlimit64": ((_NOT_INIT, Condition(1, INT, (_RLIMIT_CORE,), holds=False)), (_NOT_INIT, Condition(2, WHOLE, (0,)))),
     "setrlimit": ((Condition(0, INT, (_RLIMIT_CORE,), holds=False),),),
     # RENAME_WHITEOUT creates the same 0:0 device as mknod.

@@ -74,14 +74,16 @@ def pack(value: Any) -> bytes:
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    """Receive one value and its descriptors. Raises EOFError if the other side has gone."""
+    """Receive one value and its descriptors. Raises EOFError, and keeps no descriptor, if the other side has gone."""
     head, descriptors = receive_descriptors(sock, _LENGTH.size)
-    if len(head) < _LENGTH.size:
-        head += exactly(sock, _LENGTH.size - len(head)) if head else b""
-    if not head:
+    try:
+        if not head:
+            raise EOFError("the other side has gone")
+        head += exactly(sock, _LENGTH.size - len(head))
+        return marshal.loads(exactly(sock, _LENGTH.unpack(head)[0])), descriptors
+    except BaseException:
         close_all(descriptors)
-        raise EOFError("the other side has gone")
-    return marshal.loads(exactly(sock, _LENGTH.unpack(head)[0])), descriptors
+        raise
 
 
 def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:

@@ -1,4 +1,4 @@
-"""The hash chain: find its end, and check that nothing in it was changed.
+"""The hash chain: find its end, check that nothing in it was changed, and follow it through the files of a ledger.
 
 Bytes that are not an entry are accepted in one case only: none of their lines ends like an entry, as after a torn write (a kill, a power
 cut, a full disk), and the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept, counted, and
@@ -6,18 +6,27 @@ never merged with later lines. Numbers go up by one; only a `Gap`, which says so
 
 The hashes alone detect accidents, and changes by anyone who does not rewrite everything after them. The seals detect the rest, given the
 key. The anchor detects that the end, or all of the ledger, is missing. `verify` combines the three.
+
+A ledger is the current file, and those closed by rotation when they had grown large. A closed file is named by the number of its first
+entry and never written again. The chain continues in the new file. Its first entry names the closed file and the oldest entry that is kept.
+Old files are removed when all together exceed a limit. The entry that says so is written before they are removed. So entries missing at the
+beginning are either named in the chain, or were removed by someone else.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from agent_sandbox._fast.encoding import Seal, sha256
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.encoding import UnknownForm, decode, looks_whole, place, sealed
 from agent_sandbox.ledger.event import Entry, Gap, Rotated, Torn
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 START = "0" * 64  # the hash before the first entry
 _STEP = 2 << 10  # bytes; most entries are far smaller
@@ -26,6 +35,7 @@ _OTHER_KEY = (
     "if XDG_DATA_HOME or AGENT_SANDBOX_KEYS is another than before, set it back; if not, keep the file as evidence and move it aside"
 )
 HINT = "keep the file as evidence and move it aside; a new ledger starts with the next action, and says what is missing"
+_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -113,14 +123,6 @@ def _backwards(descriptor: int, size: int) -> Iterator[bytes]:
         yield from reversed(lines)
         end, step = start, step * 2
     yield rest
-
-
-def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
-    """Yield the entries of one file in order, each checked against the one before. Raises `LedgerBroken` at the first fault."""
-    with open(path, "rb") as file:
-        for item in walk(file):
-            if isinstance(item, Entry):
-                yield item
 
 
 def verify(path: str | os.PathLike[str]) -> Verified:
@@ -216,3 +218,110 @@ def _entry(line: bytes) -> Entry | None:
         raise
     except ValueError:
         return None
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A closed file: the number of its first entry, its path and its length."""
+
+    first: int
+    path: str
+    size: int
+
+
+def closed_directory(path: str) -> str:
+    """Return the directory of a ledger's closed files."""
+    return f"{os.path.splitext(path)[0]}.closed"
+
+
+def closed_name(path: str, first: int) -> str:
+    """Return the path of the closed file that begins with this entry."""
+    return os.path.join(closed_directory(path), f"{first:0{_DIGITS}}.jsonl")
+
+
+def closed(path: str) -> list[Closed]:
+    """Return the closed files of a ledger, oldest first. Files with other names are not ours and are ignored."""
+    segments: list[Closed] = []
+    with suppress(FileNotFoundError), os.scandir(closed_directory(path)) as entries:
+        for entry in entries:
+            number, dot, ending = entry.name.partition(".")
+            if number.isdigit() and len(number) == _DIGITS and dot + ending == ".jsonl":
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    segments.append(Closed(int(number), entry.path, entry.stat(follow_symlinks=False).st_size))
+    return sorted(segments, key=lambda each: each.first)
+
+
+def files(path: str) -> list[str]:
+    """Return all files of a ledger, oldest first.
+
+    A file that a dying process closed only half has two names, and is listed once.
+    """
+    before = [each.path for each in closed(path)]
+    with suppress(FileNotFoundError):  # there is no current file, or old ones are being removed right now
+        if before and os.path.samefile(before[-1], path):
+            before.pop()
+    return [*before, path] if os.path.exists(path) else before
+
+
+def entries(path: str) -> Iterator[Entry]:
+    """Yield every entry that is kept, through all files.
+
+    A file that is removed or closed meanwhile is still read to its end. Raises `LedgerBroken` at the first fault, `FileNotFoundError` if
+    there is no ledger.
+    """
+    with opened(path) as all_files:
+        if not all_files:
+            raise FileNotFoundError(path)
+        before: Entry | None = None
+        for file in all_files:
+            for item in walk(file, before):
+                if isinstance(item, Entry):
+                    before = item
+                    yield item
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Sequence[BinaryIO]]:
+    """Open all files of a ledger, oldest first, as a consistent snapshot even while it is written and rotated."""
+    while (open_files := _opened_at_once(path)) is None:
+        continue
+    with ExitStack() as stack:
+        for file in open_files:
+            stack.enter_context(file)
+        yield open_files
+
+
+def _opened_at_once(path: str) -> list[BinaryIO] | None:
+    """Open all files; None if they changed meanwhile."""
+    names = files(path)
+    with ExitStack() as stack, suppress(FileNotFoundError):
+        open_files: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]
+        is_current = not open_files or names[-1] != path or os.path.samestat(os.fstat(open_files[-1].fileno()), os.stat(path))
+        if is_current and files(path) == names:
+            stack.pop_all()
+            return open_files
+    return None
+
+
+def first_sequence(path: str) -> int:
+    """Return the number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` if there is none."""
+    with open(path, "rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                return place(line.removesuffix(b"\n"))[0]
+    raise LedgerBroken(f"the ledger {path} holds no entry", hint=HINT)
+
+
+def kept(path: str, limit: int) -> tuple[int, list[str]]:
+    """Return the first entry to keep, and the paths of the closed files to remove.
+
+    Closed files may take `limit` bytes together. The one closed last always stays.
+    """
+    total, oldest, gone = 0, 0, list[str]()
+    for each in reversed(closed(path)):
+        total += each.size
+        if total > limit and oldest:
+            gone.append(each.path)
+        else:
+            oldest = each.first
+    return oldest, gone

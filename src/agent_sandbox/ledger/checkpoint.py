@@ -32,13 +32,6 @@ def sign(directory: str, sequence: int, digest: str) -> Checkpoint:
     return Checkpoint(sequence, digest, public, key.sign(_message(sequence, digest)).hex())
 
 
-def public_key(directory: str) -> str | None:
-    """Return the public key of this directory, in hexadecimal; None if there is none yet. Raises as `sign` does."""
-    if not os.path.exists(os.path.join(directory, _SIGNING_KEY)):
-        return None
-    return _private_key(directory).public_key().public_bytes_raw().hex()
-
-
 def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
     """Return whether the signature is valid and, if a public key is given, was made with that one. Raises `LedgerUnavailable`."""
     _available()

@@ -52,7 +52,7 @@ class Intent:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeEvent:
     """An action ended. `intent` is the sequence number of the entry that announced it."""
 
     kind: ClassVar[str] = "outcome"
@@ -63,7 +63,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusalEvent:
     """An action was refused and not done."""
 
     kind: ClassVar[str] = "refusal"
@@ -144,8 +144,8 @@ class Checkpoint:
     signature: str
 
 
-Event = Intent | Outcome | Refusal | Noted | Torn | Gap | Rotated | Checkpoint
-KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in (Intent, Outcome, Refusal, Noted, Torn, Gap, Rotated, Checkpoint)}
+Event = Intent | OutcomeEvent | RefusalEvent | Noted | Torn | Gap | Rotated | Checkpoint
+KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in (Intent, OutcomeEvent, RefusalEvent, Noted, Torn, Gap, Rotated, Checkpoint)}
 
 
 # The types of a field that was read back, by its annotation. Text or facts that were too long are a `Cut`.

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agent_sandbox.ledger.encoding import wrapped
-from agent_sandbox.ledger.event import Entry, Outcome
+from agent_sandbox.ledger.event import Entry, OutcomeEvent
 from agent_sandbox.ledger.summary import Told, facts_in
 
 FORMS = ("jsonl", "csv", "ocsf")
@@ -59,7 +59,7 @@ def _class(entry: Entry, told: Told) -> tuple[int, int, int, dict[str, Any]]:
     actor = {"actor": {"app_name": "agent-sandbox"}}
     if told.category in ("process", "code"):
         return 1, 1007, _LAUNCH, {**actor, "process": {"cmd_line": told.target, "uid": str(entry.sequence)}}
-    if isinstance(entry.event, Outcome):
+    if isinstance(entry.event, OutcomeEvent):
         code = facts_in(entry.event.facts).get("exit_code")
         terminated = {**actor, "process": {"uid": str(entry.event.intent)}}
         return 1, 1007, _TERMINATE, {**terminated, "exit_code": code} if isinstance(code, int) else terminated

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass
-from agent_sandbox.ledger.event import Checkpoint, Cut, Entry, Gap, Intent, Noted, Outcome, Refusal, Rotated, Torn
+from agent_sandbox.ledger.event import Checkpoint, Cut, Entry, Gap, Intent, Noted, OutcomeEvent, RefusalEvent, Rotated, Torn
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,11 +47,11 @@ def tell(entry: Entry) -> Told:
         case Intent():
             category, action, target = _deed(event.action)
             return Told("info", category, action, target, True, sandbox, _text(event.rule), {"facts": event.action, "digest": event.digest})
-        case Refusal():
+        case RefusalEvent():
             category, action, target = _deed(event.action)
             details = {"facts": event.action, "digest": event.digest, "rule": event.rule}
             return Told("warning", category, action, target, False, sandbox, _text(event.why), details)
-        case Outcome():
+        case OutcomeEvent():
             level = "error" if event.ended == "raised" else "info"
             return Told(level, "outcome", event.ended, f"entry {event.intent}", True, sandbox, "", {"facts": event.facts})
         case Noted():

@@ -17,10 +17,9 @@ from agent_sandbox.ledger import anchor as anchors
 from agent_sandbox.ledger import checkpoint as checkpoints
 from agent_sandbox.ledger import keys
 from agent_sandbox.ledger.anchor import Anchor
-from agent_sandbox.ledger.chain import broken, walk
+from agent_sandbox.ledger.chain import broken, opened, walk
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Checkpoint, Entry, Gap, Rotated, Torn
-from agent_sandbox.ledger.segments import opened
 from agent_sandbox.ledger.writer import PURPOSE
 
 if TYPE_CHECKING:

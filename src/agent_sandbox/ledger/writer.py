@@ -5,8 +5,8 @@
 the rest; the next entry then says so. A process that is stopped while it holds the lock blocks the others.
 
 The files are opened for each entry. That costs a few microseconds and avoids three problems: a lock shared with forked children, a
-descriptor that a guest could inherit, and writes to a file that has been moved away. `Held` keeps the files open for callers that record
-much, and `rotate` replaces a file that has grown large.
+descriptor that a guest could inherit, and writes to a file that has been moved away. `OpenLedger` keeps the files open for callers that
+record much, and `rotate` replaces a file that has grown large.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerUnavailable
-from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger import anchor, chain, keys
 from agent_sandbox.ledger.anchor import ANCHOR, missing
-from agent_sandbox.ledger.chain import Head, find_head, torn_at
+from agent_sandbox.ledger.chain import Head, closed_directory, closed_name, find_head, first_sequence, kept, torn_at
 from agent_sandbox.ledger.encoding import encode
-from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, Outcome, Rotated
+from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, OutcomeEvent, Rotated
 from agent_sandbox.ledger.keys import make_private, sync_directory
-from agent_sandbox.ledger.segments import closed_directory, closed_name, first_sequence, kept
 
 if TYPE_CHECKING:
     from typing import Final
@@ -68,7 +67,7 @@ class Ledger:
         self._kept_bytes = kept_bytes
         self._boot = ""
         self._seal: Seal | None = None
-        self._held: Held | None = None
+        self._held: OpenLedger | None = None
         # The end of the chain as last written by this object: (device, inode), file length, number, hash and seal of the last entry, and
         # the opening of the held files. Always replaced whole, never mutated. A stale value costs one read of the tail.
         self._seen: tuple[tuple[int, int], int, int, str, str, object] | None = None
@@ -105,7 +104,7 @@ class Ledger:
         """
 
         try:
-            held = Held(self.path, self.keys)
+            held = OpenLedger(self.path, self.keys)
         except FileNotFoundError:
             yield
             return
@@ -146,14 +145,12 @@ class Ledger:
 
         Reads the whole ledger. Raises as `record` does.
         """
-        from agent_sandbox.ledger.segments import entries  # only recovery reads the ledger
-
         intent: int | None = None
         try:
-            for entry in entries(self.path):
+            for entry in chain.entries(self.path):
                 if isinstance(entry.event, Intent) and entry.event.digest == action_digest:
                     intent = entry.sequence
-                elif isinstance(entry.event, Outcome) and entry.event.intent == intent:
+                elif isinstance(entry.event, OutcomeEvent) and entry.event.intent == intent:
                     intent = None
         except FileNotFoundError:
             return None
@@ -215,7 +212,7 @@ class Ledger:
             raise
         return new
 
-    def _through(self, held: Held, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
+    def _through(self, held: OpenLedger, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
         """Append through held files; None if the file must be rotated first, or does not exist."""
         now = self._clock()
         with held.lock:
@@ -238,7 +235,7 @@ class Ledger:
         seal: Seal,
         events: Sequence[Event],
         lasting: bool,
-        held: Held | None = None,
+        held: OpenLedger | None = None,
     ) -> list[Entry]:
         # Not `list[Event]()`: it looks up a missing attribute on the list, which takes as long as the seal.
         before: list[Event] = []
@@ -267,7 +264,7 @@ class Ledger:
         self._settle(descriptor, file, size + len(text), sequence, previous, mark, lasting, held, is_new=not size)
         return entries[len(before) :] if before else entries
 
-    def _is_still_the_end(self, descriptor: int, held: Held | None) -> bool:
+    def _is_still_the_end(self, descriptor: int, held: OpenLedger | None) -> bool:
         """Return whether the last entry is the one that this object wrote: no other entry has its seal.
 
         A file that was held all the time needs no check. No stat: after one, the kernel records finer timestamps for the file, which costs
@@ -287,7 +284,7 @@ class Ledger:
         digest: str,
         mark: str,
         lasting: bool,
-        held: Held | None = None,
+        held: OpenLedger | None = None,
         *,
         is_new: bool = False,
     ) -> None:
@@ -332,7 +329,7 @@ def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
     return (status.st_dev, status.st_ino), status.st_size
 
 
-class Held:
+class OpenLedger:
     """Both files, held open.
 
     `lock` serialises threads. `ours` is false in a forked child, which must not use the files. `opening` is replaced whenever the ledger is
@@ -395,7 +392,7 @@ class Held:
             os.close(self.anchor)
 
 
-_all: set[Held] = set()
+_all: set[OpenLedger] = set()
 _watched: list[bool] = []  # whether the fork hook is registered; it cannot be unregistered
 
 

@@ -1,4 +1,4 @@
-"""The test bench: decoys that the self-test plants outside the sandbox, in a private directory, and removes again.
+"""The test bench outside the sandbox: decoys in a private directory, and observation of processes and real files.
 
 No file of the user is written, moved or read: secrets, links and a home are made here, and masked by the same rules as the real ones. The
 next self-test removes a bench that a killed one left behind. Every process of a self-test ends by itself, with it or a few seconds later.
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.errors import PolicyError
+from agent_sandbox.errors import PolicyError, SandboxError
+from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.selftest.boxes import ATTEMPTS, Bare, program
-from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.beneath import remove_tree
 
 PREFIX = "agent-sandbox-verify-"
 VARIABLE = "AGENT_SANDBOX_VERIFY_TOKEN"  # set in our own environment while the self-test runs
@@ -39,7 +43,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Bench:
+class DecoyBench:
     """A directory with a project, a home and a denied directory. `token` is in every planted secret, and nowhere else."""
 
     path: str
@@ -108,7 +112,7 @@ class Bench:
 
 
 @contextmanager
-def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Bench], None]) -> Iterator[Bench]:
+def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[DecoyBench], None]) -> Iterator[DecoyBench]:
     """Set up a bench in the first of these directories that allows it, for the length of the block.
 
     `forget` removes what is stored elsewhere about its project; it is also called for benches left behind. Raises `PolicyError` if no
@@ -124,7 +128,7 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Ben
             f"there is no directory to set up a test in: tried {', '.join(places) or 'none, since all are hidden'}",
             hint="make /var/tmp or your home writable, and do not --deny both",
         )
-    bench = Bench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
+    bench = DecoyBench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
     os.environ[VARIABLE] = bench.token
     try:
         _plant(bench)
@@ -135,7 +139,7 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Ben
         os.close(lock)
 
 
-def _plant(bench: Bench) -> None:
+def _plant(bench: DecoyBench) -> None:
     for secret in bench.secrets:
         os.makedirs(os.path.dirname(secret), mode=0o700, exist_ok=True)
         Path(secret).write_text(f"{bench.token} {os.path.basename(secret)}\n")
@@ -152,7 +156,7 @@ def _plant(bench: Bench) -> None:
     (project / "keys").symlink_to(f"{bench.home}/.ssh")
     (project / "plans").symlink_to(bench.denied)
     (project / SCRIPTS).mkdir()
-    for module in (path.stem for path in ATTEMPTS.glob("*.py") if path.stem not in ("__init__", "frame")):
+    for module in (path.stem for path in ATTEMPTS.glob("*.py") if path.stem != "__init__"):
         (project / SCRIPTS / f"{module}.py").write_text(f"{program(module)}\nimport sys\nmain(*eval(sys.argv[1]))\n")
 
 
@@ -170,7 +174,7 @@ def _make_locked(place: str) -> tuple[str, int]:
         os.close(lock)
 
 
-def _sweep(place: str, forget: Callable[[Bench], None]) -> None:
+def _sweep(place: str, forget: Callable[[DecoyBench], None]) -> None:
     """Remove benches of this user that no process has locked. Each stays locked until it is gone."""
     with suppress(OSError):
         for entry in os.scandir(place):
@@ -179,12 +183,12 @@ def _sweep(place: str, forget: Callable[[Bench], None]) -> None:
                     lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        _remove(Bench(entry.path, ""), forget)
+                        _remove(DecoyBench(entry.path, ""), forget)
                     finally:
                         os.close(lock)
 
 
-def _remove(bench: Bench, forget: Callable[[Bench], None]) -> None:
+def _remove(bench: DecoyBench, forget: Callable[[DecoyBench], None]) -> None:
     place, name = os.path.split(bench.path)
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -195,7 +199,7 @@ def _remove(bench: Bench, forget: Callable[[Bench], None]) -> None:
 
 
 @dataclass(frozen=True)
-class Listener:
+class DecoyListener:
     """One socket, and the family and address at which an attempt finds it."""
 
     made: socket.socket
@@ -216,15 +220,149 @@ class Listener:
 
 
 @contextmanager
-def listening(kind: int, **addresses: tuple[int, Any]) -> Iterator[dict[str, Listener]]:
+def listening(kind: int, **addresses: tuple[int, Any]) -> Iterator[dict[str, DecoyListener]]:
     """Listen at each address (a family, and an address to bind) for the length of the block."""
     with ExitStack() as stack:
         yield {way: _listen(stack, kind, family, address) for way, (family, address) in addresses.items()}
 
 
-def _listen(stack: ExitStack, kind: int, family: int, address: Any) -> Listener:
+def _listen(stack: ExitStack, kind: int, family: int, address: Any) -> DecoyListener:
     listener = stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC))
     listener.bind(address)
     if kind == socket.SOCK_STREAM:
         listener.listen(16)
-    return Listener(listener, (int(family), listener.getsockname()))
+    return DecoyListener(listener, (int(family), listener.getsockname()))
+
+
+def named(mark: str) -> list[int]:
+    """Return the processes of the machine with this name, including those in sandboxes."""
+    pids = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if Path("/proc", pid, "comm").read_text().rstrip("\n") == mark:
+                pids.append(int(pid))
+    return pids
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """Return the status of a process from the machine's own /proc."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the descendants of a process, each with its start time, so that a reused pid is not mistaken for it."""
+    parents, began = {}, {}
+    for other in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if fields := _stat(other):
+            parents[other], began[other] = int(fields[1]), fields[19]
+    processes: dict[int, str] = {}
+    below = [pid]
+    while below:
+        children = [child for child, parent in parents.items() if parent in below]
+        processes |= {child: began[child] for child in children}
+        below = children
+    return processes
+
+
+def still_there(processes: dict[int, str]) -> dict[int, str]:
+    """Return those of the processes that still live."""
+    return {pid: began for pid, began in processes.items() if (fields := _stat(pid)) and fields[19] == began and fields[0] != "Z"}
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name in parentheses may itself contain spaces and parentheses
+
+
+def environment_address(pid: int) -> int:
+    """Return the address of the environment in the memory of a process."""
+    return int(_stat(pid)[47])
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill processes that an attempt left outside a sandbox."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait for a condition. Returns whether it came true within this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def snapshot(top: str) -> dict[str, tuple[int, int, str]]:
+    """Return mode, link count and content of each file below a directory."""
+    entries = {}
+    for directory, names, files in os.walk(top):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            status = path.lstat()
+            entries[str(path.relative_to(top))] = (status.st_mode, status.st_nlink, path.read_text() if path.is_file() else "")
+    return entries
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """Run the work in a fork, and yield a function that waits for its result. If the block ends early, the work is unwound and waited for.
+
+    That function raises `SandboxError` if the work did, or if it ended without a result.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _work(work, writing)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+
+            def result() -> T:
+                value: T = _received(pipe.read())
+                return value
+
+            yield result
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+
+
+def _work(work: Callable[[], Any], writing: int) -> None:
+    """Do the work in the fork. Never returns, so that it does not close what its parent has open."""
+    code = 1
+    try:
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)  # unwind, too, if the parent dies
+        try:
+            answer: tuple[bool, Any] = True, work()
+        except SandboxError as error:
+            answer = False, (error.message, error.hint)
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(answer, pipe)
+        code = 0
+    except BaseException:  # an interrupt, or a closed pipe: the work is unwound, and the parent sees an empty answer
+        code = 130
+    finally:
+        os._exit(code)
+
+
+def _received(data: bytes) -> Any:
+    if not data:
+        raise SandboxError("a part of the self-test ended without a result", hint="run it again; if it stays, please report it")
+    worked, value = pickle.loads(data)  # our own fork wrote it
+    if not worked:
+        message, hint = value
+        raise SandboxError(message, hint=hint)
+    return value

@@ -28,14 +28,20 @@ class NoAnswer(SandboxError):
 
 
 @dataclass(frozen=True)
-class Ran:
-    """The result of one attempt: the ways that got through, with evidence; those refused, with the answer; and how the run ended.
+class Found:
+    """The findings of a probe or an attempt: the ways that got through, with the evidence, and those that were refused, with the answer."""
+
+    reached: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttemptResult(Found):
+    """The findings of one attempt, and how its run ended.
 
     An attempt that a limit ended has not `answered`; `ended` then says by which limit.
     """
 
-    reached: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
     answered: bool = True
     ended: str = ""
     limits_hit: tuple[str, ...] = ()
@@ -62,7 +68,7 @@ class Attempt:
     may_end: bool = False
 
     def call(self) -> str:
-        """Return the arguments of `attempts.frame.main` as Python source."""
+        """Return the arguments of `attempts.main` as Python source."""
         return repr((self.function, dict(self.arguments), STAY_SECONDS if self.watch is not None else 0.0))
 
 
@@ -73,7 +79,7 @@ class Box(Protocol):
     processes: bool  # whether it permits starting processes
     writes: bool  # whether it lets a program write anywhere, and captures the writes
 
-    def run(self, attempt: Attempt) -> Ran:
+    def run(self, attempt: Attempt) -> AttemptResult:
         """Run an attempt. Raises `NoAnswer` if it did not finish, unless it `may_end`."""
         ...
 
@@ -88,12 +94,12 @@ class Box(Protocol):
 
 def program(module: str) -> str:
     """Return the attempts of one module as a single text: a locked sandbox shows no other file of ours."""
-    frame, text = ((ATTEMPTS / f"{name}.py").read_text(encoding="utf-8") for name in ("frame", module))
+    frame, text = ((ATTEMPTS / f"{name}.py").read_text(encoding="utf-8") for name in ("__init__", module))
     own = [line for line in text.splitlines(keepends=True) if not line.startswith(("from __future__ ", "from agent_sandbox."))]
     return frame + "".join(own)
 
 
-def read_answer(attempt: Attempt, output: bytes, errors: bytes, *, ended: str = "", limits_hit: tuple[str, ...] = ()) -> Ran:
+def read_answer(attempt: Attempt, output: bytes, errors: bytes, *, ended: str = "", limits_hit: tuple[str, ...] = ()) -> AttemptResult:
     """Return the answer in the output of an attempt. Raises `NoAnswer` if there is none, unless it `may_end`."""
     for line in output.splitlines():
         if line.startswith(_ANSWER):
@@ -101,11 +107,11 @@ def read_answer(attempt: Attempt, output: bytes, errors: bytes, *, ended: str = 
                 answer = literal_eval(line.removeprefix(_ANSWER).decode())
             except (ValueError, SyntaxError):  # cut off at its end
                 break
-            return Ran(answer["reached"], answer["refused"], True, ended, limits_hit, len(output))
+            return AttemptResult(answer["reached"], answer["refused"], True, ended, limits_hit, len(output))
     if not attempt.may_end:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise NoAnswer(f"the attempt {attempt.module}.{attempt.function} gave no answer: {last or ended or 'it said nothing'}")
-    return Ran(answered=False, ended=ended, limits_hit=limits_hit, kept=len(output))
+    return AttemptResult(answered=False, ended=ended, limits_hit=limits_hit, kept=len(output))
 
 
 class Bare:
@@ -119,7 +125,7 @@ class Bare:
         self._project = project
         self._scripts = scripts
 
-    def run(self, attempt: Attempt) -> Ran:
+    def run(self, attempt: Attempt) -> AttemptResult:
         """Run an attempt on the machine itself. Attempts are written so that they damage only what was planted for them."""
         terminal, stdin = pty.openpty() if attempt.terminal else (-1, subprocess.DEVNULL)
         # Like a careless parent: inheritable descriptors are inherited.

@@ -22,8 +22,8 @@ from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.sandbox import Run, Sandbox
-from agent_sandbox.selftest.bench import SCRIPTS, Bench
-from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, Ran, program, read_answer
+from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
+from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, AttemptResult, program, read_answer
 from agent_sandbox.workspace.store import SandboxState
 
 # The names of the limits in `SandboxConfig`, and their units.
@@ -53,7 +53,7 @@ class Cloned:
     processes = True
     writes = True
 
-    def __init__(self, bench: Bench, policy: Policy, environment: Mapping[str, str], state: SandboxState) -> None:
+    def __init__(self, bench: DecoyBench, policy: Policy, environment: Mapping[str, str], state: SandboxState) -> None:
         self.policy = _with_planted_secrets(policy, bench)
         self._bench = bench
         self._environment = environment
@@ -67,7 +67,7 @@ class Cloned:
     def __exit__(self, *_: object) -> None:
         self._runtime.close()
 
-    def run(self, attempt: Attempt) -> Ran:
+    def run(self, attempt: Attempt) -> AttemptResult:
         """Run an attempt as a command in the project."""
         guests: list[ProcessGuest] = []
 
@@ -125,7 +125,7 @@ class Locked:
     processes = False
     writes = False
 
-    def __init__(self, bench: Bench, **settings: Any) -> None:
+    def __init__(self, bench: DecoyBench, **settings: Any) -> None:
         self._bench = bench
         self._settings = settings
         self._sandboxes: dict[tuple[object, ...], Sandbox] = {}
@@ -138,7 +138,7 @@ class Locked:
         self._stack.close()
         here().process().close()
 
-    def run(self, attempt: Attempt) -> Ran:
+    def run(self, attempt: Attempt) -> AttemptResult:
         """Run an attempt as code."""
         run = Run()
 
@@ -181,7 +181,7 @@ def _source(attempt: Attempt) -> str:
     return f"{program(attempt.module)}\nmain(*{attempt.call()})\n"
 
 
-def _with_planted_secrets(policy: Policy, bench: Bench) -> Policy:
+def _with_planted_secrets(policy: Policy, bench: DecoyBench) -> Policy:
     """Return the user's policy, extended to hide the secrets of the bench as it hides the user's own."""
     planted = [mask for mask in default_masks(homes=[bench.home], projects=[bench.project]) if mask.path in _above(bench.secrets)]
     files = replace(policy.files, masks=(*policy.files.masks, *planted), denied=(*policy.files.denied, Tree(bench.denied)))

@@ -1,4 +1,4 @@
-"""Open files and directories that a guest made. No other module opens them; `removal` deletes them with the same steps.
+"""Open, walk and remove files and directories that a guest made. No other module opens or removes them.
 
 A hostile program chooses the names, types, modes and links in a layer, and it may still be running. So every step starts from a descriptor,
 follows no link of any kind, stays on one filesystem, and opens only directories and regular files.
@@ -6,13 +6,18 @@ follows no link of any kind, stays on one filesystem, and opens only directories
 `os.fwalk` and `shutil.rmtree` are not used. They keep one descriptor per level or recurse, so a tree 10,000 levels deep breaks them; they
 cross into other mounts; and they give up on directories of mode 000. Here a single descriptor goes down and, through "..", up again. Each
 step up is accepted only if it arrives at the directory it came from (same device and inode), so a moved directory cannot lead elsewhere.
+
+Removal unlinks nothing by path. A tree that is rearranged meanwhile can make it fail, but cannot lead it outside. Directories of mode 000
+(overlayfs makes one, `work/work`) are made accessible first, which their owner may do.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
+import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,13 +33,15 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NO_NAMES = ("", ".", "..")
 _LONGEST_PATH = 4000  # bytes for one call; PATH_MAX is 4096
 SWAPPED = (errno.ELOOP, errno.ENOTDIR, errno.ENOENT)  # errors of opening a directory that the guest has just replaced
+_BATCH = 4096  # names in memory per level
+_PATIENCE = 10_000  # concurrent changes tolerated before an error
 
 
 class TooMany(WorkspaceError):
     """The tree has more entries than the caller's limit."""
 
 
-class Moved(WorkspaceError):
+class MovedAway(WorkspaceError):
     """A directory was moved during the walk."""
 
 
@@ -176,13 +183,13 @@ def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """One entry that `walk` found. Its descriptors are valid until the next entry is taken.
 
     `directory` is the directory that holds it. `own` is the entry itself if it is a directory that can be entered, else None.
     """
 
-    parent: Entry | None
+    parent: TreeEntry | None
     name: str
     depth: int
     status: os.stat_result
@@ -193,7 +200,7 @@ class Entry:
     def path(self) -> str:
         """The path relative to the start of the walk. Computed on demand: stored for 10,000 nested directories it would be quadratic."""
         names: list[str] = []
-        entry: Entry | None = self
+        entry: TreeEntry | None = self
         while entry is not None:
             names.append(entry.name)
             entry = entry.parent
@@ -203,16 +210,18 @@ class Entry:
 @dataclass(slots=True)
 class _Level:
     identity: tuple[int, int]
-    entry: Entry | None = None
+    entry: TreeEntry | None = None
     names: list[str] = field(default_factory=list)
     mode: int | None = None  # restored on leaving
 
 
-def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, directories_only: bool = False) -> Generator[Entry, None, None]:
+def walk(
+    directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, directories_only: bool = False
+) -> Generator[TreeEntry, None, None]:
     """Yield every entry below `directory`, or only directories, each before its contents, sorted by name.
 
     With `unlock`, a directory that the caller owns but may not read is made readable while the walk is in it; leave it off for directories
-    that no guest made. Raises `TooMany` after `limit` entries, and `Moved` when a directory is moved away during the walk.
+    that no guest made. Raises `TooMany` after `limit` entries, and `MovedAway` when a directory is moved away during the walk.
     """
     current = os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     levels = [_Level(identity(current))]
@@ -230,7 +239,7 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, direc
             except FileNotFoundError:
                 continue
             if not stat.S_ISDIR(status.st_mode):
-                yield Entry(level.entry, name, len(levels) - 1, status, current)
+                yield TreeEntry(level.entry, name, len(levels) - 1, status, current)
                 continue
             try:
                 own, status, mode = enter(current, name, 0o500 if unlock else 0)
@@ -239,9 +248,9 @@ def walk(directory: int, *, limit: int = ENTRY_LIMIT, unlock: bool = True, direc
                     level.names.append(name)
                     left -= 1
                     continue
-                yield Entry(level.entry, name, len(levels) - 1, status, current)
+                yield TreeEntry(level.entry, name, len(levels) - 1, status, current)
                 continue
-            entry = Entry(level.entry, name, len(levels) - 1, status, current, own)
+            entry = TreeEntry(level.entry, name, len(levels) - 1, status, current, own)
             below = _Level(identity(own), entry, mode=mode)
             outer, current = current, own
             levels.append(below)
@@ -280,6 +289,14 @@ def names(directory: int, *, limit: int) -> dict[str, int]:
             else:
                 found[item.name] = stat.S_IFDIR if item.is_dir(follow_symlinks=False) else 0
     return found
+
+
+def status_of(directory: int, name: str) -> os.stat_result | None:
+    """Return the status of an entry, of a link itself; None if there is none."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def identity(fd: int) -> tuple[int, int]:
@@ -336,9 +353,135 @@ def _leave(current: int, levels: list[_Level]) -> int:
 
 
 def parent(current: int, expected: tuple[int, int]) -> int:
-    """Open the parent directory. Raises `Moved` unless it is `expected`."""
+    """Open the parent directory. Raises `MovedAway` unless it is `expected`."""
     above = syscalls.openat2(current, "..", _DIRECTORY, resolve=_NO_LINKS | _ONE_FILESYSTEM)
     if identity(above) != expected:
         os.close(above)
-        raise Moved("a directory was moved while it was being looked at", hint="wait until nothing runs in this sandbox")
+        raise MovedAway("a directory was moved while it was being looked at", hint="wait until nothing runs in this sandbox")
     return above
+
+
+@dataclass(slots=True)
+class _RemovedLevel:
+    name: str
+    identity: tuple[int, int]
+    names: list[str] = field(default_factory=list)
+    stuck: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Removal:
+    until: float
+    failures: list[OSError] = field(default_factory=list)
+    patience: int = _PATIENCE
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self.until
+
+    def surprised(self) -> None:
+        self.patience -= 1
+        if self.patience <= 0:
+            raise WorkspaceError("a directory keeps changing while it is removed", hint="end what still writes there, then try again")
+
+
+def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
+    """Remove `name` in `directory` and everything below it. Returns False if the time ran out.
+
+    Afterwards it is gone, or `WorkspaceError` says what could not be removed; everything else is removed even then. A missing name is no
+    error. At `until`, on the monotonic clock, it stops half-way.
+    """
+    if name in ("", ".", "..") or "/" in name:
+        raise WorkspaceError(f"not the name of an entry: {name!r}")
+    removal = _Removal(until)
+    while not removal.failures and status_of(directory, name) is not None:
+        if removal.late:
+            return False
+        try:
+            _remove(directory, name, removal)
+        except MovedAway:
+            removal.surprised()
+    if removal.failures:
+        first = removal.failures[0]
+        raise WorkspaceError(
+            f"could not remove {len(removal.failures)} of the files of a sandbox; the first: {first.filename!r}: {first.strerror}",
+            hint="they may be immutable (lsattr, chattr -i), in use as a mount, or owned by another user",
+        ) from first
+    return True
+
+
+def _remove(directory: int, name: str, removal: _Removal) -> None:
+    top = _unlink_or_enter(directory, name, removal)
+    if top is None:
+        return
+    current, levels = top, [_RemovedLevel(name, identity(top))]
+    try:
+        while levels and not removal.late:
+            level = levels[-1]
+            if not level.names and not _refill(current, level):
+                levels.pop()
+                above = parent(current, levels[-1].identity) if levels else os.dup(directory)
+                os.close(current)
+                current = above
+                if not _rmdir(current, level, removal) and levels:
+                    levels[-1].stuck.add(level.name)
+                continue
+            child = level.names.pop()
+            failed = len(removal.failures)
+            inner = _unlink_or_enter(current, child, removal)
+            if inner is not None:
+                os.close(current)
+                current = inner
+                levels.append(_RemovedLevel(child, identity(inner)))
+            elif len(removal.failures) > failed:
+                level.stuck.add(child)
+    finally:
+        os.close(current)
+
+
+def _refill(directory: int, level: _RemovedLevel) -> bool:
+    """Read the next batch of names; False if none is left. One listing for all would lose entries while they are being removed."""
+    with os.scandir(directory) as listing:
+        for item in listing:
+            if item.name not in level.stuck:
+                level.names.append(item.name)
+                if len(level.names) >= _BATCH:
+                    break
+    return bool(level.names)
+
+
+def _unlink_or_enter(directory: int, name: str, removal: _Removal) -> int | None:
+    """Unlink any entry; open a directory, which unlink refuses. The type is not checked first: it could be swapped."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError:
+        try:
+            return enter(directory, name, 0o700)[0]
+        except OSError as error:
+            if error.errno in SWAPPED:
+                removal.surprised()
+                return None
+            removal.failures.append(OSError(error.errno, error.strerror, name))
+    except OSError as error:
+        removal.failures.append(OSError(error.errno, error.strerror, name))
+    return None
+
+
+def _rmdir(directory: int, level: _RemovedLevel, removal: _Removal) -> bool:
+    """Remove an emptied directory. False means failed for good; True means gone, or changed meanwhile and listed again."""
+    try:
+        os.rmdir(level.name, dir_fd=directory)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if level.stuck:
+            return False  # not empty, and the reason is already recorded
+        if error.errno in (*SWAPPED, errno.ENOTEMPTY):
+            removal.surprised()
+            return True
+        removal.failures.append(OSError(error.errno, error.strerror, level.name))
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 Only directories are listed; no entry is opened or examined. 200,000 names take a fraction of a second and a file of a few megabytes, so the
 inventory is made in the background of the first run. Names change meanwhile: it is not promised that the inventory is *exactly* the state
-at the clone, and times decide in doubt. Until the file is complete, removed and new entries cannot be detected; `Unfinished` says so.
+at the clone, and times decide in doubt. Until the file is complete, removed and new entries cannot be detected; `NoInventory` says so.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from contextlib import suppress
 from agent_sandbox._fast.encoding import as_json
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.durable import write_atomically
 
 LIMIT = 2_000_000  # names; a larger inventory is left unfinished
 _FIRST = '{"names":1,'
 
 
 @dataclass(frozen=True)
-class Names:
+class Inventory:
     """The names in each directory. A key is a path relative to the project, "" for the project itself.
 
     Each name follows a letter for its type: d for a directory, f for a file, l for a link, o for others. `unlisted` are directories that
@@ -45,7 +46,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class NoInventory:
     """No inventory exists, for the reason `why`, so removed entries cannot be detected."""
 
     why: str
@@ -58,7 +59,7 @@ def remember(
     skip: Collection[str] = (),
     limit: int = LIMIT,
     now_ns: Callable[[], int] = time.time_ns,
-) -> Names | Unfinished:
+) -> Inventory | NoInventory:
     """List a project and write the inventory to `file`, completely or not at all. Paths in `skip` (absolute) are not entered.
 
     Raises OSError when the file cannot be written. The file is not synced: an inventory lost in a crash counts as unfinished.
@@ -74,8 +75,8 @@ def remember(
         records[path] = record
         left -= record.count(b"\0") + 1
         if left < 0:
-            return _write(file, Unfinished(f"the project has more than {limit:,} entries"))
-    return _write(file, Names(began, now_ns(), frozenset(unlisted), records))
+            return _write(file, NoInventory(f"the project has more than {limit:,} entries"))
+    return _write(file, Inventory(began, now_ns(), frozenset(unlisted), records))
 
 
 def _directories(project: str, skip: frozenset[str]) -> Iterator[tuple[str, bytes | None]]:
@@ -119,12 +120,12 @@ def _listed(fd: int, path: str, pending: list[str], project: str, skip: frozense
     return records
 
 
-def _write(file: str, names: Names | Unfinished) -> Names | Unfinished:
+def _write(file: str, names: Inventory | NoInventory) -> Inventory | NoInventory:
     import zlib  # imported here: needed only in the background of a first run
 
     head: dict[str, object] = {}
     body = b""
-    if isinstance(names, Unfinished):
+    if isinstance(names, NoInventory):
         head = {"unfinished": names.why}
     else:
         unlisted = [os.fsencode(path).hex() for path in sorted(names.unlisted)]
@@ -132,14 +133,11 @@ def _write(file: str, names: Names | Unfinished) -> Names | Unfinished:
         # A name is never empty and has no NUL, so two NULs end a directory.
         each = (os.fsencode(f"/{path}") + (b"\0" + record if record else b"") for path, record in names.records.items())
         body = zlib.compress(b"\0\0".join(each), 1)
-    new = file + ".new"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as opened:
-        opened.write(f"{_FIRST}{as_json(head)[1:]}\n".encode() + body)
-    os.rename(new, file)
+    write_atomically(file, f"{_FIRST}{as_json(head)[1:]}\n".encode() + body, sync=False)
     return names
 
 
-def recall(file: str) -> Names | Unfinished:
+def recall(file: str) -> Inventory | NoInventory:
     """Read the inventory, or return why there is none. Raises nothing: a damaged inventory counts as unfinished."""
     import zlib
     from json import loads
@@ -148,15 +146,15 @@ def recall(file: str) -> Names | Unfinished:
         with open(file, "rb") as opened:
             first, body = opened.readline(), opened.read()
     except FileNotFoundError:
-        return Unfinished("the names of the project were not listed to the end when the clone was made")
+        return NoInventory("the names of the project were not listed to the end when the clone was made")
     except OSError as error:
-        return Unfinished(f"the list of names cannot be read: {error.strerror}")
+        return NoInventory(f"the list of names cannot be read: {error.strerror}")
     try:
         head = loads(first)
         if not first.startswith(_FIRST.encode()):
             raise ValueError("another format")
         if "unfinished" in head:
-            return Unfinished(str(head["unfinished"]))
+            return NoInventory(str(head["unfinished"]))
         records: dict[str, bytes] = {}
         for each in zlib.decompress(body).split(b"\0\0"):
             path, _, record = each.partition(b"\0")
@@ -164,6 +162,6 @@ def recall(file: str) -> Names | Unfinished:
         if len(records) != head["directories"]:
             raise ValueError("not all of it is there")
         unlisted = frozenset(os.fsdecode(bytes.fromhex(path)) for path in head["unlisted"])
-        return Names(int(head["began"]), int(head["finished"]), unlisted, records)
+        return Inventory(int(head["began"]), int(head["finished"]), unlisted, records)
     except (ValueError, KeyError, TypeError, zlib.error):
-        return Unfinished("the list of names is damaged")
+        return NoInventory("the list of names is damaged")

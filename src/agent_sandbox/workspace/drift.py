@@ -14,12 +14,11 @@ from enum import Enum
 
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet
-from agent_sandbox.workspace.clone_inventory import Names, Unfinished, open_inside
-from agent_sandbox.workspace.fingerprint import Base, Bases, Seen, alike, digest_of, look
+from agent_sandbox.workspace.clone_inventory import Inventory, NoInventory, open_inside
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals.capture import TICK_NS
 from agent_sandbox.workspace.read_tracking import Reads
-from agent_sandbox.workspace.reality import Reality
+from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, Reality, alike, digest_of, look
 
 OWN = ".agent-sandbox-"  # name prefix of our own directories in a project, where promotions are staged
 _MOST_TOLD = 20
@@ -52,8 +51,8 @@ class Drifted:
 
 
 @dataclass(frozen=True)
-class Drift:
-    """All drift of a project. `untold` lists, in sentences, what could not be determined and why."""
+class DriftReport:
+    """All drift of a project. `untold` lists unanswered questions and their reasons, in sentences."""
 
     cloned_ns: int
     looked_ns: int
@@ -107,18 +106,18 @@ def age(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class Unmoved:
+class NotMoved:
     """The real entry still equals its base. `seen` is the entry that a promotion may expect there."""
 
-    seen: Seen | None
+    seen: Fingerprint | None
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedOn:
     """The real entry differs from its base, or the base is unknown. `below` lists the paths in a directory that differ."""
 
     base: Base
-    seen: Seen | None
+    seen: Fingerprint | None
     below: tuple[str, ...] = ()
 
     def why(self) -> str:
@@ -132,10 +131,10 @@ class Moved:
         return "it has gone in reality" if self.seen is None else "it has changed in reality"
 
 
-Verdict = Unmoved | Moved
+Verdict = NotMoved | MovedOn
 
 
-def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Seen | None], *, machine_root: str = "/") -> dict[str, Verdict]:
+def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Fingerprint | None], *, machine_root: str = "/") -> dict[str, Verdict]:
     """Compare the real entry with the base of each change.
 
     `expected` holds the entries just seen, including everything below directories that would be removed. A file is read only where times do
@@ -146,15 +145,15 @@ def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Seen | None],
         return {change.path: comparison.of(change) for change in changes}
 
 
-def with_judged(drift: Drift, verdicts: Mapping[str, Verdict]) -> Drift:
+def with_judged(drift: DriftReport, verdicts: Mapping[str, Verdict]) -> DriftReport:
     """Add drift that only `judge` found: paths that the sandbox changed and that drifted before this clone was made."""
     known = {entry.path for entry in drift.entries}
-    moved = [path for path, verdict in verdicts.items() if isinstance(verdict, Moved) and path not in known]
+    moved = [path for path, verdict in verdicts.items() if isinstance(verdict, MovedOn) and path not in known]
     return replace(drift, entries=(*drift.entries, *(Drifted(path, DriftKind.CHANGED, yours=True) for path in moved)))
 
 
 class _Judge:
-    def __init__(self, bases: Bases, expected: Mapping[str, Seen | None], reality: Reality) -> None:
+    def __init__(self, bases: Bases, expected: Mapping[str, Fingerprint | None], reality: Reality) -> None:
         self._bases, self._expected, self._reality = bases, expected, reality
         self._seen_paths: Sequence[str] = ()
         self._based_paths: Sequence[str] = ()
@@ -162,18 +161,18 @@ class _Judge:
     def of(self, change: Change) -> Verdict:
         base, seen = self._base(change.path), self._expected.get(change.path)
         if seen is None and not base.known:
-            return Unmoved(None)
+            return NotMoved(None)
         same, seen = self._compare(base, seen)
         if not same:
-            return Moved(base, seen)
+            return MovedOn(base, seen)
         goes = seen is not None and seen.node.type is EntryType.DIRECTORY and _ends(change)
         below = tuple(self._moved_below(change.path)) if goes else ()
         if not goes:
-            return Unmoved(seen)
+            return NotMoved(seen)
         listed = self._is_listed(change.path)
         if below or (not listed and any(self._below(self._seen_below, change.path))):
-            return Moved(base if listed else replace(base, known=False), seen, below)
-        return Unmoved(seen)
+            return MovedOn(base if listed else replace(base, known=False), seen, below)
+        return NotMoved(seen)
 
     def _base(self, path: str) -> Base:
         return self._bases.get(path) or Base(path, None, known=False)
@@ -186,7 +185,7 @@ class _Judge:
             path = path.rpartition("/")[0]
         return False
 
-    def _compare(self, base: Base, seen: Seen | None) -> tuple[bool, Seen | None]:
+    def _compare(self, base: Base, seen: Fingerprint | None) -> tuple[bool, Fingerprint | None]:
         """Return whether the entry equals its base, and the entry, with its digest if it had to be read."""
         if not base.known:
             return False, seen
@@ -252,7 +251,7 @@ class LookBudget:
 def look_for_drift(
     project: str,
     cloned_ns: int,
-    names: Names | Unfinished,
+    names: Inventory | NoInventory,
     changes: ChangeSet,
     bases: Bases,
     *,
@@ -260,14 +259,14 @@ def look_for_drift(
     reads: Reads | None = None,
     budget: LookBudget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
-) -> Drift:
-    """Return what changed, appeared or went in `project`, an absolute path, since `cloned_ns`.
+) -> DriftReport:
+    """Return the drift of `project`, an absolute path, since `cloned_ns`.
 
     Raises OSError when there is no such directory.
     """
     scan = _Scan(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, reads, budget or LookBudget(), now_ns)
     scan.know(changes, masks)
-    if isinstance(names, Unfinished):
+    if isinstance(names, NoInventory):
         scan.untold.append(f"what has gone cannot be told: {names.why}")
     root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -275,7 +274,7 @@ def look_for_drift(
     finally:
         os.close(root)
     entries = sorted(scan.found, key=lambda entry: entry.path.replace("/", "\0"))
-    return Drift(cloned_ns, now_ns(), tuple(entries), tuple(scan.untold))
+    return DriftReport(cloned_ns, now_ns(), tuple(entries), tuple(scan.untold))
 
 
 @dataclass
@@ -291,7 +290,7 @@ class _Fold:
 class _Scan:
     project: str
     before: int  # an entry with an older change time has not changed since the clone
-    names: Names | Unfinished
+    names: Inventory | NoInventory
     bases: Bases
     reads: Reads | None
     budget: LookBudget
@@ -381,7 +380,7 @@ class _Scan:
 
         The names are None if all is new, if no name has changed, or if the inventory cannot tell.
         """
-        if isinstance(self.names, Unfinished):
+        if isinstance(self.names, NoInventory):
             return False, None
         if path not in self.names.records:  # the directory is new, or could not be listed when the clone was made
             return not any(path == unlisted or path.startswith(unlisted + "/") for unlisted in self.names.unlisted), None
@@ -454,4 +453,4 @@ def _ended(change: Change) -> bool:
     return change.before is not None and change.before.type is EntryType.DIRECTORY and _ends(change)
 
 
-__all__ = ["Drift", "DriftKind", "Drifted", "LookBudget", "Moved", "Unmoved", "Verdict", "judge", "look_for_drift", "with_judged"]
+__all__ = ["DriftKind", "DriftReport", "Drifted", "LookBudget", "MovedOn", "NotMoved", "Verdict", "judge", "look_for_drift", "with_judged"]

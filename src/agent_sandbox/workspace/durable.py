@@ -28,15 +28,20 @@ def explained(what: str) -> Iterator[None]:
         raise WorkspaceError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
 
 
-def write_atomically(path: str, content: str) -> None:
-    """Replace a file's content. Afterwards it holds all of `content`, or its old content. Raises OSError."""
+def write_atomically(path: str, content: str | bytes, *, sync: bool = True) -> None:
+    """Replace a file's content. Afterwards it holds all of `content`, or its old content. Raises OSError.
+
+    Without `sync`, a crash of the machine may leave a torn file: for content that can be checked and made again.
+    """
     new = path + ".new"  # fixed name: a leftover from a crash is overwritten next time
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(content.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        file.write(content if isinstance(content, bytes) else content.encode())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     os.rename(new, path)
-    sync_directory(os.path.dirname(path))
+    if sync:
+        sync_directory(os.path.dirname(path))
 
 
 def sync_directory(path: str) -> None:

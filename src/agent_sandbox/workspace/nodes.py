@@ -8,10 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
+
+if TYPE_CHECKING:
+    from typing import Any
 
 _CHUNK = 1 << 20
 # Labels that the kernel or a security module sets by itself: they differ between filesystems without any change.
@@ -41,6 +44,7 @@ _TYPES = {
     stat.S_IFIFO: EntryType.FIFO,
     stat.S_IFSOCK: EntryType.SOCKET,
 }
+_BY_VALUE = {kind.value: kind for kind in EntryType}
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,23 @@ class Node:
         values["type"], values["mode"], values["uid"], values["gid"] = type, mode, uid, gid
         values["size"], values["target"], values["device"] = size, target, device
         values["xattrs"] = {} if xattrs is None else xattrs
+
+
+def as_row(node: Node | None) -> list[Any] | None:
+    """Return a node as JSON values. Names keep their bytes: invalid UTF-8 becomes Python's surrogate escapes."""
+    if node is None:
+        return None
+    attributes = {name: value.hex() for name, value in node.xattrs.items()} if node.xattrs else {}
+    return [node.type.value, node.mode, node.uid, node.gid, node.size, node.target, node.device, attributes]
+
+
+def from_row(row: Sequence[Any] | None) -> Node | None:
+    """Return the node of a row. Raises KeyError, ValueError or TypeError."""
+    if row is None:
+        return None
+    kind, mode, uid, gid, size, target, device, attributes = row
+    xattrs = {name: bytes.fromhex(value) for name, value in attributes.items()} if attributes else None
+    return Node(_BY_VALUE[kind], mode, uid, gid, size, target, device, xattrs)
 
 
 def describe(

@@ -1,6 +1,6 @@
 """The files of a project that a run opened. An agent's decision may rest on a file that has drifted since.
 
-`kernel.fanotify` reports them, as root only. Only opening a file is reported: not reading its status, not listing a directory, and not
+`kernel.notify` reports them, as root only. Only opening a file is reported: not reading its status, not listing a directory, and not
 looking up a name that does not exist. A program that saw that a file exists, or its size, leaves no trace here.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import select
 from threading import Thread
-from types import TracebackType
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError, WorkspaceError
-from agent_sandbox.kernel import fanotify
+from agent_sandbox.kernel import notify
 from agent_sandbox.workspace.changes import covers
-from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.durable import explained, write_atomically
 from agent_sandbox.workspace.store import SandboxState
 
 _WHOLE, _PART = b"agent-sandbox reads 1 whole", b"agent-sandbox reads 1 part"
@@ -44,10 +43,8 @@ class Reads:
 def write(directory: str, run: str, reads: Reads) -> None:
     """Store the reads of a run as `<directory>/<run>`, completely or not at all. Raises OSError."""
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    path = os.path.join(directory, run)
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(b"\0".join([_WHOLE if reads.complete else _PART, *sorted(map(os.fsencode, reads.paths)), b""]))
-    os.rename(path + ".new", path)
+    content = b"\0".join([_WHOLE if reads.complete else _PART, *sorted(map(os.fsencode, reads.paths)), b""])
+    write_atomically(os.path.join(directory, run), content, sync=False)
 
 
 def recall(directory: str) -> Reads | None:
@@ -78,7 +75,7 @@ class ReadWatch:
         """Start watching. Raises `WorkspaceError` where that is not possible."""
         self._project = project
         try:
-            self._group = fanotify.watch_opens(f"/proc/{init}/root{project}")
+            self._group = notify.watch_opens(f"/proc/{init}/root{project}")
         except OSError as error:
             raise WorkspaceError(f"cannot watch what the run reads: {error.strerror}", hint="it takes root; run without it") from error
         self._paths: set[str] = set()
@@ -90,7 +87,7 @@ class ReadWatch:
     def __enter__(self) -> ReadWatch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.end()
 
     def end(self) -> Reads:
@@ -111,34 +108,34 @@ class ReadWatch:
         while not ended:
             ended = any(fd == self._stop for fd, _ in poller.poll())
             try:
-                for path in fanotify.opened(self._group):
+                for path in notify.opened(self._group):
                     if covers(self._project, path):
                         self._paths.add(path)
-            except (fanotify.Overflow, OSError):
+            except (notify.Overflow, OSError):
                 self._complete = False
             if len(self._paths) > _MOST_PATHS:
                 self._complete = False
                 self._paths.clear()
 
 
-class Reading:
-    """Watches one run. Between `begin` and `end` a thread takes the kernel's reports."""
+class ReadTracker:
+    """The read tracker of one run. Between `begin` and `end` a thread takes the kernel's reports."""
 
     def __init__(self, state: SandboxState | None, run: int) -> None:
-        """`run` tells it from others of this sandbox. Raises `PolicyError` for a sandbox that nothing is kept of."""
+        """`run` is the number of the run. Raises `PolicyError` for a throw-away sandbox."""
         if state is None:
             raise PolicyError("what a throw-away run reads is not kept", hint="leave out --watch-reads, or --throw-away")
         self._state, self._run = state, run
         self._watch: ReadWatch | None = None
 
     def begin(self, init: int) -> None:
-        """When the guest waits for its program. Raises `WorkspaceError` where it cannot be done: then nothing runs."""
+        """Start watching; call it while the guest waits for its program. Raises `WorkspaceError` if that is not possible."""
         self._watch = ReadWatch(init, self._state.project)
 
     def end(self) -> None:
-        """When it has ended: keep what was opened. May be repeated. Raises `WorkspaceError`."""
+        """Stop watching and store the opened files; call it when the run has ended. May be repeated. Raises `WorkspaceError`."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            found = watch.end()
+            reads = watch.end()
             with explained("keep what the run has read"):
-                write(self._state.reads, str(self._run), found)
+                write(self._state.reads, str(self._run), reads)

@@ -1,18 +1,27 @@
-"""The real entries at the paths that a layer covers: the machine's side of a comparison.
+"""The real entries at the paths that a layer covers: how they are reached, and fingerprints that tell later whether they have changed.
 
 No link is followed on the way down, because the overlay's lower layer does not follow links either: if the guest replaced a link with a
 directory, the link's target has nothing to do with it. Unlike in a layer, mounts are crossed: a path means the same as on the machine.
+
+Size and times can mislead: a coarse clock hides a second write, and a tool that restores times hides a first one. The inode's change time
+cannot be set, so it is trusted when it is old enough; otherwise content decides.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.nodes import EntryType, Node, describe
 
 _MOST_OPEN = 16  # directories
+_CHUNK = 1 << 20
+SETTLED_NS = 2_000_000_000  # a file changed more recently than this before the look may change again within the same timestamp
 
 
 class Reality:
@@ -27,7 +36,7 @@ class Reality:
     def __enter__(self) -> Reality:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         for fd in (*(fd for _, fd in self._way), self._root):
             if fd >= 0:
                 os.close(fd)
@@ -80,3 +89,97 @@ class Reality:
             return os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError:
             return None
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The fingerprint of one entry. `digest` is the hexadecimal digest of a regular file's content; empty if it was not read."""
+
+    node: Node
+    device: int
+    inode: int
+    mtime_ns: int
+    ctime_ns: int
+    looked_ns: int  # machine clock
+    digest: str = ""
+
+    # Written out, like `Node.__init__`, because there is one for each change.
+    def __init__(self, node: Node, device: int, inode: int, mtime_ns: int, ctime_ns: int, looked_ns: int, digest: str = "") -> None:
+        values = self.__dict__
+        values["node"], values["device"], values["inode"], values["mtime_ns"] = node, device, inode, mtime_ns
+        values["ctime_ns"], values["looked_ns"], values["digest"] = ctime_ns, looked_ns, digest
+
+    def untouched(self, status: os.stat_result) -> bool:
+        """Return whether times alone prove that this is the same, unchanged inode. False proves nothing."""
+        same = (self.device, self.inode, self.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns)
+        return same and self.ctime_ns + SETTLED_NS < self.looked_ns
+
+
+@dataclass(frozen=True)
+class Base:
+    """The fingerprint of a path when a layer first covered it. `seen` is None when nothing was there.
+
+    `known` is False when reality had changed before it could be captured: a merge then has no base, and says so. `kept` is the place of the
+    content in the store, empty if it was not stored. `listed` says of a directory that everything real below it has a base, too.
+    """
+
+    path: str
+    seen: Fingerprint | None
+    known: bool = True
+    kept: str = ""
+    listed: bool = False
+
+    def __init__(self, path: str, seen: Fingerprint | None, known: bool = True, kept: str = "", listed: bool = False) -> None:
+        values = self.__dict__
+        values["path"], values["seen"], values["known"], values["kept"], values["listed"] = path, seen, known, kept, listed
+
+
+Bases = Mapping[str, Base]
+
+
+def look(directory: int, name: str, *, now_ns: int, content: bool = False) -> Fingerprint | None:
+    """Take the fingerprint of `name` in a real directory; None when nothing is there. With `content`, add a regular file's digest.
+
+    Raises OSError for an entry that cannot be examined.
+    """
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        attributes = beneath.xattrs(directory, name)
+        node = describe(directory, name, status, attributes, own_prefix="trusted.overlay.")
+    except FileNotFoundError:
+        return None
+    digest = digest_of(directory, name) if content and stat.S_ISREG(status.st_mode) else ""
+    return Fingerprint(node, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, now_ns, digest)
+
+
+def digest_of(directory: int, name: str) -> str:
+    """Return the digest of a regular file's content. Raises OSError."""
+    fd = beneath.open_file(directory, name, one_filesystem=False)
+    try:
+        return digest_of_open(fd)
+    finally:
+        os.close(fd)
+
+
+def digest_of_open(fd: int) -> str:
+    """Return the digest of an open file's content, from its current position."""
+    digest = sha256()
+    while piece := os.read(fd, _CHUNK):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def alike(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    """Return whether both have the same type, content, mode, owner and attributes, on any inode.
+
+    Files with unread content count as different unless they are the same, settled inode.
+    """
+    if one is None or other is None:
+        return one is other
+    if one.node != other.node:
+        return False
+    if one.node.type is not EntryType.FILE or (one.digest and one.digest == other.digest):
+        return True
+    known = one.digest and other.digest
+    settled = max(one.ctime_ns, other.ctime_ns) + SETTLED_NS < min(one.looked_ns, other.looked_ns)
+    return not known and settled and (one.device, one.inode, one.ctime_ns) == (other.device, other.inode, other.ctime_ns)

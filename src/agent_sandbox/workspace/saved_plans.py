@@ -21,10 +21,9 @@ from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
 from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
-from agent_sandbox.workspace.lock import Holder, hold
-from agent_sandbox.workspace.removal import remove_tree
-from agent_sandbox.workspace.store import Prepared, SandboxState, Store
+from agent_sandbox.workspace.store import Holder, PreparedSandbox, SandboxState, Store, hold
 
 KEPT_SECONDS = 3600.0
 MOST_PLANS = 16
@@ -54,8 +53,8 @@ class PlanState(SandboxState):
         """Hold this plan for the duration of a block, as for a sandbox; the lock file is removed with the plan."""
         return hold(os.path.join(self.path, "lock"), Holder(os.getpid(), command, self.store.clock()), wait=wait, what="this plan")
 
-    def prepare(self, limit_bytes: int | None = None) -> Prepared:
-        """Create what is missing, as for a sandbox, without the note about a missing image: a plan never has one."""
+    def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
+        """Create missing files as for a sandbox, without the note about a missing image: a plan never has one."""
         return replace(super().prepare(limit_bytes), notes=())
 
     def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:
@@ -64,7 +63,7 @@ class PlanState(SandboxState):
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedPlan:
     """An open, locked plan: its layers, its text, and the digest of the text."""
 
     state: PlanState
@@ -117,7 +116,7 @@ class Plans:
             write_atomically(os.path.join(state.path, _TEXT + sha256(text.encode("ascii")).hexdigest()), text)
 
     @contextmanager
-    def opened(self, prefix: str) -> Iterator[Kept]:
+    def opened(self, prefix: str) -> Iterator[SavedPlan]:
         """Open the plan whose digest starts with `prefix`, locked for the duration of the block.
 
         Raises `PolicyError` when there is none, when it has begun to be carried out, and when its text does not match its digest.
@@ -129,9 +128,9 @@ class Plans:
                 state = PlanState(self._store, "", name)
                 ends.enter_context(self._hold(state, "carry-out"))
             self._remove(swept)
-            yield Kept(state, _read(state.path, digest), digest)
+            yield SavedPlan(state, _read(state.path, digest), digest)
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, kept: SavedPlan) -> None:
         """Remove a plan that has been carried out."""
         if name := self._move_aside(kept.state.id):
             self._remove([name])

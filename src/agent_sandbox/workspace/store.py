@@ -15,24 +15,30 @@
 
 Only `reset` removes layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a project: the view
 must hide it there.
+
+Format 2 is read and written; it is that of every version since layers are stacked. Format 1, of earlier versions, is refused: nothing of
+such a store is changed. `tests/workspace/old_store` holds stores of an earlier version, and a test that opens them.
+
+A lock names its holder. The kernel's lock on the open file is authoritative; it ends with its holder, however that ends. The text in the
+file only names the holder to a process that is refused, so text left by a dead holder never blocks anyone.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from agent_sandbox._fast.encoding import as_json, sha256
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.errors import ForeignStore, PolicyError, WorkspaceError
+from agent_sandbox.errors import Busy, ForeignStore, PolicyError, WorkspaceError
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
 from agent_sandbox.workspace.layers import history as history_file
 from agent_sandbox.workspace.layers.history import History, Present
-from agent_sandbox.workspace.lock import Holder, hold
 
 FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -58,7 +64,7 @@ class Store:
 
     @classmethod
     def open(cls, state_dir: str, *, clock: Callable[[], float] = time.time) -> Store:
-        """Open the store, create it if missing, and sweep what a crash left.
+        """Open the store, create it if missing, and sweep the leftovers of a crash.
 
         Raises `ForeignStore` for a store of another version or another user, and `WorkspaceError` when it cannot be created or other users
         can write to it.
@@ -82,7 +88,7 @@ class Store:
         return SandboxState(self, project, sandbox_id(project))
 
     def sweep(self) -> tuple[str, ...]:
-        """Empty the trash. Returns what could not be removed, and why; that never prevents a start."""
+        """Empty the trash. Returns the leftovers and their reasons; they never prevent a start."""
         leftovers: list[str] = []
         with explained(f"sweep {self.path!r}"):
             trash = os.open(os.path.join(self.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,7 +104,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSandbox:
     """The present state of a sandbox, for a run. `notes` name repairs and weaker guarantees, in words for a person."""
 
     present: Present
@@ -163,8 +169,8 @@ class SandboxState:
         holder = Holder(os.getpid(), command, self.store.clock())
         return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
 
-    def prepare(self, limit_bytes: int | None = None) -> Prepared:
-        """Create what is missing; call it with the lock held. `limit_bytes` is the maximum size of a new image.
+    def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
+        """Create missing files; call it with the lock held. `limit_bytes` is the maximum size of a new image.
 
         Raises `ForeignStore` when the directory belongs to another project or another version, `WorkspaceError` when its history is damaged
         or the disk is full. Never touches existing layers.
@@ -181,7 +187,7 @@ class SandboxState:
                 write_atomically(os.path.join(self.path, "meta.json"), f"{self._description()}{self.store.clock()}}}\n")
                 if existed:
                     notes += (f"the description of the sandbox of {self.project!r} was damaged and has been written anew",)
-        return Prepared(present, notes)
+        return PreparedSandbox(present, notes)
 
     def _begun(self) -> Present:
         """Write the history of a new sandbox before its layers exist: layers without a history mean that it was lost."""
@@ -285,7 +291,7 @@ class SandboxState:
 
 
 def _remove(trash: int, name: str) -> None:
-    from agent_sandbox.workspace.removal import remove_tree  # imported here: usually there is nothing to remove
+    from agent_sandbox.workspace.beneath import remove_tree  # imported here: usually there is nothing to remove
 
     remove_tree(trash, name)
 
@@ -330,3 +336,53 @@ def _check_format(path: str) -> None:
             f"the store in {path!r} has the format {version!r}; this version writes {_FORMAT_TEXT.strip()!r}",
             hint="use the version that wrote it, or move the directory away to start anew",
         )
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The holder of a sandbox: its process, its command, and since when (seconds since the epoch)."""
+
+    pid: int
+    command: str
+    since: float
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} ({self.command or 'no command given'}), since {since}"
+
+
+@contextmanager
+def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -> Iterator[None]:
+    """Hold the lock at `path` for the duration of the block. Without `wait`, raises `Busy`, naming the holder, when it is taken.
+
+    The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
+    """
+    with explained(f"open the lock {path!r}"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with explained(f"take the lock {path!r}"):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise Busy(f"{what} is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process") from None
+        with suppress(OSError):  # on a full disk the lock is held all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, as_json(vars(holder)).encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> Holder | None:
+    """Read the holder from the file; None if that process is dead. Just after a change of hands it still names the previous one."""
+    from json import loads  # imported here: needed only when the lock is refused
+
+    try:
+        fields = loads(os.pread(descriptor, 1 << 16, 0))
+        holder = Holder(int(fields["pid"]), str(fields["command"]), float(fields["since"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return holder if os.path.exists(f"/proc/{holder.pid}") else None

@@ -1,7 +1,7 @@
-"""A sandbox that outlives a command, for whoever holds one: its changes, its snapshots, and its layers for a run.
+"""The stored sandbox of a project: its changes, its snapshots, and its layers for a run.
 
-The command line and the SDK share it. What changes anything holds the sandbox's lock, and so waits for no run but is refused (`Busy`)
-while one goes on; what only reads does not.
+The command line and the SDK share it. Methods that change anything take the sandbox's lock, and raise `Busy` during a run; methods that
+only read do not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mount_plan import InImage, OnDisk
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
-from agent_sandbox.workspace.layers.history import History, Move, Present, Snapshot
-from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, attach, opened, said
-from agent_sandbox.workspace.layers.names import layer_targets, quote_target
+from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets, quote_target
+from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, acknowledge_loss, attach, opened
 from agent_sandbox.workspace.originals.runs import begin, end, has_run
 from agent_sandbox.workspace.store import SandboxState
 from agent_sandbox.workspace.view.draft import contains
@@ -28,13 +27,13 @@ from agent_sandbox.workspace.view.draft import contains
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.workspace.changes import ChangeSet
-    from agent_sandbox.workspace.drift import Drift
-    from agent_sandbox.workspace.fingerprint import Base, Bases
-    from agent_sandbox.workspace.layers.change_cache import Witnesses
+    from agent_sandbox.workspace.drift import DriftReport
+    from agent_sandbox.workspace.layers.readback import Witnesses
     from agent_sandbox.workspace.layers.stack import Stack
     from agent_sandbox.workspace.originals.files import Recalled
+    from agent_sandbox.workspace.reality import Base, Bases
 
-TIDYING_SECONDS = 0.05  # of the time of a run, at its end
+TIDYING_SECONDS = 0.05  # spent at the end of a run
 LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
 
 
@@ -46,13 +45,13 @@ class ForRun:
     present: Present
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
-    since_ns: int = 0  # what is real and older than this was so when the run began, and when those began whose bases were not kept
-    began_ns: int = 0  # when this one did
+    since_ns: int = 0  # start of this run, or of an earlier one whose bases were not kept: an older real entry has not changed since
+    began_ns: int = 0  # start of this run
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """Where it went back to, and the snapshot that keeps what was before; None when nothing had run since the last."""
+    """A finished rollback: the snapshot gone back to, and the one that keeps the previous state; None if nothing had run since."""
 
     to: Snapshot
     kept: Snapshot | None = None
@@ -66,7 +65,7 @@ class Stored:
 
     @contextmanager
     def opened(self) -> Iterator[Stack]:
-        """Its layers as they are now, for the length of a block, also while a run writes to them. Raises `WorkspaceError`."""
+        """Open the present layers for the length of a block, also while a run writes to them. Raises `WorkspaceError`."""
         from agent_sandbox.workspace.layers.stack import stacked
 
         layers = self.state.history().layers
@@ -75,68 +74,68 @@ class Stored:
             yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
 
     def changes(self, policy: Policy) -> ChangeSet:
-        """What it would change on the machine. While nothing runs in it, that is read from its layers once."""
-        from agent_sandbox.workspace.layers import change_cache
+        """Return the changes that it would make on the machine. While nothing runs in it, they are cached."""
+        from agent_sandbox.workspace.layers import readback
 
         masks = [mask.path for mask in policy.files.masks]
-        key = change_cache.key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
-        if key is not None and (kept := change_cache.load(self.state.path, key)) is not None:
-            return kept
-        witnesses = change_cache.Witnesses()
+        key = readback.cache_key(self.state.path, self.state.bases, self.state.history().layers, masks)
+        if key is not None and (cached := readback.load_changes(self.state.path, key)) is not None:
+            return cached
+        witnesses = readback.Witnesses()
         with self.opened() as stack:
-            changes = changes_of(stack, policy, self.bases(), witnesses)
+            changes = changes_of(stack, policy, self.bases(stack), witnesses)
         if key is not None:
             with suppress(OSError):  # then it is read again the next time
-                change_cache.save(self.state.path, key, changes, witnesses)
+                readback.save_changes(self.state.path, key, changes, witnesses)
         return changes
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
-        """The same, of the layers that `opened` gave."""
-        return changes_of(stack, policy, self.bases())
+        """Return the changes in layers that are open already, uncached."""
+        return changes_of(stack, policy, self.bases(stack))
 
-    def bases(self) -> Recalled:
-        """What was real when its layers first covered a path."""
+    def bases(self, stack: Stack | None = None) -> Recalled:
+        """Return the originals that its layers cover; with `stack`, those of layers that are open already."""
         from agent_sandbox.workspace.originals.files import recall
 
-        return recall(self.state.bases, self.state.history().layers[::-1])
+        return recall(self.state.bases, (self.state.history().layers if stack is None else stack.numbers)[::-1])
 
     def open_base(self, base: Base) -> int:
-        """A descriptor of what a file held then. Raises `WorkspaceError` when that was not kept."""
+        """Return a descriptor of a file's original content. Raises `WorkspaceError` when it was not kept."""
         from agent_sandbox.workspace.originals.files import open_content
 
         return open_content(self.state.bases, base)
 
-    def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> Drift:
-        """What has moved on in its project since the clone was made. `changes` are its own. Raises OSError when the project has gone."""
+    def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> DriftReport:
+        """Return the drift of its project since the clone. `changes` are the sandbox's own. Raises OSError when the project is gone."""
         from agent_sandbox.workspace import clone_inventory, read_tracking
         from agent_sandbox.workspace.drift import judge, look_for_drift, with_judged
         from agent_sandbox.workspace.promotion.inspect import look_at
 
         known = clone_inventory.recall(self.state.names)
-        cloned_ns = known.began_ns if isinstance(known, clone_inventory.Names) else int((self.state.created() or self._now()) * 1e9)
+        cloned_ns = known.began_ns if isinstance(known, clone_inventory.Inventory) else int((self.state.created() or self._now()) * 1e9)
         read, bases, inside = read_tracking.recall(self.state.reads), self.bases(), changes.within(self.state.project)
-        found = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
-        # A promotion makes a new clone; what stayed in the sandbox was covered, and reality may have moved on there, before it.
-        return with_judged(found, judge(inside, bases, look_at(self.state.project, inside)))
+        drift = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
+        # A promotion makes a new clone. Reality may have moved on before that, at paths that stayed in the sandbox.
+        return with_judged(drift, judge(inside, bases, look_at(self.state.project, inside)))
 
     def remember_names(self, masks: Collection[str]) -> None:
-        """Note what is in its project, unless that has been done since the clone was made. Takes a second for a million entries."""
+        """Make the inventory of its project, unless there is one since the clone. Takes a second for a million entries."""
         from agent_sandbox.workspace.clone_inventory import remember
 
-        with suppress(OSError):  # then what has gone cannot be told later, and that is said
+        with suppress(OSError):  # without an inventory, drift reports that it cannot find removed entries
             remember(self.state.project, self.state.names, skip=masks)
 
     @property
     def names_are_known(self) -> bool:
-        """Whether it has been noted what was in the project."""
+        """Whether there is an inventory of its project."""
         return os.path.exists(self.state.names)
 
     def snapshots(self) -> History:
-        """Its snapshots, and what it is now."""
+        """Return its history: the snapshots and the present state."""
         return self.state.history()
 
     def snapshot(self, label: str = "") -> Snapshot:
-        """Keep what it is now, to go back to. In an image the cost does not depend on what is in it; in a directory it is a copy."""
+        """Take a snapshot of the present state. In an image its cost does not depend on the size; in a directory it is a copy."""
         with self.state.lock(command="snapshot"):
             self.state.prepare(LEAST_CAPACITY)
             move = history.take(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
@@ -145,9 +144,9 @@ class Stored:
             return move.snapshot
 
     def rollback(self, to: str | int | None = None) -> Rollback:
-        """Go back to a snapshot, by id or label; without one, to the last. What was is kept in a snapshot of its own.
+        """Go back to a snapshot, by id or label; without one, to the last. An automatic snapshot keeps the present state.
 
-        Raises `PolicyError` for one that is not there or not the only one of its name.
+        Raises `PolicyError` if no snapshot or several match.
         """
         with self.state.lock(command="rollback"):
             before = self.state.history()
@@ -157,7 +156,7 @@ class Stored:
             return Rollback(target, move.snapshot)
 
     def forget(self, which: str | int) -> Snapshot:
-        """Forget a snapshot, and free what only it needed. What it is now does not change. Raises `PolicyError` as `rollback` does."""
+        """Delete a snapshot and the layers that only it needs. The present state stays. Raises `PolicyError` as `rollback` does."""
         with self.state.lock(command="forget"):
             before = self.state.history()
             target = history.find(before, which)
@@ -168,15 +167,15 @@ class Stored:
             return target
 
     def drop(self, paths: Collection[str], label: str, masks: Collection[str] = (), *, places: Collection[str] = ()) -> Snapshot | None:
-        """Drop these paths from its layers: they are what the machine has. A snapshot keeps the layers as they were; it is returned.
+        """Drop promoted paths from its layers, so that the machine shows there. Returns the snapshot that keeps the layers as they were.
 
-        `places` are directories that the machine has now too, and that stay for what else is in them. To be called with the lock held.
+        `places` are promoted directories that stay, because other changes lie in them. Call it with the lock held.
         """
         began = time.monotonic()
         before = self.state.history()
-        move, made = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
+        move, generation = history.replaced(before, label, now=self._now(), stacking=self.state.stacking)
         with self._top() as top:
-            self._squash(top, before.layers, made, without=paths, places=places)
+            self._squash(top, before.layers, generation, without=paths, places=places)
         self._save(move.history)
         self._clone_anew(masks, began)
         with suppress(FileNotFoundError):
@@ -185,30 +184,32 @@ class Stored:
         return move.snapshot
 
     def _clone_anew(self, masks: Collection[str], changed: float) -> None:
-        """From here on it is a clone of what is real now. What we changed ourselves, at `changed`, must look older than that."""
+        """Make it a clone of the present reality. Our own writes, up to `changed`, must look older than that."""
         from agent_sandbox.workspace.originals.capture import TICK_NS
 
         time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
         self.remember_names(masks)
 
     def restore(self, label: str, masks: Collection[str] = ()) -> Snapshot | None:
-        """Make the snapshot of this label the present again, unless something has run since it was taken: then it stays a snapshot, and
-        None is returned. To be called with the lock held."""
+        """Make the automatic snapshot of this label the present state again. Call it with the lock held.
+
+        Returns None, and changes nothing, if something has run since the snapshot was taken.
+        """
         began = time.monotonic()
         before = self.state.history()
-        found = [each for each in before.snapshots if each.automatic and each.label == label]
-        if not found or before.head != found[-1].id or has_run(self.state.bases, before.active):
+        matches = [each for each in before.snapshots if each.automatic and each.label == label]
+        if not matches or before.head != matches[-1].id or has_run(self.state.bases, before.active):
             return None
-        self._save(history.restored(before, found[-1], stacking=self.state.stacking))
+        self._save(history.restored(before, matches[-1], stacking=self.state.stacking))
         self._clone_anew(masks, began)
-        return found[-1]
+        return matches[-1]
 
     def copy_to(self, other: SandboxState, limit_bytes: int | None) -> None:
-        """Make another, new sandbox of the same project that holds what this one does. Takes the lock of neither; this one must be held."""
+        """Copy its present state into another, new sandbox of the same project. Call it with the lock held; the other needs none."""
         from shutil import copyfile
 
         from agent_sandbox.workspace.layers.squash import squash
-        from agent_sandbox.workspace.layers.stack import made
+        from agent_sandbox.workspace.layers.stack import new_generation
         from agent_sandbox.workspace.originals.files import carry
 
         before = self.state.history()
@@ -217,7 +218,7 @@ class Stored:
         with explained(f"copy the sandbox of {self.state.project!r}"), self.opened() as stack:
             top = os.open(other.layers, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                with made(top, into) as generation:
+                with new_generation(top, into) as generation:
                     squash(stack, generation, link=False)
             finally:
                 os.close(top)
@@ -229,11 +230,11 @@ class Stored:
         history.save(other.path, history.History(active=into, used=True, next=into + 1))
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
-        """Its layers, ready for a run whose disk limit this is; to be called with the lock held. What they need ends with the stack."""
+        """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack releases them after the run."""
         prepared = self.state.prepare(limit_bytes)
         present = prepared.present
         if not present.used:
-            # Before anything can be written: whoever goes back to a snapshot has to know that there may be something to keep.
+            # Before anything can be written: a rollback has to know that there may be a state to keep.
             present = self._save(replace(self.state.history(), used=True))
         if len(present.chain) > history.LONGEST_CHAIN:
             present = self._shorten()
@@ -248,13 +249,13 @@ class Stored:
         notes = prepared.notes
         if image.lost:
             notes += (LOST,)
-            said(image)
+            acknowledge_loss(image)
         return ForRun(layers, present, notes, Growth(image, limit_bytes), since, now)
 
     def after_run(self, top: int, run: ForRun, masks: Collection[str]) -> None:
-        """When nothing writes to its layers any more: keep what is real where the run first covered it, and remove what nothing refers to.
+        """Capture the originals that the run first covered, and remove unreferenced generations. Call it when nothing writes any more.
 
-        `top` is the directory of generations. Raises `WorkspaceError` or OSError; then the next run does it.
+        `top` is the directory of generations. After a `WorkspaceError` or OSError, the next run does it.
         """
         generation = run.present.active
         uppers = _written(top, generation)
@@ -279,7 +280,7 @@ class Stored:
         self._tidy_for_a_moment(top, run.present)
 
     def _tidy_for_a_moment(self, top: int, present: Present) -> None:
-        """Mostly there is nothing to remove, and nothing is loaded."""
+        """Remove unreferenced generations for a moment. Usually there are none, and nothing is loaded."""
         known = {str(number) for number in (present.active, *present.chain, *present.others)}
         names = os.listdir(top)
         waiting = os.listdir(f"/proc/self/fd/{top}/{TRASH}") if TRASH in names else []
@@ -287,7 +288,7 @@ class Stored:
             self._tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
 
     def _tidy(self, top: int, after: History, *, until: float = math.inf) -> None:
-        """Remove what nothing refers to."""
+        """Remove unreferenced bases and generations."""
         from agent_sandbox.workspace.layers.stack import tidy
         from agent_sandbox.workspace.originals.files import forget
 
@@ -296,7 +297,7 @@ class Stored:
 
     @contextmanager
     def _top(self) -> Iterator[int]:
-        """The directory of generations. The sandbox has to be there."""
+        """Open the directory of generations for the length of a block. The sandbox must exist."""
         if self.state.stacking:
             with opened(self.state.image) as (_, top):
                 yield top
@@ -308,7 +309,7 @@ class Stored:
         finally:
             os.close(top)
 
-    def _perform(self, move: Move) -> None:
+    def _perform(self, move: HistoryStep) -> None:
         if move.copies:
             with self._top() as top:
                 for source, copy in move.copies:
@@ -320,23 +321,23 @@ class Stored:
         return Present.of(after)
 
     def _shorten(self) -> Present:
-        """Put a long chain into one generation, by hard links: what snapshots keep shares its files."""
+        """Squash a long chain into one generation, by hard links: the generations of snapshots share its files."""
         before = self.state.history()
-        after, made = history.squashed(before)
+        after, generation = history.squashed(before)
         with self._top() as top:
-            self._squash(top, before.chain, made)
+            self._squash(top, before.chain, generation)
         return self._save(after)
 
     def _squash(
         self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = (), places: Collection[str] = ()
     ) -> None:
-        """Write these generations, uppermost first, as one new one, which nobody uses yet; and its bases, of `places` as they are now."""
+        """Write these generations, uppermost first, as one new one, with its bases. Those of `places` are taken anew."""
         from agent_sandbox.workspace.layers.squash import squash
-        from agent_sandbox.workspace.layers.stack import made, stacked
+        from agent_sandbox.workspace.layers.stack import new_generation, stacked
         from agent_sandbox.workspace.originals.capture import bases_now
         from agent_sandbox.workspace.originals.files import carry
 
-        with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, made(top, into) as generation:
+        with stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()) as stack, new_generation(top, into) as generation:
             squash(stack, generation, without=without, link=self.state.stacking)
         if os.path.isdir(self.state.bases):  # not before the first run
             carry(self.state.bases, numbers[::-1], into, without=without, removed=without, anew=bases_now(places))
@@ -346,34 +347,34 @@ class Stored:
 
 
 def _written(top: int, generation: int) -> list[tuple[str, int]]:
-    """The targets for which a generation holds anything, with descriptors of their upper directories."""
-    found: list[tuple[str, int]] = []
+    """Return the targets for which a generation holds anything, with descriptors of their upper directories."""
+    uppers: list[tuple[str, int]] = []
     try:
         here = os.open(str(generation), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
     except FileNotFoundError:
-        return found
+        return uppers
     try:
         for target in layer_targets(here):
             with suppress(FileNotFoundError):
                 upper = os.open(f"{quote_target(target)}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
                 if os.listdir(upper):
-                    found.append((target, upper))
+                    uppers.append((target, upper))
                 else:
                     os.close(upper)
     finally:
         os.close(here)
-    return found
+    return uppers
 
 
 def stack_in(layers: int) -> Stack:
-    """The single generation below a descriptor, which a guest of ours has written."""
+    """Return the stack of a single generation, given as a descriptor."""
     from agent_sandbox.workspace.layers.stack import Stack  # only when changes are asked for
 
     return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
 
 
 def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None, witnesses: Witnesses | None = None) -> ChangeSet:
-    """What layers that were written under a policy would change on the machine."""
+    """Return the changes in layers that were written under a policy, renames included."""
     from agent_sandbox.workspace.layers.readback import read_stack
     from agent_sandbox.workspace.layers.renames import find_renames
 
@@ -390,22 +391,22 @@ def _owner_shift() -> int:
 
 
 def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tuple[str, ...]:
-    """Trees that a view of `shown` trees covers, and in which these generations hold something that it has not. Raises OSError."""
-    found: set[str] = set()
+    """Return the trees with changes in these generations that a view of `shown` trees would not show. Raises OSError."""
+    hidden: set[str] = set()
     for generation in generations:
         with suppress(FileNotFoundError):
             here = os.open(str(generation), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
             try:
                 for target in layer_targets(here):
                     if target not in shown:
-                        found.update(_parts(here, target, shown))
+                        hidden.update(_parts(here, target, shown))
             finally:
                 os.close(here)
-    return tuple(sorted(found))
+    return tuple(sorted(hidden))
 
 
 def _parts(generation: int, target: str, shown: Collection[str]) -> list[str]:
-    """Of one tree that is not shown as such: itself, where another covers it; and those in it that are shown by themselves."""
+    """Return the parts of a tree that hold changes: itself if a shown tree contains it, else the shown trees inside it."""
     upper = f"{quote_target(target)}/upper"
     if any(contains(tree, target) for tree in shown):
         return [target] if _holds(generation, upper) else []
@@ -414,7 +415,7 @@ def _parts(generation: int, target: str, shown: Collection[str]) -> list[str]:
 
 
 def _holds(generation: int, path: str) -> bool:
-    """Whether a layer has anything in a directory."""
+    """Return whether a layer has anything in a directory."""
     from agent_sandbox.workspace import beneath  # slow to load, and nearly all runs of a sandbox are under the same rules
 
     try:

@@ -14,7 +14,7 @@ import pytest
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands import log as log_module
 from agent_sandbox.cli.main import main
-from agent_sandbox.ledger.event import Intent, Outcome, Refusal
+from agent_sandbox.ledger.event import Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
 
 HOSTILE = "rm\x1b[2K\r ls \u202e\u200bevil"
@@ -25,8 +25,8 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
     ledger = here().ledger()
     ledger.record(Intent({"kind": "RunCommand", "argv": ["make", "test"]}, "d", "p", "command", sandbox="box"))
-    ledger.record(Outcome(1, "done", {"exit_code": 0}, sandbox="box"))
-    ledger.record(Refusal({"kind": "RunCommand", "argv": [HOSTILE]}, "d", "p", "processes", f"no {HOSTILE}"))
+    ledger.record(OutcomeEvent(1, "done", {"exit_code": 0}, sandbox="box"))
+    ledger.record(RefusalEvent({"kind": "RunCommand", "argv": [HOSTILE]}, "d", "p", "processes", f"no {HOSTILE}"))
     return ledger
 
 

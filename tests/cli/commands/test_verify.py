@@ -10,9 +10,9 @@ import pytest
 
 from agent_sandbox.cli.commands import verify
 from agent_sandbox.cli.parser import parse
-from agent_sandbox.selftest.bench import SCRIPTS, Bench
-from agent_sandbox.selftest.boxes import Bare
-from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Found, Probe, judge, look
+from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
+from agent_sandbox.selftest.boxes import Bare, Found
+from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Probe, judge, look
 from agent_sandbox.selftest.probes import PROBES
 
 HELD, BROKEN = Found({}, {"way": "refused", "other": "refused"}), Found({"way": "seen"})
@@ -48,10 +48,10 @@ def test_what_could_not_be_tried_has_not_passed(control: Found | str, found: Fou
 
 
 def test_a_probe_that_breaks_is_told_in_its_place_and_the_others_go_on(tmp_path: Path) -> None:
-    def breaks(bench: Bench, box: object) -> Found:
+    def breaks(bench: DecoyBench, box: object) -> Found:
         raise OSError(5, "broken")
 
-    bench = Bench(str(tmp_path), "token")
+    bench = DecoyBench(str(tmp_path), "token")
     seen = look([Probe("first", "A claim.", "tries it", breaks), probe()], bench, bench.bare)
     assert "broken" in str(seen["first"]) and seen["sample"] == HELD
 
@@ -67,7 +67,7 @@ class Forgotten(Bare):
 
     name = RUN
 
-    def __init__(self, bench: Bench, policy: object, environment: Mapping[str, str], state: object) -> None:
+    def __init__(self, bench: DecoyBench, policy: object, environment: Mapping[str, str], state: object) -> None:
         super().__init__(bench.project, f"{bench.project}/{SCRIPTS}")
 
     def __enter__(self) -> Forgotten:

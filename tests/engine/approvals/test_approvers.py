@@ -10,13 +10,13 @@ from agent_sandbox.engine import gate as gate_module
 from agent_sandbox.engine.approvals.approvers import CapabilityApprover
 from agent_sandbox.engine.gate import Gate, Granted, Refused
 from agent_sandbox.errors import Denied
-from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.policy.action import Action, RunCommand
 from agent_sandbox.policy.decide import Ask, Reason
 from agent_sandbox.policy.model import locked
 from agent_sandbox.policy.tokens import Times, Token, attenuate
 from tests.engine.test_grants import LOG, Office
+from tests.ledger.samples import read
 
 ASK = Ask(Reason("risky", "it is risky"), "x")
 

@@ -16,12 +16,12 @@ from agent_sandbox.engine.approvals.inbox import MOST_WAITING, Inbox
 from agent_sandbox.engine.approvals.question import Answer, Decision, Question, opened, sealed
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
-from agent_sandbox.ledger.chain import read
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.decide import Ask, Reason
 from tests.engine.approvals.test_question import question
+from tests.ledger.samples import read
 
 KEY = Seal(b"k" * 32)
 

@@ -19,7 +19,7 @@ from agent_sandbox.runtime.base import Completed, Launch, PythonCode, Reason
 from agent_sandbox.runtime.process.guest_handle import Answer, ProcessGuest
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 from tests.runtime.wasm import hostile
 from tests.runtime.wasm.hostile import FREE, PAGES, Function, Program
@@ -36,7 +36,7 @@ def functions() -> list[Function]:
 
 
 def run(runtime: WasmRuntime) -> Completed:
-    plan = plan_view(locked().files, Needs(), ThrowAway(16 * MIB), host=Host.look(), scratch_bytes=16 * MIB)
+    plan = plan_view(locked().files, Needs(), ThrowAway(16 * MIB), host=MachineFacts.look(), scratch_bytes=16 * MIB)
     with runtime.launch(Launch(PythonCode(""), plan, "/tmp", {}, LIMITS, locked().requires, processes=False, writable=False)) as guest:
         return guest.wait()
 

@@ -21,7 +21,7 @@ from agent_sandbox.runtime.router.route import lack_in
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED, Unknown, adapted
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 from tests import compiled
 from tests.runtime.router.snippets import JAVASCRIPT, WASM
@@ -37,7 +37,7 @@ def runtime() -> Iterator[WasmRuntime]:
 
 
 def launch(source: str, *words: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Launch:
-    plan = plan_view(locked().files, Needs(), ThrowAway(64 * MIB), host=Host.look(), scratch_bytes=64 * MIB)
+    plan = plan_view(locked().files, Needs(), ThrowAway(64 * MIB), host=MachineFacts.look(), scratch_bytes=64 * MIB)
     program = JavaScriptCode(source, words)
     return Launch(program, plan, "/tmp", env or {}, LIMITS, locked().requires, stdin=stdin, processes=False, writable=False)
 

@@ -30,7 +30,7 @@ from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, ch
 from agent_sandbox.runtime.wasm.machine import Machine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
@@ -46,7 +46,7 @@ def runtime() -> Iterator[WasmRuntime]:
 
 
 def launch(source: str, *, limits: Limits = LIMITS) -> Launch:
-    plan = plan_view(locked().files, Needs(), ThrowAway(64 * MIB), host=Host.look(), scratch_bytes=64 * MIB)
+    plan = plan_view(locked().files, Needs(), ThrowAway(64 * MIB), host=MachineFacts.look(), scratch_bytes=64 * MIB)
     return Launch(PythonCode(source), plan, "/tmp", {}, limits, locked().requires, processes=False, writable=False)
 
 

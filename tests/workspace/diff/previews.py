@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.diff.compare import DEFAULT, Effort, Limits, Preview, compare
+from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, MachineFiles, Preview, compare
 from agent_sandbox.workspace.diff.formats import unified
-from agent_sandbox.workspace.diff.sources import Machine
 from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 
-def lines_of_diff(change: Change, layers: int, *, machine_root: str = "/", limits: Limits = DEFAULT) -> list[str]:
+def lines_of_diff(change: Change, layers: int, *, machine_root: str = "/", limits: DiffLimits = DEFAULT) -> list[str]:
     """The lines that are printed of one change."""
     with Stack.of([layers], userxattr=os.geteuid() != 0) as stack:
-        preview = compare(change, stack, Machine(machine_root), limits=limits)
+        preview = compare(change, stack, MachineFiles(machine_root), limits=limits)
     return [row.plain for row in unified(preview, limits=limits)]
 
 
@@ -39,7 +38,9 @@ def _file(content: bytes) -> int:
     return fd
 
 
-def preview_of(old: bytes | None, new: bytes | None, limits: Limits = DEFAULT, effort: Effort | None = None, path: str = "/f") -> Preview:
+def preview_of(
+    old: bytes | None, new: bytes | None, limits: DiffLimits = DEFAULT, effort: Effort | None = None, path: str = "/f"
+) -> Preview:
     """The preview of a file with this content, None where there is none."""
     before, after = (None if content is None else Node(EntryType.FILE, 0o644, 0, 0, len(content)) for content in (old, new))
     kind = Kind.ADDED if old is None else Kind.DELETED if new is None else Kind.MODIFIED

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
-from agent_sandbox.workspace.diff import window as window_module
-from agent_sandbox.workspace.diff.compare import DEFAULT, Effort, Limits, Preview, lines_of
-from agent_sandbox.workspace.diff.formats import measured, side_by_side, summary, unified
-from agent_sandbox.workspace.diff.rows import ADDED, REMOVED, SAME, Row, decoded
-from agent_sandbox.workspace.diff.window import Window, read_window
-from agent_sandbox.workspace.merge import edits as edits_module
+from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
+from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Row, decoded, measured, side_by_side, summary, unified
+from agent_sandbox.workspace.merge import text as text_module
+from agent_sandbox.workspace.merge.text import split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node
 from tests.workspace.diff.previews import InMemory, preview_of
 
@@ -32,7 +30,7 @@ LINES = st.lists(
     max_size=20,
 ).map(lambda lines: "\n".join(lines).encode())
 TERABYTE = 1 << 40
-LIMITS = st.builds(Limits, added=st.integers(0, 5), columns=st.integers(1, 8))
+LIMITS = st.builds(DiffLimits, added=st.integers(0, 5), columns=st.integers(1, 8))
 
 
 def removed_lines(rows: list[Row]) -> Counter[str]:
@@ -53,12 +51,12 @@ def rejoined(rows: list[Row]) -> Counter[str]:
 
 def must_be_shown(old: bytes, new: bytes) -> Counter[str]:
     """At the least: every line that there is less of than before."""
-    before, after = (Counter(map(decoded, lines_of(content))) for content in (old, new))
+    before, after = (Counter(map(decoded, split_lines(content))) for content in (old, new))
     return before - after
 
 
 @given(LINES, LINES, LIMITS)
-def test_a_line_that_goes_away_is_shown_in_full_whatever_is_added(old: bytes, new: bytes, limits: Limits) -> None:
+def test_a_line_that_goes_away_is_shown_in_full_whatever_is_added(old: bytes, new: bytes, limits: DiffLimits) -> None:
     preview = preview_of(old, new, limits)
     assert removed_lines(list(unified(preview, limits=limits))) >= must_be_shown(old, new)
     for columns in (0, 41, 90):
@@ -67,7 +65,7 @@ def test_a_line_that_goes_away_is_shown_in_full_whatever_is_added(old: bytes, ne
 
 @given(LINES, LINES, st.binary(max_size=200), st.integers(0, 30))
 def test_neither_is_it_when_the_new_side_is_too_large_or_made_binary(old: bytes, new: bytes, junk: bytes, room: int) -> None:
-    limits = Limits(bytes=len(old) + room, added=3)
+    limits = DiffLimits(bytes=len(old) + room, added=3)
     flooded = new + b"\n" + b"\0\xff" * len(new) + junk * 20
     preview = preview_of(old, flooded, limits)
     assert removed_lines(list(unified(preview, limits=limits))) >= must_be_shown(old, flooded)
@@ -137,7 +135,7 @@ def test_a_line_in_a_huge_file_is_shown_by_its_number_and_neither_side_is_kept_w
     lines = [b"%d\n" % number for number in range(400_000)]
     old = b"".join(lines)
     new = b"".join([*lines[:299_999], b"changed\n", *lines[300_000:]])
-    limits = Limits(bytes=100_000)
+    limits = DiffLimits(bytes=100_000)
     preview = preview_of(old, new, limits)
     assert len(preview.old) < 10
     assert [row.plain for row in unified(preview, limits=limits)][1:] == [
@@ -158,7 +156,7 @@ def test_a_window_lies_between_a_common_beginning_and_a_common_end(start: bytes,
     start, end = start.replace(b"\1", b"\n"), end.replace(b"\2", b"\n")
     before, after = start + old + end, start + new + end
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_module, "_CHUNK", 7)
+        patch.setattr(compare_module, "_CHUNK", 7)
         window = read(before, after, most)
     for content, part, left in ((before, window.old, window.old_left), (after, window.new, window.new_left)):
         assert content[window.start :].startswith(part)
@@ -215,7 +213,7 @@ def test_a_file_of_a_terabyte_is_told_by_its_size_and_where_it_differs() -> None
 
 
 def test_an_old_side_that_is_too_large_is_said_to_go_and_not_shown_in_part() -> None:
-    preview = preview_of(b"old\n" * 100, b"new\n", Limits(bytes=50))
+    preview = preview_of(b"old\n" * 100, b"new\n", DiffLimits(bytes=50))
     assert [row.plain for row in unified(preview)][-1] == "old: 400 bytes from line 1 on are replaced or go away: too much to show"
     assert preview.edits == ()
 
@@ -228,7 +226,7 @@ class Counting:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Counting | None:
         self.steps += event == "line"
-        return self if frame.f_code.co_filename == edits_module.__file__ else None
+        return self if frame.f_code.co_filename == text_module.__file__ else None
 
 
 HOSTILE = {

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.diff.patch import LeftOut, is_gits, write_patch
-from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.diff.compare import MachineFiles
+from agent_sandbox.workspace.diff.patch import NotInPatch, is_gits, write_patch
 from agent_sandbox.workspace.layers.readback import read_stack
 from agent_sandbox.workspace.layers.stack import Stack
 from agent_sandbox.workspace.nodes import EntryType
@@ -124,8 +124,8 @@ class Sandbox:
     def stack(self) -> Stack:
         return Stack.of([self.layers], userxattr=userxattr())
 
-    def patch(self, changes: ChangeSet) -> tuple[bytes, tuple[LeftOut, ...]]:
-        machine = Machine(str(self.place / "machine"))
+    def patch(self, changes: ChangeSet) -> tuple[bytes, tuple[NotInPatch, ...]]:
+        machine = MachineFiles(str(self.place / "machine"))
         written: list[bytes] = []
         one_by_one = [each for change in changes for each in machine.one_by_one(change, 10_000)]
         with self.stack() as stack:
@@ -149,7 +149,7 @@ def with_renames(sandbox: Sandbox, changes: ChangeSet) -> ChangeSet:
     """As a reader that finds renames tells them: of a file whose content was at a path that is gone."""
     gone: dict[bytes, str] = {}
     for change in changes:
-        for each in Machine(str(sandbox.place / "machine")).one_by_one(change, 1000):
+        for each in MachineFiles(str(sandbox.place / "machine")).one_by_one(change, 1000):
             if each.kind is Kind.DELETED and each.before and each.before.type is EntryType.FILE:
                 gone[Path(f"{sandbox.place}/machine{each.path}").read_bytes()] = each.path
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.fingerprint import Bases
 from agent_sandbox.workspace.layers.readback import NO_BASES, read_stack
 from agent_sandbox.workspace.layers.stack import Stack
+from agent_sandbox.workspace.reality import Bases
 from tests.workspace.layers.overlays import make_layer, userxattr
 
 TARGET = "/data"

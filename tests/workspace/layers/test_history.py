@@ -142,7 +142,7 @@ def _seen(layers: tuple[int, ...], generations: dict[int, tuple[str, ...]]) -> t
     return tuple(each for number in reversed(layers) for each in generations.get(number, ()))
 
 
-def _copy(move: history.Move, generations: dict[int, tuple[str, ...]]) -> None:
+def _copy(move: history.HistoryStep, generations: dict[int, tuple[str, ...]]) -> None:
     for source, copy in move.copies:
         assert copy not in generations, "a new generation is new"
         generations[copy] = generations.get(source, ())

@@ -212,7 +212,7 @@ def test_after_a_power_cut_it_is_put_in_order_and_said_once(made: Path) -> None:
         assert found.lost and os.stat("synced", dir_fd=top).st_size == MIB
     with image.opened(str(copy)) as (found, _):
         assert found.lost, "whoever only reads says nothing, and the next one still knows"
-        image.said(found)
+        image.acknowledge_loss(found)
     with image.opened(str(copy)) as (found, _):
         assert not found.lost
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.merge import Labels, Merged, TextConflict, merge_text
-from agent_sandbox.workspace.merge.edits import find_edits
-from agent_sandbox.workspace.merge.text import split_lines
+from agent_sandbox.workspace.merge.text import Labels, Merged, TextConflict, find_edits, merge_text, split_lines
 
 MANY = settings(max_examples=120, deadline=None)
 # Few different lines make many ways to align them; the last line may lack its newline, and some end as on Windows.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.workspace.merge import Conflict, ConflictKind, Labels, MergedEntry, MergedTree, Version, merge_entry, merge_tree, resolve
+from agent_sandbox.workspace.merge.text import Labels
+from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 
@@ -155,61 +154,19 @@ def test_a_function_can_keep_a_file_that_one_side_deleted() -> None:
     assert resolve(entry, "ours").result is None
 
 
-PATHS = ("/a", "/d", "/d/b", "/d/c", "/e")
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> dict[str, Version]:
-    """What is at some paths, where everything has a directory to be in."""
-    tree = {path: version for path in PATHS if (version := draw(VERSIONS)) is not None}
-    below = tree.get("/d", file(b"")).node.type is EntryType.DIRECTORY
-    return {path: version for path, version in tree.items() if below or not path.startswith("/d/")}
-
-
-def is_tree(tree: Mapping[str, Version]) -> bool:
-    return all(path.count("/") == 1 or ("/d" in tree and tree["/d"].node.type is EntryType.DIRECTORY) for path in tree)
-
-
 @settings(deadline=None)
-@given(trees(), trees())
-def test_a_tree_that_one_side_changed_alone_is_the_result(base: dict[str, Version], changed: dict[str, Version]) -> None:
+@given(VERSIONS, VERSIONS)
+def test_a_path_that_one_side_changed_alone_is_the_result(base: Version | None, changed: Version | None) -> None:
     for ours, theirs in ((changed, base), (base, changed), (changed, changed)):
-        assert merge_tree(base, ours, theirs) == MergedTree(changed)
+        assert merge_entry("/p", base, ours, theirs) == MergedEntry("/p", changed)
 
 
 @settings(deadline=None, max_examples=300)
-@given(trees(), trees(), trees())
-def test_what_merges_without_a_conflict_is_a_tree_and_the_same_both_ways(
-    base: dict[str, Version], ours: dict[str, Version], theirs: dict[str, Version]
-) -> None:
-    one, other = merge_tree(base, ours, theirs), merge_tree(base, theirs, ours)
-    assert [conflict.path for conflict in one.conflicts] == [conflict.path for conflict in other.conflicts]
+@given(VERSIONS, VERSIONS, VERSIONS)
+def test_what_merges_without_a_conflict_is_the_same_both_ways(base: Version | None, ours: Version | None, theirs: Version | None) -> None:
+    one, other = merge_entry("/p", base, ours, theirs), merge_entry("/p", base, theirs, ours)
+    assert bool(one.conflicts) == bool(other.conflicts)
     if not one.conflicts:
-        assert one == other and is_tree(one.tree)
-    untouched = {path for path in PATHS if base.get(path) == ours.get(path)}
-    assert all(one.tree.get(path) == theirs.get(path) for path in untouched), "what only reality changed is reality's"
-
-
-def test_trees_merge_path_by_path() -> None:
-    base = {"/d": directory(), "/d/a": BASE, "/d/b": BASE, "/d/c": BASE}
-    ours = {"/d": directory(), "/d/a": OURS, "/d/c": BASE, "/d/new": OURS}
-    theirs = {"/d": directory(), "/d/a": THEIRS, "/d/b": BASE, "/d/c": CLASH}
-    merged = merge_tree(base, ours, theirs)
-    assert not merged.conflicts
-    assert sorted(merged.tree) == ["/d", "/d/a", "/d/c", "/d/new"]
-    assert merged.tree["/d/a"].content == b"ONE\ntwo\nTHREE\n" and merged.tree["/d/c"] == CLASH
-
-
-@pytest.mark.parametrize("instead", [None, OURS, link("/elsewhere")])
-def test_something_new_in_a_directory_that_the_other_side_removed_is_a_conflict(instead: Version | None) -> None:
-    base = {"/d": directory(), "/d/a": BASE}
-    ours = {"/d": instead} if instead else {}
-    theirs = {"/d": directory(), "/d/a": BASE, "/d/new": THEIRS}
-    for merged in (merge_tree(base, ours, theirs), merge_tree(base, theirs, ours)):
-        (conflict,) = merged.conflicts
-        assert (conflict.path, conflict.kind) == ("/d", ConflictKind.TREE)
-
-
-def test_paths_without_a_base_are_merged_as_such() -> None:
-    merged = merge_tree({"/a": BASE, "/b": BASE}, {"/a": OURS, "/b": OURS}, {"/a": THEIRS, "/b": THEIRS}, unknown={"/b"})
-    assert [(conflict.path, conflict.known) for conflict in merged.conflicts] == [("/b", False)]
+        assert one == other
+    if base == ours:
+        assert one.result == theirs, "what only reality changed is reality's"

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from agent_sandbox.workspace.fingerprint import Base
+from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.originals import capture, files, runs
-from agent_sandbox.workspace.originals.capture import Budget, Kept
-from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.originals.capture import Budget, Captured
+from agent_sandbox.workspace.reality import Base
 from tests.workspace.layers.overlays import edit, make_layer, userxattr
 
 
@@ -42,7 +42,7 @@ class Machine:
 
         edit(self.data, self.layer, edited)
 
-    def keep(self, generations: tuple[int, ...] = (1,), *, masks: Collection[str] = (), budget: Budget | None = None) -> Kept:
+    def keep(self, generations: tuple[int, ...] = (1,), *, masks: Collection[str] = (), budget: Budget | None = None) -> Captured:
         upper = os.open(self.layer / "upper", os.O_RDONLY | os.O_DIRECTORY)
         try:
             return capture.keep(
@@ -60,7 +60,7 @@ class Machine:
         finally:
             os.close(upper)
 
-    def run(self, body: Callable[[Path], object]) -> Kept:
+    def run(self, body: Callable[[Path], object]) -> Captured:
         self.begin()
         self.edit(body)
         return self.keep()

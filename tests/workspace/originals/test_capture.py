@@ -13,10 +13,10 @@ import pytest
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import TooMany
-from agent_sandbox.workspace.fingerprint import Base
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files, runs
-from agent_sandbox.workspace.originals.capture import Budget, Kept
+from agent_sandbox.workspace.originals.capture import Budget, Captured
+from agent_sandbox.workspace.reality import Base
 from tests.workspace.layers.overlays import in_namespace
 from tests.workspace.originals.machine import Machine
 from tests.workspace.racing import deep_tree
@@ -48,7 +48,7 @@ def test_links_directories_and_names_that_are_not_text_have_bases_too(machine: M
         (merged / odd / "link").symlink_to("new")
         (merged / odd / "added\n").touch()
 
-    assert machine.run(body) == Kept(added=3, unknown=0)
+    assert machine.run(body) == Captured(added=3, unknown=0)
     link, directory = machine.base(f"/data/{odd}/link").seen, machine.base(f"/data/{odd}").seen
     assert link is not None and link.node.target == "old"
     assert directory is not None and directory.node.type is EntryType.DIRECTORY
@@ -61,7 +61,7 @@ def test_where_nothing_was_that_is_kept_in_few_lines(machine: Machine) -> None:
             (merged / f"new/{number}").mkdir(parents=True)
             (merged / f"new/{number}/file").touch()
 
-    assert machine.run(body) == Kept(added=101, unknown=0)
+    assert machine.run(body) == Captured(added=101, unknown=0)
     assert machine.base("/data/new/7/file") == Base("/data/new/7/file", None)
     assert len(Path(machine.directory, "1.jsonl").read_text().splitlines()) == 54
 
@@ -134,7 +134,7 @@ def test_the_first_base_of_a_path_stays_when_reality_moves_on(machine: Machine) 
     (machine.data / "file").write_text("first")
     machine.run(lambda merged: merged.joinpath("file").write_text("1"))
     (machine.data / "file").write_text("second")
-    assert machine.run(lambda merged: merged.joinpath("file").write_text("2")) == Kept(0, 0)
+    assert machine.run(lambda merged: merged.joinpath("file").write_text("2")) == Captured(0, 0)
     assert machine.content("/data/file") == b"first"
 
 
@@ -146,7 +146,7 @@ def test_a_run_that_covers_nothing_new_does_not_read_what_is_kept(machine: Machi
         raise AssertionError("it was read")
 
     monkeypatch.setattr(files, "recall", lambda *_: files.Recalled(read))
-    assert machine.keep() == Kept(0, 0)
+    assert machine.keep() == Captured(0, 0)
 
 
 def test_after_a_run_that_was_killed_before_its_bases_were_kept_reality_must_be_older_than_that_run(machine: Machine) -> None:

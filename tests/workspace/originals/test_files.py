@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.workspace.fingerprint import Base, Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.originals import files, records, runs
+from agent_sandbox.workspace.originals import files, runs
 from agent_sandbox.workspace.originals.runs import append
+from agent_sandbox.workspace.reality import Base, Fingerprint
 
 NAMES = st.binary(min_size=1, max_size=8).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"0").replace(b"/", b"_")))
 NUMBERS = st.integers(0, 2**63)
@@ -27,14 +27,14 @@ NODES = st.builds(
     NUMBERS,
     st.dictionaries(NAMES, st.binary(max_size=8), max_size=2),
 )
-SEEN = st.builds(Seen, NODES, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "0" * 64, "ab" * 32]))
+SEEN = st.builds(Fingerprint, NODES, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "0" * 64, "ab" * 32]))
 BASES = st.builds(Base, NAMES.map(lambda name: f"/{name}"), st.none() | SEEN, st.booleans(), st.sampled_from(["", "3:1024"]))
 
 
 def a_base(path: str, content: bytes | None = None, generation: int = 1) -> Base:
     digest = sha256(content).hexdigest() if content is not None else ""
     node = Node(EntryType.FILE, 0o644, 0, 0, len(content or b""))
-    return Base(path, Seen(node, 1, 2, 3, 4, 5, digest), kept=f"{generation}:3" if content is not None else "")
+    return Base(path, Fingerprint(node, 1, 2, 3, 4, 5, digest), kept=f"{generation}:3" if content is not None else "")
 
 
 def keep_content(directory: Path, content: bytes, generation: int = 1) -> None:
@@ -48,24 +48,24 @@ def directory(tmp_path: Path) -> Path:
 
 
 def add(directory: Path, generation: int, *found: Base) -> None:
-    append(str(directory), generation, "".join(map(records.spell_base, found)))
+    append(str(directory), generation, "".join(map(files.spell_base, found)))
 
 
 @settings(deadline=None)
 @given(BASES)
 def test_a_base_is_read_as_it_was_written(base: Base) -> None:
-    line = records.spell_base(base).encode().rstrip(b"\n")
-    assert records.path_of(line, records.PATH) == base.path
-    assert records.read_base(base.path, line, listed=False) == base
+    line = files.spell_base(base).encode().rstrip(b"\n")
+    assert files.path_of(line, files.PATH) == base.path
+    assert files.read_base(base.path, line, listed=False) == base
 
 
 @settings(deadline=None)
 @given(BASES, st.data())
 def test_a_line_that_was_torn_or_has_a_byte_that_is_no_json_is_unknown(base: Base, data: st.DataObject) -> None:
-    line = records.spell_base(base).encode().rstrip(b"\n")
+    line = files.spell_base(base).encode().rstrip(b"\n")
     at = data.draw(st.integers(0, len(line) - 1))
     for damaged in (line[:at], line[:at] + b"\0" + line[at + 1 :]):
-        assert records.read_base(base.path, damaged, listed=False) == Base(base.path, None, known=False)
+        assert files.read_base(base.path, damaged, listed=False) == Base(base.path, None, known=False)
 
 
 def test_the_earliest_generation_has_the_base(directory: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_no_generation_needs_is_forgotten_and_the_rest_stays(directory: Pat
 
 def test_a_squashed_generation_has_the_bases_of_those_it_stands_for(directory: Path) -> None:
     add(directory, 1, a_base("/a", b"first"), a_base("/promoted"), a_base("/tree"), a_base("/tree/below"), a_base("/treetop"))
-    append(str(directory), 1, records.spell_below("/tree") + records.spell_nothing("/new", ["x", "y"]) + runs.spell_done(1000))
+    append(str(directory), 1, files.spell_below("/tree") + files.spell_nothing("/new", ["x", "y"]) + runs.spell_done(1000))
     add(directory, 2, a_base("/a", b"second"))
     files.carry(str(directory), [1, 2], 3, without=["/promoted", "/new/x", "/tree"], removed=["/tree"])
     found = files.recall(str(directory), [3])

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.fingerprint import Base
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files
+from agent_sandbox.workspace.reality import Base
 from tests.workspace.originals.machine import Machine
 
 FILES = ("a", "b", "d/x", "d/y", "e/z")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import Kind
-from agent_sandbox.workspace.fingerprint import Base, Bases, look
+from agent_sandbox.workspace.reality import Base, Bases, look
 from tests.workspace.machine import Machine
 
 

@@ -15,11 +15,10 @@ import pytest
 from agent_sandbox.errors import Drift, PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.promotion.journal import Journal
-from agent_sandbox.workspace.promotion.promote import REMEMBERED
-from agent_sandbox.workspace.promotion.recovery import recover
+from agent_sandbox.workspace.promotion.promote import REMEMBERED, recover
 from tests.leftovers import remove
 from tests.workspace.layers.overlays import in_namespace
-from tests.workspace.promotion.test_recovery import interrupt
+from tests.workspace.promotion.test_promote_recovery import interrupt
 from tests.workspace.promotion.trees import ME, Edited, changes_between, edit_mixed, expected_after, make_mixed, shown
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.fingerprint import Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.plan import plan
-from agent_sandbox.workspace.promotion.steps import Adjust, LeftOut, Plan, Put, Remove
+from agent_sandbox.workspace.promotion.plan import Adjust, LeftOut, Plan, Put, Remove, plan
 from agent_sandbox.workspace.protected import classes_of_all
+from agent_sandbox.workspace.reality import Fingerprint
 
 GUEST = 1879048192
 
@@ -18,12 +17,12 @@ def node(kind: EntryType = EntryType.FILE, mode: int = 0o644, owner: int = 1000,
     return Node(kind, mode, owner, owner, size if kind is EntryType.FILE else 0, **rest)  # type: ignore[arg-type]
 
 
-def seen(what: Node) -> Seen:
-    return Seen(what, 1, 2, 3, 4, 5_000_000_000)
+def seen(what: Node) -> Fingerprint:
+    return Fingerprint(what, 1, 2, 3, 4, 5_000_000_000)
 
 
 def planned(*changes: Change, approved: frozenset[str] = frozenset(), **expected: Node) -> Plan:
-    paths: dict[str, Seen | None] = {change.path: None for change in changes}
+    paths: dict[str, Fingerprint | None] = {change.path: None for change in changes}
     paths |= {f"/p/{name.replace('__', '/')}": seen(what) for name, what in expected.items()}
     made = ChangeSet(changes)
     return plan(made, paths, root="/p", classes=classes_of_all(made, "/p"), approved=approved)

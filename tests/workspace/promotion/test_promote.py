@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +13,10 @@ import pytest
 
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
 from agent_sandbox.workspace.promotion import exchange
-from agent_sandbox.workspace.promotion.promote import promote
-from agent_sandbox.workspace.promotion.recovery import lock
-from agent_sandbox.workspace.promotion.steps import Move, Plan, Refusal
-from agent_sandbox.workspace.promotion.target import Anchor, Surprise
+from agent_sandbox.workspace.promotion.plan import Move, Plan, Refusal
+from agent_sandbox.workspace.promotion.promote import lock, promote
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
+from agent_sandbox.workspace.promotion.undo import last
 from tests.workspace.promotion.trees import ME, Edited, expected_after, shown
 
 
@@ -34,6 +36,16 @@ def test_an_undo_brings_back_exactly_what_was_there(mixed: Edited) -> None:
     assert undone.undoes == 1
     with pytest.raises(WorkspaceError, match="no promotion to take back"):
         mixed.undo()
+
+
+def test_the_journal_tells_when_a_promotion_was_made_unless_that_is_unknown(mixed: Edited) -> None:
+    before = time.time()
+    mixed.promote()
+    journal = last(str(mixed.promotions))
+    assert journal is not None and before <= journal.facts()["started"] <= time.time()
+    begun = mixed.promotions / "1/begun"
+    begun.write_text(json.dumps({name: value for name, value in json.loads(begun.read_text()).items() if name != "started"}))
+    assert "started" not in journal.facts() and journal.facts()["number"] == 1
 
 
 def test_what_is_put_is_never_the_guests_inode(mixed: Edited) -> None:
@@ -139,7 +151,7 @@ def test_a_file_that_is_saved_between_the_last_look_and_the_exchange_stays_in_th
     path = mixed.project / name
     real = exchange.make
 
-    def make(move: Move, anchor: Anchor, staging: int) -> None:
+    def make(move: Move, anchor: TargetTree, staging: int) -> None:
         if move.path == name:
             new = path.with_name("swap")
             new.write_text("saved just now\n")
@@ -162,7 +174,7 @@ def test_a_file_that_is_saved_over_a_new_one_before_it_is_taken_back_stays_in_th
 ) -> None:
     real = exchange.make
 
-    def make(move: Move, anchor: Anchor, staging: int) -> None:
+    def make(move: Move, anchor: TargetTree, staging: int) -> None:
         real(move, anchor, staging)
         if move.path == name:
             (mixed.project / name).write_text("saved just now\n")

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.lock import Holder
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
 from agent_sandbox.workspace.promotion.inspect import look_at
-from agent_sandbox.workspace.promotion.plan import plan
+from agent_sandbox.workspace.promotion.plan import Plan, plan
 from agent_sandbox.workspace.promotion.promote import Promotion, promote
-from agent_sandbox.workspace.promotion.steps import Plan
 from agent_sandbox.workspace.promotion.undo import undo
+from agent_sandbox.workspace.store import Holder
 
 ME = Holder(os.getpid(), "test", 0.0)
 

@@ -77,6 +77,24 @@ def test_a_script_brings_its_interpreter_if_that_is_not_denied(bin_: Path) -> No
     assert str(bin_ / "tool") not in without.programs and "tool is not there" in " ".join(without.notes)
 
 
+def test_a_script_brings_no_env_that_is_denied(bin_: Path) -> None:
+    script(bin_ / "tool", "#!/usr/bin/env mine")
+    env = os.path.realpath("/usr/bin/env")
+    assert {str(bin_ / "tool"), env} < set(found(bin_, "tool").programs), "the control arm: it does when that is not denied"
+    box = found(bin_, "tool", denied=("env",))
+    assert not {str(bin_ / "tool"), env} & set(box.programs) and "script of env, which is not allowed" in " ".join(box.notes)
+
+
+def test_a_script_brings_no_file_with_many_tools_unless_that_is_allowed_by_name(bin_: Path) -> None:
+    script(bin_ / "tool", f"#!{bin_}/applet")
+    script(bin_ / "found", "#!/usr/bin/env applet")
+    for name in ("tool", "found"):
+        allowed = found(bin_, name, "busybox").programs
+        assert {str(bin_ / name), str(bin_ / "busybox")} < set(allowed), "the control arm: it does when that is allowed"
+        box = found(bin_, name)
+        assert not {str(bin_ / name), str(bin_ / "busybox")} & set(box.programs) and "allow busybox by its name" in " ".join(box.notes)
+
+
 def test_no_shell_is_there_where_there_is_to_be_none_by_whatever_name(bin_: Path) -> None:
     script(bin_ / "tool", "#!/bin/sh")
     (bin_ / "disguise").symlink_to(os.path.realpath("/bin/sh"))

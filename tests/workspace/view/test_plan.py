@@ -10,12 +10,12 @@ import pytest
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mount_plan import Copies, Mask, MountPlan, Overlay, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
+from agent_sandbox.kernel.mount_plan import Copies, MountPlan, Overlay, PathMask, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy import paths
 from agent_sandbox.policy.model import EVERYWHERE, FileRules
 from agent_sandbox.policy.secrets import Mask as Secret
-from agent_sandbox.workspace.view import masks
-from agent_sandbox.workspace.view.draft import Host, Needs
+from agent_sandbox.workspace.view import draft
+from agent_sandbox.workspace.view.draft import MachineFacts, Needs
 from agent_sandbox.workspace.view.plan import plan_view
 
 ROOT = mountinfo.parse(b"1 0 8:1 / / rw - ext4 /dev/sda rw\n")
@@ -23,11 +23,11 @@ WHOLE = FileRules(read=True, write=True, allowed=EVERYWHERE, allow_hidden=True)
 LAYERS = ThrowAway(1 << 20)
 
 
-def host(*, privileged: bool = True, extra: bytes = b"") -> Host:
-    return Host(mountinfo.visible((*ROOT, *mountinfo.parse(extra))), privileged)
+def host(*, privileged: bool = True, extra: bytes = b"") -> MachineFacts:
+    return MachineFacts(mountinfo.visible((*ROOT, *mountinfo.parse(extra))), privileged)
 
 
-def plan(rules: FileRules, needs: Needs = Needs(), *, on: Host | None = None, project: str | None = None) -> MountPlan:  # noqa: B008
+def plan(rules: FileRules, needs: Needs = Needs(), *, on: MachineFacts | None = None, project: str | None = None) -> MountPlan:  # noqa: B008
     return plan_view(rules, needs, LAYERS, host=on or host(), project=project)
 
 
@@ -74,8 +74,8 @@ def test_a_secret_is_hidden_also_where_its_filesystem_is_mounted_again(tmp_path:
     secret = Secret("/home/u/.ssh", "keys")
     on = host(extra=b"2 1 8:1 /home/u /srv rw - ext4 /dev/sda rw\n")
     made = overlays(plan(replace(WHOLE, masks=(secret,)), on=on))
-    assert Mask("home/u/.ssh") in made["/"].masks
-    assert Mask(".ssh") in made["/srv"].masks
+    assert PathMask("home/u/.ssh") in made["/"].masks
+    assert PathMask(".ssh") in made["/srv"].masks
 
 
 def test_a_secret_behind_a_link_is_hidden_where_it_really_is(tmp_path: Path) -> None:
@@ -93,19 +93,19 @@ def test_a_filesystem_mounted_below_what_is_hidden_is_not_shown() -> None:
 
 def test_denied_beneath_leaves_the_directory_and_denied_tree_does_not() -> None:
     made = overlays(plan(FileRules(True, False, EVERYWHERE, (paths.parse("/etc/*"), paths.parse("/opt")), True)))
-    assert set(made["/"].masks) >= {Mask("etc", keep=True), Mask("opt")}
+    assert set(made["/"].masks) >= {PathMask("etc", keep=True), PathMask("opt")}
 
 
 def test_a_home_that_is_hidden_as_a_whole_is_there_and_empty() -> None:
     made = overlays(plan(replace(WHOLE, masks=(Secret("/home/v", "the home of somebody else", stays=True),))))
-    assert Mask("home/v", keep=True) in made["/"].masks
+    assert PathMask("home/v", keep=True) in made["/"].masks
 
 
 def test_the_interpreters_files_stay_where_their_surroundings_are_denied(tmp_path: Path) -> None:
     interpreter = tmp_path / "home" / "python"
     interpreter.mkdir(parents=True)
     made = overlays(plan(rules_for("/*", denied=(str(tmp_path / "home"),)), Needs(trees=(str(interpreter),))))
-    assert Mask(str(tmp_path / "home")[1:], keep=True) in made["/"].masks
+    assert PathMask(str(tmp_path / "home")[1:], keep=True) in made["/"].masks
     assert str(interpreter)[1:] in made["/"].places
     assert not made[str(interpreter)].writable
 
@@ -185,7 +185,7 @@ def test_a_pattern_over_the_whole_machine_is_refused() -> None:
 def test_more_than_a_copy_at_every_start_should_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         (tmp_path / f"{number}.json").write_text("x")
-    monkeypatch.setattr(masks, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(draft, "MOST_ENTRIES", 4)
     with pytest.raises(PolicyError, match="would copy more than 4 entries"):
         plan(rules_for(f"{tmp_path}/*.json"))
 
@@ -197,9 +197,9 @@ def test_denying_everything_is_refused() -> None:
 
 def test_sys_is_an_empty_directory() -> None:
     assert Tmpfs("/sys", 4096, 0o555) in plan(WHOLE).steps
-    assert not any(target.startswith("/sys") for target in overlays(plan(WHOLE, on=Host.look())))
+    assert not any(target.startswith("/sys") for target in overlays(plan(WHOLE, on=MachineFacts.look())))
 
 
 def test_this_machine_as_it_is_can_be_planned() -> None:
-    made = plan(WHOLE, on=Host.look(), project=os.getcwd())
+    made = plan(WHOLE, on=MachineFacts.look(), project=os.getcwd())
     assert made.describe()

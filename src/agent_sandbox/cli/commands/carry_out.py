@@ -20,7 +20,7 @@ from agent_sandbox.engine.promote import CarriedOver
 from agent_sandbox.engine.simulation.apply import Ready, carry, kept_plans, opened
 from agent_sandbox.engine.simulation.plan import EffectPlan
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.workspace.diff.sources import Formerly
+from agent_sandbox.workspace.diff.compare import Formerly
 from agent_sandbox.workspace.project import find_project
 from agent_sandbox.workspace.saved_plans import Plans
 from agent_sandbox.workspace.store import Store

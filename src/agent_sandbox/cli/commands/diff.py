@@ -19,7 +19,7 @@ from agent_sandbox.cli.render.messages import remark, shown
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.workspace.changes import ChangeSet, Contents
-from agent_sandbox.workspace.diff.sources import Formerly
+from agent_sandbox.workspace.diff.compare import Formerly
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.stored_sandbox import Stored
 

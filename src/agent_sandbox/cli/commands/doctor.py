@@ -26,10 +26,10 @@ from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.layers.image import attach, make
-from agent_sandbox.workspace.removal import remove_tree
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.view.draft import Host
+from agent_sandbox.workspace.view.draft import MachineFacts
 from agent_sandbox.workspace.view.plan import plan_view
 
 LITTLE_SPACE = 64 * MIB
@@ -86,7 +86,7 @@ def _launch(layers: Layers) -> Trial:
     runtime = ProcessRuntime(single_threaded=True)
 
     def attempt() -> ProcessGuest:
-        plan = plan_view(policy.files, tools(), layers, host=Host.look(), scratch_bytes=16 * MIB)
+        plan = plan_view(policy.files, tools(), layers, host=MachineFacts.look(), scratch_bytes=16 * MIB)
         return runtime.launch(Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
 
     try:

@@ -19,10 +19,10 @@ from agent_sandbox.cli.render.pager import output
 from agent_sandbox.cli.render.quantities import counted
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import checkpoint as checkpoints
+from agent_sandbox.ledger.chain import entries, files
 from agent_sandbox.ledger.event import Checkpoint, Entry
 from agent_sandbox.ledger.export import FORMS, FURTHEST, document, exporter
 from agent_sandbox.ledger.query import Filter, Index, follow, select
-from agent_sandbox.ledger.segments import entries, files
 from agent_sandbox.ledger.summary import LEVELS, Told
 from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
 

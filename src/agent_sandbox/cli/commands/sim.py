@@ -22,7 +22,7 @@ from agent_sandbox.engine.simulation.run import simulated
 from agent_sandbox.engine.work import Work
 from agent_sandbox.errors import Busy
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.workspace.diff.sources import Formerly
+from agent_sandbox.workspace.diff.compare import Formerly
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.saved_plans import Plans
 from agent_sandbox.workspace.stored_sandbox import Stored

@@ -13,7 +13,7 @@ from agent_sandbox.cli.render.messages import at_a_terminal, remark, says_yes, s
 from agent_sandbox.cli.render.quantities import counted, human_size
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import usage
-from agent_sandbox.workspace.drift import Drift
+from agent_sandbox.workspace.drift import DriftReport
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 _LISTED = 10  # of what has moved on; what the sandbox changed too comes first
@@ -69,7 +69,7 @@ def _changes(pending: Pending, found: Current) -> str:
     return ", ".join([*parts, f"{len(files.noise):,} in caches"] if files.noise else parts)
 
 
-def _drift(found: Current, pending: Pending, masks: list[str]) -> Drift | None:
+def _drift(found: Current, pending: Pending, masks: list[str]) -> DriftReport | None:
     """What has moved on in reality since the clone was made; None when there is none, or it cannot be told."""
     if not found.state.exists:
         return None
@@ -80,7 +80,7 @@ def _drift(found: Current, pending: Pending, masks: list[str]) -> Drift | None:
         return None
 
 
-def _moved(drift: Drift, project: str, *, everything: bool) -> Iterator[str]:
+def _moved(drift: DriftReport, project: str, *, everything: bool) -> Iterator[str]:
     entries = sorted(drift.entries, key=lambda entry: not entry.yours)
     for entry in entries if everything else entries[:_LISTED]:
         more = f" ({counted(entry.files, 'file')})" if entry.files > 1 else ""
@@ -91,7 +91,7 @@ def _moved(drift: Drift, project: str, *, everything: bool) -> Iterator[str]:
     yield from map(shown, drift.untold)
 
 
-def _drift_document(drift: Drift | None) -> dict[str, object] | None:
+def _drift_document(drift: DriftReport | None) -> dict[str, object] | None:
     from agent_sandbox.cli.render.json import path_fields
 
     if drift is None:

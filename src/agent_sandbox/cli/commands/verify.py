@@ -22,10 +22,9 @@ from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.selftest import report
-from agent_sandbox.selftest.bench import Bench, Surroundings, set_up
+from agent_sandbox.selftest import probe
+from agent_sandbox.selftest.bench import DecoyBench, Surroundings, aside, set_up
 from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
-from agent_sandbox.selftest.outside import aside
 from agent_sandbox.selftest.probe import Probe, Result, Seen, judge, look
 from agent_sandbox.selftest.probes import PROBES
 from agent_sandbox.selftest.sandboxed import Cloned, Locked
@@ -54,10 +53,10 @@ def verify(request: Request) -> int:
         from agent_sandbox.cli.render.json import print_document
 
         counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
-        told = {"held": not failed, "counts": counts, "seconds": round(seconds, 3), "results": report.document(results, remedies)}
+        told = {"held": not failed, "counts": counts, "seconds": round(seconds, 3), "results": probe.document(results, remedies)}
         print_document("verify", told)
     else:
-        report.table(results, remedies, seconds)
+        probe.table(results, remedies, seconds)
     return 1 if failed else 0
 
 
@@ -76,7 +75,7 @@ def _attack(request: Request, *, progress: bool) -> list[Result]:
     return [judge(probe, box, without[probe.name], seen[box][probe.name]) for probe in PROBES for box in probe.boxes]
 
 
-def _locked(bench: Bench) -> Seen:
+def _locked(bench: DecoyBench) -> Seen:
     with Locked(bench) as box:
         _must_run(box)
         return look(_for(box), bench, box)
@@ -86,7 +85,7 @@ def _for(box: Box) -> list[Probe]:
     return [probe for probe in PROBES if box.name in probe.boxes]
 
 
-def _in_the_foreground(bench: Bench, box: Box, *, progress: bool) -> Seen:
+def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
     """The probes whose number is shown while one waits; the others are done aside, in less time."""
     mine = _for(box)
 
@@ -143,7 +142,7 @@ def _places(policy: Policy) -> list[str]:
     return [path for path in candidates if policy.files.reaches(path) and not any((path + "/").startswith(f"{own}/") for own in PRIVATE)]
 
 
-def _forget(store: Store, bench: Bench) -> None:
+def _forget(store: Store, bench: DecoyBench) -> None:
     state: SandboxState = store.sandbox_for(bench.project)
     state.reset()
     with suppress(FileNotFoundError):

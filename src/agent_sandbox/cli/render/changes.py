@@ -14,11 +14,19 @@ from agent_sandbox.cli.render.quantities import counted
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, covers
-from agent_sandbox.workspace.diff.compare import DEFAULT, EVERYTHING, Effort, FormerContents, Limits, Preview, compare, facts
-from agent_sandbox.workspace.diff.formats import LETTERS, measured, side_by_side, summary, unified
-from agent_sandbox.workspace.diff.patch import LeftOut, write_patch
-from agent_sandbox.workspace.diff.rows import FACT, HEADING, WARNING, Row, ours
-from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.diff.compare import (
+    DEFAULT,
+    EVERYTHING,
+    DiffLimits,
+    Effort,
+    FormerContents,
+    MachineFiles,
+    Preview,
+    compare,
+    facts,
+)
+from agent_sandbox.workspace.diff.formats import FACT, HEADING, LETTERS, WARNING, Row, measured, ours, side_by_side, summary, unified
+from agent_sandbox.workspace.diff.patch import NotInPatch, write_patch
 from agent_sandbox.workspace.escape import named
 
 FORMS = ("--json", "--stat", "--side-by-side", "--patch", "--name-only")
@@ -33,9 +41,9 @@ class Material:
     contents: Contents
     former: FormerContents
     renamed: Mapping[str, str]  # where the content of a deleted path is now
-    machine: Machine
+    machine: MachineFiles
     everything: bool
-    limits: Limits
+    limits: DiffLimits
     effort: Effort
 
     def preview(self, change: Change) -> Preview:
@@ -59,7 +67,7 @@ def gather(request: Request, project: str, changes: ChangeSet, contents: Content
     everything = request.has("--all")
     chosen = sort(only(changes, request.values("--only"), project), project)
     limits = EVERYTHING if everything else DEFAULT
-    machine = Machine()
+    machine = MachineFiles()
     renamed = {change.renamed_from: change.path for change in changes if change.renamed_from}
     return Material(project, chosen, contents, former or machine, renamed, machine, everything, limits, Effort())
 
@@ -172,7 +180,7 @@ def patch(material: Material, write: Callable[[bytes], object], *, quiet: bool =
     return 1 if any(each.content for each in left) else 0
 
 
-def _say(left: tuple[LeftOut, ...]) -> None:
+def _say(left: tuple[NotInPatch, ...]) -> None:
     for each in left[:_NAMED]:
         remark(f"not in the patch: {each.path}: {each.what}")
     if len(left) > _NAMED:

@@ -7,7 +7,7 @@ import re
 import sys
 
 from agent_sandbox._fast.values import dataclass, field
-from agent_sandbox.workspace.diff.rows import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
+from agent_sandbox.workspace.diff.formats import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
 from agent_sandbox.workspace.escape import escapes, visible
 
 _LONGEST_CODE = 2_000  # characters

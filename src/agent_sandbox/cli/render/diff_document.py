@@ -9,7 +9,7 @@ from typing import Any
 from agent_sandbox.cli.render.changes import Material
 from agent_sandbox.cli.render.json import change_document, schema, stream_fields
 from agent_sandbox.workspace.diff.compare import Preview
-from agent_sandbox.workspace.diff.rows import ADDED, REMOVED, SAME, Hunk, hunks
+from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Hunk, hunks
 
 Write = Callable[[bytes], object]
 

@@ -1,6 +1,6 @@
 """An effect plan for people and for programs: what `sim` and `carry-out` print besides the diff.
 
-No row of ours begins with a blank or a sign, which are for content (see `workspace.diff.rows`), or with anything that a guest named.
+No row of ours begins with a blank or a sign, which are for content (see `workspace.diff.formats`), or with anything that a guest named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
 from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted, of_unseen
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.diff.rows import FACT, HEADING, NOTE, WARNING, Row, ours
+from agent_sandbox.workspace.diff.formats import FACT, HEADING, NOTE, WARNING, Row, ours
 from agent_sandbox.workspace.escape import named
 from agent_sandbox.workspace.protected import HISTORY, classes_of_path
 

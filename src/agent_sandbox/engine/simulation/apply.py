@@ -19,7 +19,7 @@ from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.run import base_of, pending
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.workspace.saved_plans import Kept, Plans, PlanState
+from agent_sandbox.workspace.saved_plans import Plans, PlanState, SavedPlan
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 
@@ -28,7 +28,7 @@ class Ready:
     """A plan that can be carried out, and the promotion that would do it; good for the block of `opened`."""
 
     plan: EffectPlan
-    kept: Kept
+    kept: SavedPlan
     stored: Stored  # the project's sandbox
     clone: Stored  # what the simulation left
     proposal: Proposal
@@ -87,7 +87,7 @@ def kept_plans(plans: Plans) -> list[EffectPlan]:
     return found
 
 
-def _read(kept: Kept) -> EffectPlan:
+def _read(kept: SavedPlan) -> EffectPlan:
     try:
         plan = read(kept.text)
     except ValueError as error:

@@ -12,16 +12,15 @@ from agent_sandbox.engine.simulation import risk
 from agent_sandbox.engine.simulation.plan import FileEffect, Input, NetworkRequest, Prediction, ProgramUse, SecretUse
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.ledger.redaction import without_secrets
+from agent_sandbox.ledger.encoding import without_secrets
 from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.policy.secrets import Mask, names_a_secret
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.readers.shell.effects import EffectKind, Understanding
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, covers
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, covers, place_of
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.noise import place_of
 from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
 

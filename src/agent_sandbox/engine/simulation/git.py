@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
-from agent_sandbox.workspace.diff.sources import Machine
+from agent_sandbox.workspace.diff.compare import MachineFiles
 from agent_sandbox.workspace.nodes import EntryType
 
 OBJECTS = "objects"
@@ -66,7 +66,7 @@ def _branch(head: Change | None, contents: Contents, project: str) -> str:
     """What HEAD is on afterwards; empty when that cannot be told."""
     real = Change(os.path.join(project, ".git/HEAD"), Kind.MODIFIED, None, None)
     try:
-        fd = Machine().open_old(real) if head is None else contents.open_file(head)
+        fd = MachineFiles().open_old(real) if head is None else contents.open_file(head)
     except OSError:
         return ""
     with open(fd, "rb") as file:

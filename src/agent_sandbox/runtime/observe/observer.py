@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.notify import Listener, take_listener
+from agent_sandbox.kernel.notify import NotifyListener, take_listener
 from agent_sandbox.kernel.wire import HEARD, LISTENING, SCRIPTS
 from agent_sandbox.runtime.observe.decoder import Found, Interpreter
 from agent_sandbox.runtime.observe.events import FAILED, RESOLVE, TOO_MANY, Seen
@@ -59,7 +59,7 @@ class Observer:
 
     def __init__(self, listener: int, sockets: Sequence[int], search: Sequence[str], *, python: str) -> None:
         """Take ownership of `listener` and `sockets`. `python` is the path to report for the interpreter that runs code."""
-        self._listener = Listener(listener)
+        self._listener = NotifyListener(listener)
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = Names(search)
         servers = frozenset(sock.getsockname()[0] for sock in self._sockets.values())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def exit_of(
-    ended: dict[str, Any] | None, used: cgroups.Usage, *, full: bool, cut: bool, killed: str, fuel: int | None, wall: float
+    ended: dict[str, Any] | None, used: cgroups.GroupUsage, *, full: bool, cut: bool, killed: str, fuel: int | None, wall: float
 ) -> Exit:
     """`ended` is what init says, unless it was killed itself. `full` are its layers, `cut` its output, `killed` is why we ended it, if we
     did, `fuel` its limit, and `wall` how long it took as seen from here."""

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel import landlock, probes
-from agent_sandbox.kernel.mount_plan import Code, Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
+from agent_sandbox.kernel.mount_plan import (
+    Devices,
+    Directory,
+    ExecutableFiles,
+    MountPlan,
+    Overlay,
+    Proc,
+    SealRoot,
+    SkeletonRoot,
+    ThrowAway,
+    Tmpfs,
+)
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
@@ -50,7 +61,9 @@ def probe(runtime: ProcessRuntime) -> Support:
     try:
         gated = landlock.abi() >= landlock.FIRST_USABLE
         look = trial(_LOOK_AROUND + _LOOK_FOR_CODE) if gated else trial(_LOOK_AROUND)
-        with runtime.launch(replace(look, root=replace(look.root, steps=(*look.root.steps, Code(())))) if gated else look) as guest:
+        with runtime.launch(
+            replace(look, root=replace(look.root, steps=(*look.root.steps, ExecutableFiles(())))) if gated else look
+        ) as guest:
             completed = guest.wait()
     except SandboxError as error:
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: f"{error.message}; {error.hint}"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.kernel.mount_plan import Bind, Code, Devices, MountPlan, Proc, SealRoot, SkeletonRoot, Step
+from agent_sandbox.kernel.mount_plan import Bind, Devices, ExecutableFiles, MountPlan, Proc, SealRoot, SkeletonRoot, Step
 
 VIEW = "/view"  # the program's root
 LIBRARY = "/library"  # the interpreter's standard library, and nothing else
@@ -36,7 +36,7 @@ def _moved(step: Step) -> Step | None:
     match step:
         case SkeletonRoot() | SealRoot():
             return None  # `moved_down` adds its own
-        case Code():
+        case ExecutableFiles():
             return None  # no program is executed in this view, and the engine itself is code
         case Devices() | Proc():
             return step  # stays at the top, where init measures usage; the program cannot reach it

@@ -1,4 +1,4 @@
-"""Attempts on files: reading what is hidden, writing what is real."""
+"""Attempts on files: read hidden ones, write real ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import stat
 import time
 
-from agent_sandbox.selftest.attempts.frame import Deeds, content, later, write_to
+from agent_sandbox.selftest.attempts import Deeds, content, later, write_to
 
 CHANGED = "changed by verify\n"
 
 
 def nothing(note: str = "") -> Deeds:
-    """No attempt at all: for what is to be seen of any run."""
+    """Attempt nothing: for probes that need any run."""
     return {"ran": lambda: note}
 
 
@@ -25,7 +25,7 @@ def read(paths: list[str]) -> Deeds:
 
 
 def read_through_proc(path: str) -> Deeds:
-    """Read a file by way of the roots and working directories that /proc shows of each process."""
+    """Read a file through the roots and working directories of processes in /proc."""
     up = "../" * 32
     others = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid()))]
     return {
@@ -66,7 +66,7 @@ def plant(paths: list[str]) -> Deeds:
 
 
 def fill(path: str, megabytes: int, seconds: float) -> Deeds:
-    """Write so much, spread over so many seconds, and leave nothing of it."""
+    """Write some megabytes within some seconds, and remove them."""
     return {"write": lambda: _fill(path, megabytes, seconds)}
 
 

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 
-from agent_sandbox.selftest.attempts.frame import Deeds, content, later
+from agent_sandbox.selftest.attempts import Deeds, content, later
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long

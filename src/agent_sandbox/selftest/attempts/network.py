@@ -1,11 +1,11 @@
-"""Attempts to talk to anybody outside."""
+"""Attempts to reach the network."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from agent_sandbox.selftest.attempts.frame import Address, Deeds, later
+from agent_sandbox.selftest.attempts import Address, Deeds, later
 
 
 def connect(targets: dict[str, tuple[int, Address]]) -> Deeds:
@@ -29,7 +29,7 @@ def make(kinds: dict[str, list[int]]) -> Deeds:
 
 
 def look_around(address: str) -> Deeds:
-    """Ask for the way to an address elsewhere, without sending anything, and for interfaces that lead away."""
+    """Look for a route to an outside address, without sending anything, and for interfaces other than loopback."""
     return {f"route to {address}": lambda: _route(address), "interface": _interface}
 
 

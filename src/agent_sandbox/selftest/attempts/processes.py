@@ -1,4 +1,4 @@
-"""Attempts to start, see, signal and outlive processes, and to find what the caller did not mean to give."""
+"""Attempts to start, see, signal and outlive processes, and to find variables and descriptors of the caller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from agent_sandbox.selftest.attempts.frame import Deeds, content, later, write_to
+from agent_sandbox.selftest.attempts import Deeds, content, later, write_to
 
 
 def spawn() -> Deeds:
@@ -90,37 +90,37 @@ def start_setuid(programs: list[str]) -> Deeds:
 
 
 def fork_many(number: int) -> Deeds:
-    """Have so many processes at once."""
+    """Have this many processes at once."""
     return {"processes": lambda: _fork_many(number)}
 
 
 def thread_many(number: int) -> Deeds:
-    """Have so many threads at once."""
+    """Have this many threads at once."""
     return {"threads": lambda: _thread_many(number)}
 
 
 def open_many(number: int) -> Deeds:
-    """Have so many descriptors at once."""
+    """Have this many descriptors open at once."""
     return {"descriptors": lambda: len([os.open("/dev/null", os.O_RDONLY) for _ in range(number)])}
 
 
 def take_memory(megabytes: int) -> Deeds:
-    """Use so much memory: written, not only asked for."""
+    """Use this much memory: written, not only reserved."""
     return {"memory": lambda: f"{len(b'x' * (megabytes << 20)) >> 20} MiB"}
 
 
 def go_on(seconds: float) -> Deeds:
-    """Go on for so long, deaf to every signal that can be ignored."""
+    """Run for this long, ignoring every signal that can be ignored."""
     return {"time": lambda: _deaf(seconds)}
 
 
 def burn(seconds: float) -> Deeds:
-    """Use so much processor time."""
+    """Use this much processor time."""
     return {"processor time": lambda: _burn(seconds)}
 
 
 def say_much(size: int) -> Deeds:
-    """Print so much."""
+    """Print this many bytes."""
     return {"output": lambda: sys.stdout.write("x" * size + "\n")}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from agent_sandbox.selftest.probe import Probe
-from agent_sandbox.selftest.probes import files, kernel, limits, network, persistence, processes, record
+from agent_sandbox.selftest.probes import files, kernel, limits, network, persistence, processes
 
 PROBES: tuple[Probe, ...] = tuple(
-    probe for subject in (files, network, processes, kernel, limits, persistence, record) for probe in subject.SUBJECT.probes
+    probe
+    for subject in (*(each.SUBJECT for each in (files, network, processes, kernel, limits, persistence)), persistence.LEDGER)
+    for probe in subject.probes
 )

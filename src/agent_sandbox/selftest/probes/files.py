@@ -6,12 +6,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from agent_sandbox.selftest.bench import Bench
-from agent_sandbox.selftest.boxes import Attempt, Bare, Box, NoAnswer, Ran
-from agent_sandbox.selftest.outside import snapshot
-from agent_sandbox.selftest.probe import RUN, Found, Registry
+from agent_sandbox.selftest.bench import DecoyBench, snapshot
+from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Bare, Box, Found, NoAnswer
+from agent_sandbox.selftest.probe import RUN, Probes
 
-SUBJECT = Registry("user namespaces", "mount copies", "overlay", "Landlock")
+SUBJECT = Probes("user namespaces", "mount copies", "overlay", "Landlock")
 
 # Only devices that can be opened without side effects: opening a watchdog would start it.
 _DEVICES = tuple(
@@ -24,7 +23,7 @@ _DEVICES = tuple(
     "A secret cannot be read by its path.",
     "opens planted keys, credentials, a .env and a denied file by their paths, and through descriptors that only name them",
 )
-def read_by_path(bench: Bench, box: Box) -> Found:
+def read_by_path(bench: DecoyBench, box: Box) -> Found:
     return _secrets(bench, box.run(Attempt("files", "read", {"paths": bench.secrets}, project=True)))
 
 
@@ -33,7 +32,7 @@ def read_by_path(bench: Bench, box: Box) -> Found:
     "A link in the project does not lead to a secret.",
     "opens planted secrets through links in the project: to files and to directories, absolute and relative",
 )
-def read_through_link(bench: Bench, box: Box) -> Found:
+def read_through_link(bench: DecoyBench, box: Box) -> Found:
     return _secrets(bench, box.run(Attempt("files", "read", {"paths": bench.links}, project=True)))
 
 
@@ -42,7 +41,7 @@ def read_through_link(bench: Bench, box: Box) -> Found:
     "/proc does not lead to a secret.",
     "opens a planted key below the root and the working directory of every process in /proc",
 )
-def read_through_proc(bench: Bench, box: Box) -> Found:
+def read_through_proc(bench: DecoyBench, box: Box) -> Found:
     return _secrets(bench, box.run(Attempt("files", "read_through_proc", {"path": bench.secrets[0]}, project=True)))
 
 
@@ -53,10 +52,9 @@ def read_through_proc(bench: Bench, box: Box) -> Found:
     boxes=(RUN,),
     excuse="none of the places that the policy hides is there, or you cannot open them yourself",
 )
-def hidden_places(bench: Bench, box: Box) -> Found:
+def hidden_places(bench: DecoyBench, box: Box) -> Found:
     paths = [path for path in bench.around.hidden if _can_be_opened(path)]
-    ran = box.run(Attempt("files", "open_only", {"paths": paths}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("files", "open_only", {"paths": paths}))
 
 
 @SUBJECT.probe(
@@ -65,7 +63,7 @@ def hidden_places(bench: Bench, box: Box) -> Found:
     "overwrites, appends, truncates, removes, renames, links and changes the mode of planted files; makes files in the project, in your "
     "home and where you stand; then compares the real ones",
 )
-def write(bench: Bench, box: Box) -> Found:
+def write(bench: DecoyBench, box: Box) -> Found:
     tree, name = bench.tree(), bench.mark()
     directories = [bench.project, *(place for place in bench.around.elsewhere if os.access(place, os.W_OK) and box.name != Bare.name)]
     before = snapshot(tree)
@@ -89,12 +87,11 @@ def write(bench: Bench, box: Box) -> Found:
     "opens disks, memory, the kernel's log, virtual machines and other devices; makes device nodes",
     excuse="you cannot open or make any of these devices yourself",
 )
-def devices(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("files", "use_devices", {"paths": _DEVICES}))
-    return Found(ran.reached, ran.refused)
+def devices(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("files", "use_devices", {"paths": _DEVICES}))
 
 
-def _secrets(bench: Bench, ran: Ran) -> Found:
+def _secrets(bench: DecoyBench, ran: AttemptResult) -> Found:
     """Count only ways that reached the secret itself: a file in its place inside, if any, is the guest's own."""
     reached = {way: "its content" for way, seen in ran.reached.items() if bench.token in seen}
     return Found(reached, ran.refused)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.selftest.bench import Bench
-from agent_sandbox.selftest.boxes import Attempt, Box
-from agent_sandbox.selftest.probe import RUN, Found, Registry
-from agent_sandbox.selftest.probes.numbers import system_calls
+from agent_sandbox.selftest.bench import DecoyBench
+from agent_sandbox.selftest.boxes import Attempt, Box, Found
+from agent_sandbox.selftest.probe import RUN, Probes, system_calls
 
-SUBJECT = Registry("user namespaces", "namespaces", "seccomp")
+SUBJECT = Probes("user namespaces", "namespaces", "seccomp")
 
 _OWN = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
 _NEW = {
@@ -36,16 +35,14 @@ _SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/pro
     "It lives in namespaces of its own.",
     "compares its mounts, processes, network, ipc, host name, users and cgroup with those of verify",
 )
-def own_namespaces(bench: Bench, box: Box) -> Found:
+def own_namespaces(bench: DecoyBench, box: Box) -> Found:
     theirs = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in _OWN if os.path.exists(f"/proc/self/ns/{kind}")}
-    ran = box.run(Attempt("kernel", "own_namespaces", {"theirs": theirs}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("kernel", "own_namespaces", {"theirs": theirs}))
 
 
 @SUBJECT.probe("new-namespaces", "It can make no new namespace.", "unshares each kind of namespace")
-def new_namespaces(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "unshare", {"number": system_calls("unshare")["unshare"], "kinds": _NEW}))
-    return Found(ran.reached, ran.refused)
+def new_namespaces(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("kernel", "unshare", {"number": system_calls("unshare")["unshare"], "kinds": _NEW}))
 
 
 @SUBJECT.probe(
@@ -53,9 +50,8 @@ def new_namespaces(bench: Bench, box: Box) -> Found:
     "Rare and dangerous system calls do not reach the kernel.",
     "makes each of them with arguments that no kernel accepts, to see who answers",
 )
-def calls(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "call_badly", {"numbers": system_calls(*_FORBIDDEN)}))
-    return Found(ran.reached, ran.refused)
+def calls(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("kernel", "call_badly", {"numbers": system_calls(*_FORBIDDEN)}))
 
 
 @SUBJECT.probe(
@@ -64,9 +60,8 @@ def calls(bench: Bench, box: Box) -> Found:
     "pushes a key into its terminal, as if somebody had pressed it",
     boxes=(RUN,),
 )
-def type_into_terminal(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "type_into_terminal", {"requests": _TYPING}, terminal=True))
-    return Found(ran.reached, ran.refused)
+def type_into_terminal(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("kernel", "type_into_terminal", {"requests": _TYPING}, terminal=True))
 
 
 @SUBJECT.probe(
@@ -75,6 +70,5 @@ def type_into_terminal(bench: Bench, box: Box) -> Found:
     "opens settings by which the kernel starts programs or restarts, for writing, and writes nothing",
     excuse="you may not write any of them yourself",
 )
-def kernel_settings(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("kernel", "open_settings", {"paths": _SETTINGS}))
-    return Found(ran.reached, ran.refused)
+def kernel_settings(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("kernel", "open_settings", {"paths": _SETTINGS}))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from agent_sandbox.policy.limits import MIB
-from agent_sandbox.selftest.bench import Bench
-from agent_sandbox.selftest.boxes import Attempt, Bare, Box
-from agent_sandbox.selftest.probe import SDK, Found, Registry
+from agent_sandbox.selftest.bench import DecoyBench
+from agent_sandbox.selftest.boxes import Attempt, Bare, Box, Found
+from agent_sandbox.selftest.probe import SDK, Probes
 
-SUBJECT = Registry("control groups", "a kept run")
+SUBJECT = Probes("control groups", "a kept run")
 
 _PROCESSES, _FILES, _OUTPUT = 24, 64, 64 << 10
 _MEMORY, _DISK = 96, 8  # MiB
@@ -21,7 +21,7 @@ _PATIENT = 4
 @SUBJECT.probe(
     "limit-memory", "A program that takes too much memory is stopped, and told why.", f"uses {2 * _MEMORY} MiB where {_MEMORY} are allowed"
 )
-def memory(bench: Bench, box: Box) -> Found:
+def memory(bench: DecoyBench, box: Box) -> Found:
     return _ended(box, "take_memory", {"megabytes": 2 * _MEMORY}, {"memory_bytes": _MEMORY * MIB}, "memory")
 
 
@@ -30,7 +30,7 @@ def memory(bench: Bench, box: Box) -> Found:
     "A program that goes on for too long is ended.",
     f"goes on for {3 * _PATIENT * _WALL:.1f} s, deaf to signals, where {_WALL} s are allowed",
 )
-def wall_time(bench: Bench, box: Box) -> Found:
+def wall_time(bench: DecoyBench, box: Box) -> Found:
     return _ended(box, "go_on", {"seconds": _duration(box, 3 * _WALL)}, {"wall_seconds": _WALL}, "wall")
 
 
@@ -40,7 +40,7 @@ def wall_time(bench: Bench, box: Box) -> Found:
     f"uses {2 * _PATIENT * _CPU:.1f} s of it where {_CPU} s are allowed",
     boxes=(SDK,),
 )
-def processor_time(bench: Bench, box: Box) -> Found:
+def processor_time(bench: DecoyBench, box: Box) -> Found:
     return _ended(box, "burn", {"seconds": _duration(box, 2 * _CPU)}, {"cpu_seconds": _CPU}, "cpu")
 
 
@@ -49,20 +49,18 @@ def processor_time(bench: Bench, box: Box) -> Found:
     "A fork bomb stops at its limit.",
     f"starts {3 * _PROCESSES} processes (threads, where processes are not allowed) where {_PROCESSES} are allowed",
 )
-def processes(bench: Bench, box: Box) -> Found:
+def processes(bench: DecoyBench, box: Box) -> Found:
     function = "fork_many" if box.processes else "thread_many"
-    ran = box.run(Attempt("processes", function, {"number": 3 * _PROCESSES}, {"processes": _PROCESSES}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("processes", function, {"number": 3 * _PROCESSES}, {"processes": _PROCESSES}))
 
 
 @SUBJECT.probe("limit-open-files", "Open files are bounded.", f"opens {3 * _FILES} where {_FILES} are allowed")
-def open_files(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("processes", "open_many", {"number": 3 * _FILES}, {"open_files": _FILES}))
-    return Found(ran.reached, ran.refused)
+def open_files(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("processes", "open_many", {"number": 3 * _FILES}, {"open_files": _FILES}))
 
 
 @SUBJECT.probe("limit-output", "A flood of output is cut.", f"prints {16 * _OUTPUT >> 10} KiB where {_OUTPUT >> 10} are kept")
-def output(bench: Bench, box: Box) -> Found:
+def output(bench: DecoyBench, box: Box) -> Found:
     limits = {"output_bytes": _OUTPUT}
     ran = box.run(Attempt("processes", "say_much", {"size": 16 * _OUTPUT}, limits, may_end=True))
     return Found(
@@ -75,7 +73,7 @@ def output(bench: Bench, box: Box) -> Found:
     "A program that fills the disk is stopped.",
     f"writes {3 * _DISK} MiB in small pieces where {_DISK} are allowed: in layers that are kept, or in its scratch directory",
 )
-def disk(bench: Bench, box: Box) -> Found:
+def disk(bench: DecoyBench, box: Box) -> Found:
     path = f"{bench.project if box.processes else '/tmp'}/{bench.mark()}"
     arguments = {"path": path, "megabytes": 3 * _DISK, "seconds": _duration(box, _WRITING)}
     return _ended(box, "fill", arguments, {"disk_bytes": _DISK * MIB}, "disk", module="files")

@@ -6,11 +6,11 @@ import os
 import socket
 from collections.abc import Mapping
 
-from agent_sandbox.selftest.bench import Bench, Listener, listening
-from agent_sandbox.selftest.boxes import Attempt, Box, Ran
-from agent_sandbox.selftest.probe import Found, Registry
+from agent_sandbox.selftest.bench import DecoyBench, DecoyListener, listening
+from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Box, Found
+from agent_sandbox.selftest.probe import Probes
 
-SUBJECT = Registry("namespaces", "seccomp", "Landlock")
+SUBJECT = Probes("namespaces", "seccomp", "Landlock")
 
 _LOOPBACK = (socket.AF_INET, ("127.0.0.1", 0))
 _ELSEWHERE = "192.0.2.1"  # an address reserved for documentation; nothing is sent to it
@@ -29,25 +29,25 @@ _KINDS = {
 
 
 @SUBJECT.probe("tcp", "No listener of the machine is reached over TCP.", "connects to a listener of ours on the loopback of the machine")
-def tcp(bench: Bench, box: Box) -> Found:
+def tcp(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_STREAM, tcp=_LOOPBACK) as listeners:
         return _heard(listeners, box.run(Attempt("network", "connect", {"targets": _targets(listeners)})))
 
 
 @SUBJECT.probe("udp", "No listener of the machine is reached over UDP.", "sends to a socket of ours on the loopback of the machine")
-def udp(bench: Bench, box: Box) -> Found:
+def udp(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_DGRAM, udp=_LOOPBACK) as listeners:
         return _heard(listeners, box.run(Attempt("network", "send", {"targets": _targets(listeners), "text": "76"})))
 
 
 @SUBJECT.probe("dns", "No resolver is reached.", "asks a resolver of ours on the loopback of the machine for a name")
-def dns(bench: Bench, box: Box) -> Found:
+def dns(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_DGRAM, question=_LOOPBACK) as listeners:
         return _heard(listeners, box.run(Attempt("network", "send", {"targets": _targets(listeners), "text": _QUESTION})))
 
 
 @SUBJECT.probe("unix-names", "No abstract unix socket of the machine is reached.", "connects to a listener of ours by its abstract name")
-def unix_names(bench: Bench, box: Box) -> Found:
+def unix_names(bench: DecoyBench, box: Box) -> Found:
     with listening(socket.SOCK_STREAM, abstract=(socket.AF_UNIX, f"\0{bench.mark()}")) as listeners:
         return _heard(listeners, box.run(Attempt("network", "connect", {"targets": _targets(listeners)})))
 
@@ -57,7 +57,7 @@ def unix_names(bench: Bench, box: Box) -> Found:
     "No unix socket of the machine is reached through its file.",
     "connects to a listener of ours whose socket is a file in the project",
 )
-def unix_files(bench: Bench, box: Box) -> Found:
+def unix_files(bench: DecoyBench, box: Box) -> Found:
     name = bench.mark()
     directory = os.open(bench.project, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -75,9 +75,8 @@ def unix_files(bench: Bench, box: Box) -> Found:
     f"asks for the way to {_ELSEWHERE}, sending nothing, and for interfaces other than its own loopback",
     excuse="this machine has no way out and no interface itself",
 )
-def route(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("network", "look_around", {"address": _ELSEWHERE}))
-    return Found(ran.reached, ran.refused)
+def route(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("network", "look_around", {"address": _ELSEWHERE}))
 
 
 @SUBJECT.probe(
@@ -86,16 +85,15 @@ def route(bench: Bench, box: Box) -> Found:
     "makes packet, raw, netlink, vsock, bluetooth and kernel-cryptography sockets",
     excuse="this machine lets you make none of them",
 )
-def socket_kinds(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("network", "make", {"kinds": _KINDS}))
-    return Found(ran.reached, ran.refused)
+def socket_kinds(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("network", "make", {"kinds": _KINDS}))
 
 
-def _targets(listeners: Mapping[str, Listener]) -> dict[str, object]:
+def _targets(listeners: Mapping[str, DecoyListener]) -> dict[str, object]:
     return {way: listener.target for way, listener in listeners.items()}
 
 
-def _heard(listeners: Mapping[str, Listener], ran: Ran) -> Found:
+def _heard(listeners: Mapping[str, DecoyListener], ran: AttemptResult) -> Found:
     """Count what our own sockets received, not what the attempt believes to have reached."""
     counts = {way: listener.heard() for way, listener in listeners.items()}
     return Found({way: f"we heard it {count} times" for way, count in counts.items() if count}, ran.refused)

@@ -1,4 +1,4 @@
-"""Probes on persistence: nothing of a run is visible to the next, outlives the run, or survives its supervisor."""
+"""Probes on what remains of a run: nothing is visible to the next, outlives it or survives its supervisor, and all is in the ledger."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import os
 import secrets
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
-from agent_sandbox.selftest.bench import Bench
-from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer, Ran
-from agent_sandbox.selftest.outside import descendants, end, named, still_there, until
-from agent_sandbox.selftest.probe import RUN, Found, Registry
-from agent_sandbox.selftest.probes.numbers import system_calls
+from agent_sandbox.assembly import here
+from agent_sandbox.errors import LedgerBroken
+from agent_sandbox.ledger import chain
+from agent_sandbox.ledger.encoding import decode
+from agent_sandbox.ledger.event import Entry, Intent, OutcomeEvent
+from agent_sandbox.selftest.bench import DecoyBench, descendants, end, named, still_there, until
+from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Box, Found, NoAnswer
+from agent_sandbox.selftest.probe import RUN, Probes, system_calls
 
-SUBJECT = Registry("namespaces", "pidfd", "a run", "a kept run")
+SUBJECT = Probes("namespaces", "pidfd", "a run", "a kept run")
+LEDGER = Probes("state directory")
 
 GONE_SECONDS = 2.0  # time for everything of a killed supervisor to be gone
 _LINGER_SECONDS = 10.0
+_LARGEST_VERIFIED = 64 << 20  # bytes of a ledger verified from the beginning; of a longer one, only this run's entries are read
 
 
 @SUBJECT.probe(
@@ -24,7 +30,7 @@ _LINGER_SECONDS = 10.0
     "Scratch files of one run are not there in the next.",
     "leaves files in /tmp and /dev/shm, and looks for them in a second run",
 )
-def scratch_files(bench: Bench, box: Box) -> Found:
+def scratch_files(bench: DecoyBench, box: Box) -> Found:
     name = bench.mark()
     return _found_again(box, [f"{directory}/{name}" for directory in ("/tmp", "/dev/shm")])
 
@@ -35,7 +41,7 @@ def scratch_files(bench: Bench, box: Box) -> Found:
     "writes into the project and next to it, and looks for that in a second run",
     boxes=(RUN,),
 )
-def throw_away(bench: Bench, box: Box) -> Found:
+def throw_away(bench: DecoyBench, box: Box) -> Found:
     name = bench.mark()
     return _found_again(box, [f"{bench.project}/{name}", f"{bench.path}/{name}"], throw_away=True)
 
@@ -45,7 +51,7 @@ def throw_away(bench: Bench, box: Box) -> Found:
     "Shared memory of one run is not there in the next.",
     "leaves a System V segment, and asks for it in a second run",
 )
-def shared_memory(bench: Bench, box: Box) -> Found:
+def shared_memory(bench: DecoyBench, box: Box) -> Found:
     key = secrets.randbits(31) | 1
     numbers = system_calls("shmget", "shmctl")
     find = {"number": numbers["shmget"], "key": key}
@@ -54,7 +60,7 @@ def shared_memory(bench: Bench, box: Box) -> Found:
         ran = box.run(Attempt("kernel", "find_segment", find))
     finally:
         bench.bare.run(Attempt("kernel", "remove_segment", {"find": numbers["shmget"], "control": numbers["shmctl"], "key": key}))
-    return Found(ran.reached, ran.refused)
+    return ran
 
 
 @SUBJECT.probe(
@@ -63,7 +69,7 @@ def shared_memory(bench: Bench, box: Box) -> Found:
     "leaves a process in a session of its own, and looks for it on the machine when the run is over",
     boxes=(RUN,),
 )
-def background(bench: Bench, box: Box) -> Found:
+def background(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     try:
         _must_reach(box.run(Attempt("processes", "stay_behind", {"mark": mark, "seconds": _LINGER_SECONDS})))
@@ -78,7 +84,7 @@ def background(bench: Bench, box: Box) -> Found:
     "When its supervisor is killed, nothing of a run lives on.",
     f"starts a second supervisor with a run, kills it with SIGKILL, and looks for what it had started {GONE_SECONDS:.0f} s later",
 )
-def killed_supervisor(bench: Bench, box: Box) -> Found:
+def killed_supervisor(bench: DecoyBench, box: Box) -> Found:
     with subprocess.Popen(
         box.supervisor(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=bench.project
     ) as supervisor:
@@ -114,7 +120,48 @@ def _found_again(box: Box, paths: list[str], *, throw_away: bool = False) -> Fou
     return Found(reached, refused)
 
 
-def _must_reach(ran: Ran) -> None:
+def _must_reach(ran: AttemptResult) -> None:
     """Raise `NoAnswer` if nothing could be left behind: a search for it would show nothing."""
     if ran.refused and not ran.reached:
         raise NoAnswer(f"nothing could be left to be found: {next(iter(ran.refused.values()))}")
+
+
+@LEDGER.probe(
+    "ledger",
+    "A run is in the ledger, before and after, and the ledger verifies.",
+    "runs something, looks for its intent and its outcome, and checks the chain of hashes",
+)
+def ledger(bench: DecoyBench, box: Box) -> Found:
+    path = Path(here().ledger().path)
+    size = path.stat().st_size if path.exists() else 0
+    attempt = Attempt("files", "nothing", {"note": bench.mark()})
+    box.run(attempt)
+    try:
+        entries = _since(path, size)
+        if path.exists() and path.stat().st_size <= _LARGEST_VERIFIED:
+            chain.verify(path)
+    except LedgerBroken as error:
+        return Found({"record": error.message})
+    intents = {entry.sequence for entry in entries if isinstance(entry.event, Intent) and _holds(entry.event, box.recorded_as(attempt))}
+    outcomes = {entry.event.intent for entry in entries if isinstance(entry.event, OutcomeEvent)}
+    if not intents:
+        return Found({"record": "there is no entry of it"})
+    if not intents <= outcomes:
+        return Found({"record": "there is no entry of how it ended"})
+    return Found({}, {"record": "it is there, before and after"})
+
+
+def _since(path: os.PathLike[str], offset: int) -> list[Entry]:
+    if not os.path.exists(path):
+        return []
+    with open(path, "rb") as file:
+        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)  # shorter: a new file has been started
+        lines = file.read().splitlines()
+    try:
+        return [decode(line) for line in lines if line]
+    except ValueError as error:
+        raise LedgerBroken(f"an entry cannot be read: {error}") from error
+
+
+def _holds(event: Intent, words: str) -> bool:
+    return any(words == fact or (isinstance(fact, list | tuple) and words in fact) for fact in event.action.values())

@@ -8,13 +8,11 @@ import signal
 from contextlib import suppress
 
 from agent_sandbox.kernel.elf import loader_of
-from agent_sandbox.selftest.bench import VARIABLE, Bench
-from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
-from agent_sandbox.selftest.outside import environment_address, named, status_of, until
-from agent_sandbox.selftest.probe import RUN, SDK, Found, Registry
-from agent_sandbox.selftest.probes.numbers import system_calls
+from agent_sandbox.selftest.bench import VARIABLE, DecoyBench, environment_address, named, status_of, until
+from agent_sandbox.selftest.boxes import Attempt, Box, Found, NoAnswer
+from agent_sandbox.selftest.probe import RUN, SDK, Probes, system_calls
 
-SUBJECT = Registry("user namespaces", "namespaces", "own /proc", "seccomp", "Landlock")
+SUBJECT = Probes("user namespaces", "namespaces", "own /proc", "seccomp", "Landlock")
 
 _NO_CAPABILITIES = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0" * 16)
 _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec", "fusermount3", "crontab")
@@ -26,9 +24,8 @@ _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec
     "starts one by fork, by posix_spawn and by subprocess",
     boxes=(SDK,),
 )
-def start_processes(bench: Bench, box: Box) -> Found:
-    ran = box.run(Attempt("processes", "spawn"))
-    return Found(ran.reached, ran.refused)
+def start_processes(bench: DecoyBench, box: Box) -> Found:
+    return box.run(Attempt("processes", "spawn"))
 
 
 @SUBJECT.probe(
@@ -37,7 +34,7 @@ def start_processes(bench: Bench, box: Box) -> Found:
     "starts one by its name and path, as a copy, through the loader and from memory",
     boxes=(SDK,),
 )
-def start_other_tools(bench: Bench, box: Box) -> Found:
+def start_other_tools(bench: DecoyBench, box: Box) -> Found:
     tool = os.path.realpath("/usr/bin/basename")
     loader = next(iter(loader_of(tool)), tool)  # a program without a loader stands in for it: the same attempt once more
     mark = bench.mark()
@@ -47,19 +44,18 @@ def start_other_tools(bench: Bench, box: Box) -> Found:
     finally:
         with suppress(FileNotFoundError):  # the copy is there only without a sandbox
             os.unlink(copy)
-    return Found(ran.reached, ran.refused)
+    return ran
 
 
 @SUBJECT.probe("see-processes", "No process of the machine is seen.", "looks in /proc for a process of ours by a word on its command line")
-def see_processes(bench: Bench, box: Box) -> Found:
+def see_processes(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     with bench.bystander(mark):
-        ran = box.run(Attempt("processes", "see", {"mark": mark}))
-    return Found(ran.reached, ran.refused)
+        return box.run(Attempt("processes", "see", {"mark": mark}))
 
 
 @SUBJECT.probe("harm-processes", "No process of the machine is harmed.", "slows down, stops and kills a process of ours, also by pidfd")
-def harm_processes(bench: Bench, box: Box) -> Found:
+def harm_processes(bench: DecoyBench, box: Box) -> Found:
     with bench.bystander(bench.mark()) as process:
         before = os.getpriority(os.PRIO_PROCESS, process.pid)
         ran = box.run(Attempt("processes", "harm", {"pid": process.pid}))
@@ -80,7 +76,7 @@ def harm_processes(bench: Bench, box: Box) -> Found:
     "No process of the machine is traced or read.",
     "traces a process of ours, reads its memory and its environment, takes a descriptor of it",
 )
-def trace_processes(bench: Bench, box: Box) -> Found:
+def trace_processes(bench: DecoyBench, box: Box) -> Found:
     with bench.bystander(bench.mark()) as process:
         numbers = system_calls("ptrace", "process_vm_readv", "pidfd_getfd")
         arguments = {"pid": process.pid, "address": environment_address(process.pid), "numbers": numbers}
@@ -95,7 +91,7 @@ def trace_processes(bench: Bench, box: Box) -> Found:
     "Variables of the caller's that hold secrets do not come along.",
     f"looks for {VARIABLE}, which verify has set, in its own environment and in that of every process it sees",
 )
-def environment(bench: Bench, box: Box) -> Found:
+def environment(bench: DecoyBench, box: Box) -> Found:
     ran = box.run(Attempt("processes", "find_variable", {"name": VARIABLE}))
     return Found({way: "the token" for way, seen in ran.reached.items() if bench.token in seen}, ran.refused)
 
@@ -105,14 +101,14 @@ def environment(bench: Bench, box: Box) -> Found:
     "No open file of the caller's comes along.",
     "looks for open descriptors beyond the three; verify holds a secret open, and inheritable",
 )
-def descriptors(bench: Bench, box: Box) -> Found:
+def descriptors(bench: DecoyBench, box: Box) -> Found:
     held = os.open(bench.secrets[0], os.O_RDONLY)
     try:
         os.set_inheritable(held, True)
         ran = box.run(Attempt("processes", "find_descriptors"))
     finally:
         os.close(held)
-    return Found(ran.reached, ran.refused)
+    return ran
 
 
 @SUBJECT.probe(
@@ -122,10 +118,9 @@ def descriptors(bench: Bench, box: Box) -> Found:
     boxes=(RUN,),
     excuse="there is no setuid program here that would make you somebody else",
 )
-def setuid(bench: Bench, box: Box) -> Found:
+def setuid(bench: DecoyBench, box: Box) -> Found:
     programs = [path for name in _SETUID if (path := shutil.which(name)) and os.stat(path).st_mode & 0o4000]
-    ran = box.run(Attempt("processes", "start_setuid", {"programs": [*programs, *bench.setuid]}))
-    return Found(ran.reached, ran.refused)
+    return box.run(Attempt("processes", "start_setuid", {"programs": [*programs, *bench.setuid]}))
 
 
 @SUBJECT.probe(
@@ -133,7 +128,7 @@ def setuid(bench: Bench, box: Box) -> Found:
     "Seen from the machine, it has no capability, cannot get any, and is behind a filter.",
     "stays while verify reads its capabilities (but for those that --system gives), no_new_privs, seccomp mode and user from outside",
 )
-def powers(bench: Bench, box: Box) -> Found:
+def powers(bench: DecoyBench, box: Box) -> Found:
     mark = bench.mark()
     seen: list[dict[str, str]] = []
     box.run(Attempt("kernel", "take_name", {"name": mark}, watch=lambda: seen.extend(status_of(pid) for pid in named(mark))))

@@ -1,23 +1,30 @@
 """Read both sides of a change into a `Preview`, the value that every form of a diff is made from.
 
 A preview also holds the facts besides content, in sentences with escaped names, and the sort of binary content. The sort is a remark for
-people; nothing depends on it.
+people; nothing depends on it. The old side is on the machine or in the kept originals; the new one is in the layers: see `layers.stack`.
 
 Time and memory are bounded whatever a guest wrote. Beyond a bound, lines count as replaced instead of being compared, and added content
 may be left out, which is counted. Removed content is not left out; if the real file cannot be read or is too large, the preview says so.
+
+Small files are read whole. The common beginning and end of large files are skipped without being kept, so that a line added to a huge log
+is shown like any other. A file may change while it is read: sizes are taken once, and the bytes that were read are shown.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from agent_sandbox._fast.values import Protocol, dataclass, replace
+from agent_sandbox._fast.values import Protocol, dataclass, field, replace
+from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Contents, Kind
-from agent_sandbox.workspace.diff.window import Window, read_window
 from agent_sandbox.workspace.escape import lookalike, named
-from agent_sandbox.workspace.merge.edits import STEPS, Edit, find_edits
-from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.merge.text import STEPS, Edit, find_edits, split_lines
+from agent_sandbox.workspace.nodes import EntryType, Node, describe
+from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, digest_of_open
 
 _BITS = {EntryType.FILE: 0o100000, EntryType.SYMLINK: 0o120000, EntryType.DIRECTORY: 0o040000}
 _MAGIC = (
@@ -48,6 +55,9 @@ _MAGIC = (
 )
 _INSIDE = ((257, b"ustar", "tar archive"), (8, b"WEBP", "WebP image"), (4, b"ftyp", "MP4 media"))
 _PLAIN = bytes(byte for byte in range(256) if byte >= 0x20 and byte != 0x7F) + b"\t\n\r\f"
+_CHUNK = 1 << 20
+_AROUND = 3  # lines of context on either side
+_COMPARED = 1 << 30  # bytes from either end; anything beyond counts as different
 
 
 def facts(change: Change) -> tuple[str, ...]:
@@ -121,7 +131,7 @@ class FormerContents(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class DiffLimits:
     """Limits on how much of one change is compared and shown. `added` and `columns` do not apply to removed lines."""
 
     bytes: int = 16 << 20  # of each side, compared line by line
@@ -131,8 +141,8 @@ class Limits:
     inside: int = 200  # entries below a removed directory, shown one by one
 
 
-DEFAULT = Limits()
-EVERYTHING = Limits(bytes=64 << 20, lines=4_000_000, added=4_000_000, columns=64 << 20, inside=100_000)
+DEFAULT = DiffLimits()
+EVERYTHING = DiffLimits(bytes=64 << 20, lines=4_000_000, added=4_000_000, columns=64 << 20, inside=100_000)
 
 
 class Effort:
@@ -192,7 +202,7 @@ class _Unreadable(Exception):
 
 
 def compare(
-    change: Change, contents: Contents, former: FormerContents, *, limits: Limits = DEFAULT, effort: Effort | None = None
+    change: Change, contents: Contents, former: FormerContents, *, limits: DiffLimits = DEFAULT, effort: Effort | None = None
 ) -> Preview:
     """Return the preview of a change. Read errors are reported in the value, never raised."""
     preview = Preview(change, facts(change), warnings(change))
@@ -240,7 +250,7 @@ def _stamp(fd: int) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _add_content(preview: Preview, window: Window, limits: Limits, effort: Effort) -> Preview:
+def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: Effort) -> Preview:
     """Add the content. A text side is shown even if the other is binary: making a file binary must not hide its old text."""
     if window.old == window.new and not window.old_left and not window.new_left:
         return preview
@@ -258,7 +268,7 @@ def _add_content(preview: Preview, window: Window, limits: Limits, effort: Effor
             window.first_difference if preview.change.before and preview.change.after else None,
         )
         preview = replace(preview, binary=binary)
-    old_lines, new_lines = lines_of(old), lines_of(new)
+    old_lines, new_lines = list(split_lines(old)), list(split_lines(new))
     if (window.old_left and not old_binary) or len(old_lines) > limits.lines:
         size = len(window.old) + window.old_left
         why = f"old: {size:,} bytes from line {window.lines + 1:,} on are replaced or go away: too much to show"
@@ -278,12 +288,202 @@ def _add_content(preview: Preview, window: Window, limits: Limits, effort: Effor
     )
 
 
-def lines_of(content: bytes) -> list[bytes]:
-    """Split at newlines only. The last line may lack its newline.
+@dataclass(frozen=True)
+class MachineFiles:
+    """The old content of files, as it is on the machine now. No link is followed: the overlay does not follow them either."""
 
-    `splitlines` would also split at carriage returns and vertical tabs.
-    """
-    lines = content.split(b"\n")
-    last = lines.pop()
-    ended = [line + b"\n" for line in lines]
-    return [*ended, last] if last else ended
+    root: str = "/"
+
+    def open_old(self, change: Change) -> int:
+        """Open the old content; see `FormerContents`."""
+        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return beneath.open_file(root, change.path.lstrip("/"), one_filesystem=False)
+        finally:
+            os.close(root)
+
+    def below(self, change: Change, limit: int) -> tuple[Change, ...]:
+        """Return the entries of a removed directory as deletions of their own.
+
+        Empty if there are more than `limit` or if they cannot be read. Also empty if something in it was hidden from the guest: it cannot
+        have meant to remove what it did not see.
+        """
+        was_directory = change.before is not None and change.before.type is EntryType.DIRECTORY
+        still_directory = change.after is not None and change.after.type is EntryType.DIRECTORY
+        if not was_directory or still_directory or not 0 < change.inside <= limit or change.masks_real:
+            return ()
+        try:
+            return tuple(self._walk(change, limit))
+        except (OSError, WorkspaceError):
+            return ()
+
+    def _walk(self, change: Change, limit: int) -> Iterator[Change]:
+        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            top = beneath.open_directory(root, change.path.lstrip("/"), one_filesystem=False)
+        finally:
+            os.close(root)
+        try:
+            for entry in beneath.walk(top, limit=limit, unlock=False):
+                attributes = beneath.xattrs(entry.directory, entry.name)
+                node = describe(entry.directory, entry.name, entry.status, attributes, own_prefix="trusted.overlay.")
+                yield Change(f"{change.path}/{entry.path}", Kind.DELETED, node, None, change.target)
+        finally:
+            os.close(top)
+
+    def one_by_one(self, change: Change, limit: int) -> tuple[Change, ...]:
+        """Return the change, then the entries that it removes along with it, if they can be listed."""
+        below = self.below(change, limit)
+        return (replace(change, inside=0), *below) if below else (change,)
+
+
+@dataclass(frozen=True)
+class Formerly(MachineFiles):
+    """The old content as it was when a sandbox first changed it, if kept: the machine may have moved on since."""
+
+    bases: Bases = field(default_factory=dict)
+    open_base: Callable[[Base], int] | None = None
+
+    def open_old(self, change: Change) -> int:
+        """Open the old content; see `FormerContents`. If it was not kept, the real file is read, provided it is unchanged."""
+        base = self.bases.get(change.path)
+        if base is None or not base.known or base.seen is None:
+            return super().open_old(change)
+        if base.kept and self.open_base is not None:
+            with suppress(WorkspaceError):
+                return self.open_base(base)
+        fd = super().open_old(change)
+        if not _is_still(base.seen, fd):
+            os.close(fd)
+            raise OSError(errno.ESTALE, "the real file has changed since, and what it held before was not kept", change.path)
+        return fd
+
+
+def _is_still(seen: Fingerprint, fd: int) -> bool:
+    status = os.fstat(fd)
+    if (seen.device, seen.inode, seen.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns):
+        return True
+    return bool(seen.digest) and digest_of_open(fd) == seen.digest
+
+
+@dataclass(frozen=True)
+class Window:
+    """Whole lines between the common beginning and end of two files. `old_left` and `new_left` are bytes that did not fit."""
+
+    old: bytes
+    new: bytes
+    start: int = 0  # offset in both files
+    lines: int = 0  # lines before it
+    old_left: int = 0
+    new_left: int = 0
+
+    @property
+    def first_difference(self) -> int:
+        """The offset of the first byte that differs, or that only one of the files has."""
+        return self.start + _common(self.old, self.new)
+
+
+def read_window(old: int | None, new: int | None, most: int) -> Window:
+    """Read the window of two open files, at most `most` bytes of each. None is a file without content. Raises OSError."""
+    old_size, new_size = _size(old), _size(new)
+    start = lines = ending = 0
+    if old is not None and new is not None and max(old_size, new_size) > most:
+        shorter = min(old_size, new_size)
+        same, newlines = _same_beginning(old, new, min(shorter, _COMPARED))
+        start = _line_start(new, same, most)
+        lines = newlines - _newlines(new, start, same)
+        ending = _line_after(new, new_size, _same_end(old, new, old_size, new_size, min(shorter - same, _COMPARED)), most)
+    old_end, new_end = old_size - ending, new_size - ending
+    before, after = _read(old, start, min(old_end, start + most)), _read(new, start, min(new_end, start + most))
+    return Window(before, after, start, lines, max(0, old_end - start - most), max(0, new_end - start - most))
+
+
+def _size(fd: int | None) -> int:
+    return 0 if fd is None else os.fstat(fd).st_size
+
+
+def _read(fd: int | None, start: int, stop: int) -> bytes:
+    pieces: list[bytes] = []
+    while fd is not None and start < stop and (piece := os.pread(fd, min(_CHUNK, stop - start), start)):
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return the length of the common beginning, found by bisection."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _same_beginning(old: int, new: int, most: int) -> tuple[int, int]:
+    """Return the length of the common beginning of two files, and the number of newlines in it."""
+    same = newlines = 0
+    while same < most:
+        one, other = (_read(fd, same, min(same + _CHUNK, most)) for fd in (old, new))
+        common = _common(one, other)
+        same += common
+        newlines += one.count(b"\n", 0, common)
+        if common < _CHUNK:
+            break
+    return same, newlines
+
+
+def _same_end(old: int, new: int, old_size: int, new_size: int, most: int) -> int:
+    same = 0
+    while same < most:
+        step = min(_CHUNK, most - same)
+        one = _read(old, old_size - same - step, old_size - same)
+        other = _read(new, new_size - same - step, new_size - same)
+        common = len(one) if one == other else _common(one[::-1], other[::-1]) if len(one) == len(other) else 0
+        same += common
+        if common < step:
+            break
+    return same
+
+
+def _line_start(fd: int, offset: int, most: int) -> int:
+    """Return the start of a line, some lines before an offset; 0 if there is none within `most` bytes."""
+    wanted, furthest = _AROUND + 1, offset - most
+    while offset > max(furthest, 0):
+        start = max(0, offset - _CHUNK)
+        piece = _read(fd, start, offset)
+        at = len(piece)
+        while wanted and (at := piece.rfind(b"\n", 0, at)) >= 0:
+            wanted -= 1
+        if not wanted:
+            return start + at + 1
+        offset = start
+    return 0
+
+
+def _line_after(fd: int, size: int, ending: int, most: int) -> int:
+    """Return how much of the common end to skip so that some whole lines are kept; 0 if they exceed `most` bytes."""
+    wanted, least = _AROUND + 1, ending - most
+    while ending > max(least, 0):
+        piece = _read(fd, size - ending, min(size, size - ending + _CHUNK))
+        at = -1
+        while wanted and (at := piece.find(b"\n", at + 1)) >= 0:
+            wanted -= 1
+        if not wanted:
+            return ending - at - 1
+        ending -= len(piece)
+        if not piece:
+            break
+    return 0
+
+
+def _newlines(fd: int, start: int, stop: int) -> int:
+    count = 0
+    while start < stop and (piece := _read(fd, start, min(stop, start + _CHUNK))):
+        count += piece.count(b"\n")
+        start += len(piece)
+    return count

@@ -16,9 +16,10 @@ from itertools import chain
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace.changes import Change, Contents, Kind, covers
-from agent_sandbox.workspace.diff.compare import Effort, FormerContents, lines_of
-from agent_sandbox.workspace.diff.rows import hunks
+from agent_sandbox.workspace.diff.compare import Effort, FormerContents
+from agent_sandbox.workspace.diff.formats import hunks
 from agent_sandbox.workspace.escape import components
+from agent_sandbox.workspace.merge.text import split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+/=@,%^~")
@@ -66,7 +67,7 @@ def is_gits(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class NotInPatch:
     """Something that a patch cannot carry. With `content` the patch lacks a change of content, so it is incomplete."""
 
     path: str
@@ -76,8 +77,8 @@ class LeftOut:
 
 def write_patch(
     changes: Iterable[Change], contents: Contents, former: FormerContents, *, project: str, write: Callable[[bytes], object]
-) -> tuple[LeftOut, ...]:
-    """Write the changes in the project as a patch. Return what it does not hold.
+) -> tuple[NotInPatch, ...]:
+    """Write the changes in the project as a patch. Return the parts that it leaves out.
 
     The entries of a removed directory must be given one by one. Changes outside the project are ignored.
     """
@@ -89,9 +90,9 @@ class _Patch:
     def __init__(self, contents: Contents, former: FormerContents, prefix: str, write: Callable[[bytes], object]) -> None:
         self._contents, self._former, self._prefix, self._write = contents, former, prefix, write
         self._effort = Effort()
-        self._left: list[LeftOut] = []
+        self._left: list[NotInPatch] = []
 
-    def all(self, changes: Sequence[Change]) -> tuple[LeftOut, ...]:
+    def all(self, changes: Sequence[Change]) -> tuple[NotInPatch, ...]:
         gone = {change.path: change for change in changes if change.kind is Kind.DELETED}
         renames = {source.path: change for change in reversed(changes) if (source := self._source(change, gone)) is not None}
         filled = {change.path.rpartition("/")[0] for change in changes if change.after is not None}
@@ -100,9 +101,11 @@ class _Patch:
                 continue
             self._note_losses(change, empty=change.path not in filled)
             if _has_unlisted_entries(change):
-                self._left.append(LeftOut(change.path, "a directory that goes away with something in it that cannot be told", content=True))
+                self._left.append(
+                    NotInPatch(change.path, "a directory that goes away with something in it that cannot be told", content=True)
+                )
             elif is_gits(change.path.removeprefix(self._prefix)):
-                self._left.append(LeftOut(change.path, "git takes no patch for what is its own", content=True))
+                self._left.append(NotInPatch(change.path, "git takes no patch for what is its own", content=True))
             elif renames.get(change.renamed_from) is change and self._same(gone[change.renamed_from], change):
                 self._write(self._rename(gone[change.renamed_from], change))
             else:
@@ -122,19 +125,19 @@ class _Patch:
     def _note_losses(self, change: Change, *, empty: bool) -> None:
         before, after = change.before, change.after
         if after is not None and not _carried(after) and after.type is not EntryType.DIRECTORY:
-            self._left.append(LeftOut(change.path, f"a {after.type.value}", content=True))
+            self._left.append(NotInPatch(change.path, f"a {after.type.value}", content=True))
         elif change.kind is Kind.ADDED and after is not None and after.type is EntryType.DIRECTORY and empty:
-            self._left.append(LeftOut(change.path, "an empty directory"))
+            self._left.append(NotInPatch(change.path, "an empty directory"))
         if change.xattrs:
-            self._left.append(LeftOut(change.path, "extended attributes"))
+            self._left.append(NotInPatch(change.path, "extended attributes"))
         if before and after and (before.uid, before.gid) != (after.uid, after.gid):
-            self._left.append(LeftOut(change.path, "its owner"))
+            self._left.append(NotInPatch(change.path, "its owner"))
         if change.link_of:
-            self._left.append(LeftOut(change.path, "that it is a hard link"))
+            self._left.append(NotInPatch(change.path, "that it is a hard link"))
         if after is not None and after.type is not EntryType.SYMLINK and (before is None or before.mode != after.mode):
             usual = (0o644, 0o755) if after.type is EntryType.FILE else (0o755,)
             if after.mode not in usual and (before is None or git_mode(before) == git_mode(after)):
-                self._left.append(LeftOut(change.path, f"its mode {after.mode:04o}"))
+                self._left.append(NotInPatch(change.path, f"its mode {after.mode:04o}"))
 
     def _one(self, change: Change) -> None:
         old = change.before if _carried(change.before) else None
@@ -145,7 +148,7 @@ class _Patch:
             before = self._content(old, lambda: self._former.open_old(change))
             after = self._content(new, lambda: self._contents.open_file(change))
         except OSError as error:
-            self._left.append(LeftOut(change.path, f"cannot be read: {error.strerror}", content=True))
+            self._left.append(NotInPatch(change.path, f"cannot be read: {error.strerror}", content=True))
             return
         name = os.fsencode(change.path.removeprefix(self._prefix))
         if old and new and old.type is not new.type:
@@ -196,7 +199,7 @@ class _Patch:
                 lines += [b"GIT binary patch\n", *literal(after), *literal(before)]
             else:
                 lines.append(b"--- %s\n+++ %s\n" % (from_name if old else b"/dev/null", to_name if new else b"/dev/null"))
-                lines += self._text(lines_of(before), lines_of(after))
+                lines += self._text(list(split_lines(before)), list(split_lines(after)))
         return b"".join([b"diff --git %s %s\n" % (from_name, to_name), *lines]) if lines else b""
 
     def _text(self, old: list[bytes], new: list[bytes]) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """The generations and snapshots of a sandbox, and `history.json`, the only authority on its layers.
 
-The first half is pure: each operation returns a new `History`. The second half reads and writes the file.
+Three parts: operations, which are pure and return a new `History`; the file; and the names of layers on disk, `<layers>/<key>/{upper,work}`
+with one key per overlay.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from agent_sandbox._fast.encoding import as_json
+from agent_sandbox._fast.encoding import as_json, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.workspace.durable import explained, write_atomically
@@ -20,6 +21,11 @@ NAME = "history.json"
 _LARGEST = 64 << 20  # bytes
 LONGEST_CHAIN = 48  # frozen layers; the kernel takes some hundreds, but searches every one for a name that does not exist
 LONGEST_LABEL = 200
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+
+_LONGEST_NAME = 255
+
+_DIGEST = "~"  # prefix of a digest; a quoted path begins with %2F instead
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Move:
+class HistoryStep:
     """A new history. Each generation in `copies` has to be copied to its new number before the history is written."""
 
     history: History
@@ -67,12 +73,12 @@ class Move:
     copies: tuple[tuple[int, int], ...] = ()
 
 
-def take(history: History, label: str, *, now: float, stacking: bool) -> Move:
+def take(history: History, label: str, *, now: float, stacking: bool) -> HistoryStep:
     """Take a snapshot of the present state."""
     return _taken(history, _checked(label), now=now, stacking=stacking, automatic=False)
 
 
-def _taken(history: History, label: str, *, now: float, stacking: bool, automatic: bool) -> Move:
+def _taken(history: History, label: str, *, now: float, stacking: bool, automatic: bool) -> HistoryStep:
     number = max((each.id for each in history.snapshots), default=0) + 1
     chain, copies = _frozen(history, stacking)
     snapshot = Snapshot(number, label, history.head, chain, now, automatic)
@@ -81,7 +87,7 @@ def _taken(history: History, label: str, *, now: float, stacking: bool, automati
         after = replace(after, active=history.next, chain=chain, used=False, next=history.next + 1)
     elif not stacking:
         after = replace(after, used=False, next=history.next + len(copies))
-    return Move(after, snapshot, copies)
+    return HistoryStep(after, snapshot, copies)
 
 
 def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
@@ -93,7 +99,7 @@ def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tu
     return (history.next,), ((history.active, history.next),)
 
 
-def go_back(history: History, to: Snapshot, *, now: float, stacking: bool) -> Move:
+def go_back(history: History, to: Snapshot, *, now: float, stacking: bool) -> HistoryStep:
     """Go back to a snapshot. The present state stays reachable by an automatic snapshot, unless nothing has run since the last."""
     snapshot: Snapshot | None = None
     if history.used:
@@ -105,14 +111,14 @@ def go_back(history: History, to: Snapshot, *, now: float, stacking: bool) -> Mo
             snapshot = Snapshot(number, label, history.head, (history.active,), now, automatic=True)
             history = replace(history, snapshots=(*history.snapshots, snapshot))
     fresh = replace(history, active=history.next, chain=to.chain if stacking else (), used=False, next=history.next + 1, head=to.id)
-    return Move(fresh, snapshot, () if stacking else ((to.chain[0], history.next),))
+    return HistoryStep(fresh, snapshot, () if stacking else ((to.chain[0], history.next),))
 
 
-def _both(move: Move) -> tuple[History, Snapshot | None]:
+def _both(move: HistoryStep) -> tuple[History, Snapshot | None]:
     return move.history, move.snapshot
 
 
-def replaced(history: History, label: str, *, now: float, stacking: bool) -> tuple[Move, int]:
+def replaced(history: History, label: str, *, now: float, stacking: bool) -> tuple[HistoryStep, int]:
     """Replace all layers by one new generation, after a snapshot of them. Also returns its number: it has to be made first.
 
     `copies` stays empty even in a store that copies, because the old active generation becomes the snapshot's.
@@ -123,8 +129,8 @@ def replaced(history: History, label: str, *, now: float, stacking: bool) -> tup
     history = replace(history, snapshots=(*history.snapshots, snapshot), head=number)
     made = history.next
     if stacking:
-        return Move(replace(history, active=made + 1, chain=(made,), used=True, next=made + 2), snapshot), made
-    return Move(replace(history, active=made, chain=(), used=True, next=made + 1), snapshot), made
+        return HistoryStep(replace(history, active=made + 1, chain=(made,), used=True, next=made + 2), snapshot), made
+    return HistoryStep(replace(history, active=made, chain=(), used=True, next=made + 1), snapshot), made
 
 
 def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
@@ -328,3 +334,35 @@ def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"neither true nor false: {value!r}")
     return value
+
+
+def quote_target(target: str) -> str:
+    """Return the file name for an absolute path. Raises ValueError for any other path.
+
+    >>> quote_target("/home/a b")
+    '%2Fhome%2Fa%20b'
+    """
+    raw = os.fsencode(target)
+    if not raw.startswith(b"/"):
+        raise ValueError(f"not an absolute path: {target!r}")
+    quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    return quoted if len(quoted) <= _LONGEST_NAME else _DIGEST + sha256(raw).hexdigest()
+
+
+def layer_targets(layers: int) -> tuple[str, ...]:
+    """Return the targets that have layers, sorted. A directory with an unknown target is skipped, never removed."""
+    targets = (_target_of(layers, key) for key in os.listdir(layers))
+    return tuple(sorted(target for target in targets if target is not None))
+
+
+def _target_of(layers: int, key: str) -> str | None:
+    try:
+        if key.startswith(_DIGEST):
+            with open(os.open(f"{key}/target", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=layers), "rb") as file:
+                target = os.fsdecode(file.read())
+        else:
+            head, *rest = key.split("%")
+            target = os.fsdecode(head.encode() + b"".join(bytes((int(part[:2], 16),)) + part[2:].encode() for part in rest))
+        return target if quote_target(target) == key else None
+    except (OSError, ValueError):
+        return None

@@ -1,6 +1,6 @@
 """The image of a sandbox of root: one ext4 in one file. It is the disk quota, and the separate filesystem that stacked layers need.
 
-    <generation>/<key>/{upper,work,target}     see `layers.names`
+    <generation>/<key>/{upper,work,target}     see `layers.history`
     trash/                                     generations being removed
     ballast, spare                             see `kernel.loop`
 
@@ -50,11 +50,11 @@ class NoImage(WorkspaceError):
 
 @dataclass(frozen=True)
 class Image:
-    """An attached image. `lost` says that the machine stopped while it was in use and the user has not been told (see `said`)."""
+    """An attached image. `lost` says that the machine stopped while it was in use and the user has not been told yet."""
 
     path: str
     file: int
-    loop: loop.Loop
+    loop: loop.LoopDevice
     lost: bool = False
 
     @property
@@ -136,7 +136,7 @@ def _reserve(file: int, capacity: int, room: int) -> None:
         os.close(top)
 
 
-def _attach(file: int) -> loop.Loop:
+def _attach(file: int) -> loop.LoopDevice:
     try:
         return loop.attach(file)
     except OSError as error:
@@ -162,9 +162,9 @@ def attach(path: str) -> Image:
             raise
 
 
-def said(image: Image) -> None:
+def acknowledge_loss(image: Image) -> None:
     """Clear the data-loss flag once the user has been told that the last writes may be lost."""
-    with explained(f"remember what was said of {image.path!r}"):
+    with explained(f"clear the data-loss flag of {image.path!r}"):
         os.unlink(image.path + _LOST)
 
 
@@ -177,7 +177,7 @@ def _open(path: str) -> int:
     return file
 
 
-def _lock_or_share(file: int, path: str) -> loop.Loop | None:
+def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
     """Take the lock, which proves that the image is not attached, and return None; or return the device of its holder."""
     status = os.fstat(file)
     deadline = time.monotonic() + _STILL_WRITING_SECONDS

@@ -1,35 +1,52 @@
-"""Read a sandbox's changes back from its layers.
+"""Read a sandbox's changes back from its layers, and cache them while nothing runs in it.
 
 The raw upper directories are read, never a mounted overlay. Only overlay attributes with the prefix of this mount count, and of these only
 whiteout and opaque: the overlay is mounted so that a guest cannot set them and the kernel sets no others. A copied-up entry that equals the
 machine's is no change. Times are not compared.
 
 The top directory of a layer is not compared: mounting the overlay sets its mode and owner.
+
+The cache lies beside the layers. A change set depends on the layers, on the bases, and on reality where a base is unknown. The first two
+are in the key: the history, and the file of the bases, to which every run adds its beginning and its end. For reality there are
+*witnesses*: the status of each real entry that was examined, checked again on load. Where witnesses are not enough nothing is cached: a
+change that hides a whole directory depends on everything in it.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
+from json import dumps, loads
+from types import MappingProxyType
+from zlib import crc32
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
-from agent_sandbox.workspace.fingerprint import Base, Bases, Seen, digest_of_open
-from agent_sandbox.workspace.layers.change_cache import Witnesses, uncollected
-from agent_sandbox.workspace.layers.overlay_tree import Merged
-from agent_sandbox.workspace.layers.stack import Stack
-from agent_sandbox.workspace.nodes import EntryType, Node, describe, same_content
-from agent_sandbox.workspace.reality import Reality
+from agent_sandbox.workspace.durable import write_atomically
+from agent_sandbox.workspace.layers.stack import LayerEntry, Stack
+from agent_sandbox.workspace.nodes import EntryType, Node, as_row, describe, from_row, same_content
+from agent_sandbox.workspace.originals.runs import file_of, unfinished
+from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, Reality, digest_of_open
+
+if TYPE_CHECKING:
+    from typing import Any
 
 NO_BASES: Bases = MappingProxyType({})
 _PATH_CHARACTERS = 64 << 20  # all paths together: 10,000 nested directories with long names would fill the memory
 _COMPARED_BYTES = 16 << 30
+_CACHE_FORMAT = 1
+_CACHE = "changes.json"
+_MOST_WITNESSES = 1000
+_KEY_BYTES, _CHECKSUM = 64, 4  # bytes
+_KINDS = {kind.value: kind for kind in Kind}
 
 
 class Counterpart:
@@ -49,7 +66,7 @@ class Counterpart:
     def __enter__(self) -> Counterpart:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._close_file()
 
     def status(self, path: str, name: str) -> os.stat_result | None:
@@ -64,7 +81,7 @@ class Counterpart:
         except OSError:
             return None
 
-    def node(self, name: str, status: os.stat_result, ours: Merged | None = None) -> Node | None:
+    def node(self, name: str, status: os.stat_result, ours: LayerEntry | None = None) -> Node | None:
         """Return the node of the current entry; None when it has gone. `ours` is the entry to compare it with."""
         directory = self._directory
         if directory is None:
@@ -77,7 +94,7 @@ class Counterpart:
         except FileNotFoundError:
             return None
 
-    def has_content_of(self, ours: Merged, status: os.stat_result | None, seen: Seen | None) -> bool | None:
+    def has_content_of(self, ours: LayerEntry, status: os.stat_result | None, seen: Fingerprint | None) -> bool | None:
         """Return whether a layer's file has the real content, or the content of `seen`; None when that cannot be determined."""
         own = ours.own
         try:
@@ -99,7 +116,7 @@ class Counterpart:
         """Drop the current directory; call this after another use of the same `Reality`."""
         self._path = None
 
-    def _attributes_of_file(self, directory: int, name: str, status: os.stat_result, ours: Merged) -> dict[str, bytes] | None:
+    def _attributes_of_file(self, directory: int, name: str, status: os.stat_result, ours: LayerEntry) -> dict[str, bytes] | None:
         if ours.own is None or not 0 < ours.status.st_size == status.st_size:
             return None
         if not stat.S_ISREG(status.st_mode) or not stat.S_ISREG(ours.status.st_mode):
@@ -110,7 +127,7 @@ class Counterpart:
             return None
         return beneath.xattrs_of(self._file)
 
-    def _same_as_real(self, own: int, ours: Merged, status: os.stat_result) -> bool | None:
+    def _same_as_real(self, own: int, ours: LayerEntry, status: os.stat_result) -> bool | None:
         if self._file < 0 and self._directory is not None and stat.S_ISREG(status.st_mode):
             self._file = beneath.open_seen_file(self._directory, ours.name)[0]
         if self._file < 0:
@@ -209,7 +226,7 @@ class _Reader:
         masked = any(covers(mask, self.target) for mask in self.masks)
         self.around.append(_Surroundings(self.target.rstrip("/") + "/", "", True, masked))
 
-    def read(self, entry: Merged, changes: list[Change]) -> None:
+    def read(self, entry: LayerEntry, changes: list[Change]) -> None:
         """Add the changes of one entry. Entries come in the order of `walk`."""
         if len(self.around) > entry.depth + 1:
             del self.around[entry.depth + 1 :]
@@ -258,7 +275,7 @@ class _Reader:
         return base if base is not None and base.known else None
 
     def _kind(
-        self, before: Node | None, after: Node, entry: Merged, base: Base | None, status: os.stat_result | None
+        self, before: Node | None, after: Node, entry: LayerEntry, base: Base | None, status: os.stat_result | None
     ) -> tuple[Kind | None, bool]:
         """Return the kind of change, or None; and whether something was unreadable. Anything that cannot be compared counts as changed."""
         if before is None:
@@ -279,7 +296,7 @@ class _Reader:
             return Kind.OWNER, unread
         return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
 
-    def _completed(self, change: Change, before: Node | None, entry: Merged) -> Change:
+    def _completed(self, change: Change, before: Node | None, entry: LayerEntry) -> Change:
         """Add the rarer fields: a link to another path, and the entries that a directory takes with it."""
         if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
             first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
@@ -336,3 +353,110 @@ class _Reader:
             pass
         self.budget.entries -= count
         return count
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable the garbage collector for a block: it would scan tens of thousands of new values again and again, and find no cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Witnesses:
+    """The real entries at paths with an unknown base. `reliable` is False when they do not cover everything that was examined."""
+
+    def __init__(self) -> None:
+        self.reliable = True
+        self.seen: list[list[Any]] = []
+
+    def note(self, path: str, status: os.stat_result | None) -> None:
+        """Record the status of one real path."""
+        self.seen.append([path, _looks(status)])
+        if len(self.seen) > _MOST_WITNESSES:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Mark the witnesses as unreliable: more of reality was examined than single paths."""
+        self.reliable = False
+
+
+def _looks(status: os.stat_result | None) -> list[int] | None:
+    """Return the fields that must not change: for a directory those that are compared, for other entries all that reveal a change."""
+    if status is None:
+        return None
+    looks = [status.st_mode, status.st_uid, status.st_gid]
+    return looks if stat.S_ISDIR(status.st_mode) else [*looks, status.st_dev, status.st_ino, status.st_ctime_ns]
+
+
+def cache_key(sandbox: str, bases: str, generations: Sequence[int], masks: Iterable[str]) -> str | None:
+    """Return a key of the layers, bases and masks of a change set; None while a run is unfinished."""
+    digest = sha256(f"{_CACHE_FORMAT} {os.geteuid()}".encode())
+    try:
+        with open(os.path.join(sandbox, "history.json"), "rb") as file:
+            digest.update(file.read())
+        for generation in generations:
+            path = file_of(bases, generation)
+            if os.path.exists(path):
+                if unfinished(path) is not None:
+                    return None
+                status = os.stat(path)
+                digest.update(f"{generation} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode())
+    except OSError:
+        return None
+    for mask in sorted(masks):
+        digest.update(os.fsencode(f"\0{mask}{'+' if os.path.lexists(mask) else '-'}"))
+    return digest.hexdigest()
+
+
+def save_changes(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesses) -> None:
+    """Store a change set if it is cacheable. Not synced: a file torn by a crash fails its checksum. Raises OSError."""
+    if not witnesses.reliable or any(change.unread or change.masks_real for change in changes):
+        return
+    rows = [_change_row(change) for change in changes]
+    body = dumps([witnesses.seen, rows], separators=(",", ":")).encode()
+    write_atomically(os.path.join(sandbox, _CACHE), key.encode() + _checksum(body) + body, sync=False)
+
+
+def load_changes(sandbox: str, key: str) -> ChangeSet | None:
+    """Return the change set stored under this key if every witness still holds; otherwise None."""
+    try:
+        with open(os.open(os.path.join(sandbox, _CACHE), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            if file.read(_KEY_BYTES) != key.encode():
+                return None
+            check, body = file.read(_CHECKSUM), file.read()
+    except OSError:
+        return None
+    if _checksum(body) != check:
+        return None
+    with uncollected():
+        witnesses, rows = loads(body)
+        if any(looks != _looks(_status(path)) for path, looks in witnesses):
+            return None
+        return ChangeSet(tuple(map(_change_of, rows)))
+
+
+def _checksum(body: bytes) -> bytes:
+    """Return a checksum that reveals a file torn by a crash. It need not resist forgery: an attacker who can write here needs none."""
+    return crc32(body).to_bytes(_CHECKSUM, "big")
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _change_row(change: Change) -> list[Any]:
+    rest = [change.target, change.xattrs, change.inside, change.renamed_from, change.link_of]
+    return [change.path, change.kind.value, as_row(change.before), as_row(change.after), *rest]
+
+
+def _change_of(row: list[Any]) -> Change:
+    path, kind, before, after, target, xattrs, inside, renamed_from, link_of = row
+    return Change(path, _KINDS[kind], from_row(before), from_row(after), target, tuple(xattrs), inside, False, False, renamed_from, link_of)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.copy import copy_file, copy_special, dress
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.layers.names import quote_target
-from agent_sandbox.workspace.layers.overlay_tree import Merged
-from agent_sandbox.workspace.layers.stack import Stack
+from agent_sandbox.workspace.layers.history import quote_target
+from agent_sandbox.workspace.layers.stack import LayerEntry, Stack
 from agent_sandbox.workspace.nodes import EntryType, describe
 from agent_sandbox.workspace.reality import Reality
 
@@ -96,7 +95,7 @@ class _Level:
     """A directory that is being written."""
 
     name: str
-    entry: Merged | None  # None for the top
+    entry: LayerEntry | None  # None for the top
     dropped: _Dropped | None  # paths to leave out below it
     hidden: bool = False  # nothing real shows through here in the old layers
     sealed: bool = False  # nor in the new one
@@ -113,7 +112,7 @@ class _Writer:
     levels: list[_Level]
     first_links: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def write(self, entry: Merged) -> None:
+    def write(self, entry: LayerEntry) -> None:
         """Write one entry, or leave it out. Entries come in the order of `walk`."""
         self.leave_to(entry.depth)
         level = self.levels[-1]
@@ -148,7 +147,7 @@ class _Writer:
         """Return the attributes without the overlay's own."""
         return {name: value for name, value in attributes.items() if not name.startswith(self.stack.prefix)}
 
-    def _begin(self, entry: Merged, above: _Level, dropped: _Dropped | None) -> None:
+    def _begin(self, entry: LayerEntry, above: _Level, dropped: _Dropped | None) -> None:
         if entry.own is None:
             raise OSError(errno.EACCES, "a directory of the sandbox cannot be read", entry.name)
         hidden = above.hidden or entry.opaque
@@ -167,7 +166,7 @@ class _Writer:
     def _path(self) -> str:
         return "/".join(level.name for level in self.levels[1:])
 
-    def _is_real(self, entry: Merged) -> bool:
+    def _is_real(self, entry: LayerEntry) -> bool:
         """Return whether the machine has an equal directory, regardless of its contents."""
         path, _, name = self._path().rpartition("/")
         directory, status = self.reality.directory(path), self.reality.status(path, name)
@@ -192,7 +191,7 @@ class _Writer:
     def _white_out(self, name: str) -> None:
         os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=self.here)
 
-    def _copy(self, entry: Merged) -> None:
+    def _copy(self, entry: LayerEntry) -> None:
         if self.link and self._hard_link(entry.directory, entry.name, entry.name):
             return
         attributes = self.without_marks(entry.attributes)

@@ -2,27 +2,6 @@
 
 *Ours* is the sandbox, *theirs* is reality, the *base* is the real state when the sandbox first covered a path.
 
-edits.py   the edits between two lists of lines, in bounded time
-text.py    three texts into one, or into conflicts
-tree.py    one path, whole trees, and answers to conflicts
+text.py    three texts into one, or into conflicts; the edits between two lists of lines
+tree.py    one path, and answers to conflicts
 """
-
-from __future__ import annotations
-
-from agent_sandbox.workspace.merge.text import Labels, Merged, TextConflict, merge_text
-from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, MergedTree, Version, merge_entry, merge_tree, resolve
-
-__all__ = [
-    "Conflict",
-    "ConflictKind",
-    "Labels",
-    "Merged",
-    "MergedEntry",
-    "MergedTree",
-    "TextConflict",
-    "Version",
-    "merge_entry",
-    "merge_text",
-    "merge_tree",
-    "resolve",
-]

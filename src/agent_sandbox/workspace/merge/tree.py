@@ -1,19 +1,15 @@
-"""Merge one path, merge whole trees, and answer conflicts. *Ours* is the sandbox's version, *theirs* is the real one now.
+"""Merge one path, and answer conflicts. *Ours* is the sandbox's version, *theirs* is the real one now.
 
 Content, link target, permission bits, owner and attributes are merged separately. If one side alone changed a property, that side decides;
 if both made the same change, it is taken; anything else is a conflict. Without a base every difference is a conflict, and the conflict says
 so. Nothing is read or written here: versions come with their content.
-
-In a tree each path is merged by itself, and then the paths must fit together: the parent of a path must be a directory. Two valid trees may
-merge into an invalid one, if one side puts a file into a directory that the other removed or replaced by a link. That is a conflict of the
-parent.
 
 An answer applies to conflicts only. Properties that merged cleanly stay merged, also when a side is preferred.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
@@ -56,7 +52,6 @@ class ConflictKind(Enum):
     MODE = "both changed its permissions"
     OWNER = "both changed its owner"
     XATTRS = "both changed the same extended attribute"
-    TREE = "one side has something below it, the other has no directory here"
 
 
 @dataclass(frozen=True)
@@ -180,50 +175,6 @@ class _EntryMerge:
         if clash:
             self.conflict(ConflictKind.XATTRS)
         return result
-
-
-Tree = Mapping[str, Version]
-
-
-@dataclass(frozen=True)
-class MergedTree:
-    """The merged version of each path; a path without an entry is absent. A path with conflicts has the sandbox's side."""
-
-    tree: Tree
-    conflicts: tuple[Conflict, ...] = ()
-
-
-def merge_tree(base: Tree, ours: Tree, theirs: Tree, *, unknown: Container[str] = ()) -> MergedTree:
-    """Merge every path of three trees. `unknown` are the paths that have no base."""
-    entries = {
-        path: merge_entry(path, base.get(path), ours.get(path), theirs.get(path), known=path not in unknown)
-        for path in sorted({*base, *ours, *theirs})
-    }
-    bad_parents = _parents_that_are_no_directory(entries)
-    conflicts = [conflict for entry in entries.values() for conflict in entry.conflicts]
-    conflicts += [
-        Conflict(path, ConflictKind.TREE, base.get(path), ours.get(path), theirs.get(path), path not in unknown)
-        for path in sorted(bad_parents)
-    ]
-    tree = {path: entry.result for path, entry in entries.items() if entry.result is not None}
-    return MergedTree(tree, tuple(sorted(conflicts, key=lambda conflict: conflict.path)))
-
-
-def _parents_that_are_no_directory(entries: Mapping[str, MergedEntry]) -> set[str]:
-    """Return parents that have, or may have, entries below them in the result but are no directories there.
-
-    A parent that is not part of the merge, or that has conflicts itself, is not judged.
-    """
-    bad_parents: set[str] = set()
-    for path, entry in entries.items():
-        parent = path.rpartition("/")[0]
-        nothing = entry.result is None and not entry.conflicts  # a conflict may be answered with the side that has an entry
-        if nothing or parent not in entries or entries[parent].conflicts:
-            continue
-        above = entries[parent].result
-        if above is None or above.node.type is not EntryType.DIRECTORY:
-            bad_parents.add(parent)
-    return bad_parents
 
 
 if TYPE_CHECKING:

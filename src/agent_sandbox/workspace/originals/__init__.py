@@ -1,10 +1,9 @@
 """Originals: the real state of each path when a layer first covered it. Merges are based on them; drift is measured against them.
 
-An original is held in a `fingerprint.Base`; the modules here call it a base.
+An original is held in a `reality.Base`; the modules here call it a base.
 
-records.py    the line format of bases
 runs.py       the begin and end records of a run
-files.py      the files of bases and contents: recall, carry over, forget
+files.py      the files of bases and contents, their lines: recall, carry over, forget
 capture.py    the walk through a layer at the end of a run, and the look at each real path
 
 The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` if nothing was covered. A run that is

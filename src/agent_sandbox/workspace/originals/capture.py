@@ -29,12 +29,11 @@ from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany, open_beneath
 from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.fingerprint import SETTLED_NS, Base, Seen, digest_of, look
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.originals import records
+from agent_sandbox.workspace.originals import files
 from agent_sandbox.workspace.originals.files import ContentWriter, Recalled
 from agent_sandbox.workspace.originals.runs import append, spell_done
-from agent_sandbox.workspace.reality import Reality
+from agent_sandbox.workspace.reality import SETTLED_NS, Base, Fingerprint, Reality, digest_of, look
 
 _FLUSH = 1 << 20
 # The kernel stamps file times with a clock that ticks every few milliseconds and lags by up to one tick.
@@ -58,7 +57,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Captured:
     """The number of bases added, and how many of them are unknown because reality had already changed."""
 
     added: int
@@ -66,7 +65,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Place:
+class RealDirectory:
     """The real directory behind a layer's directory while its entries are examined. `status` is None if there is none."""
 
     status: os.stat_result | None
@@ -75,7 +74,7 @@ class Place:
 
 
 @dataclass
-class Keeper:
+class OriginalsWriter:
     """The bases that one run adds, buffered on their way into the files."""
 
     directory: str
@@ -103,7 +102,7 @@ class Keeper:
         """Return whether an entry is unchanged since the run began. None means no entry, which is unchanged."""
         return status is None or status.st_ctime_ns < self.before
 
-    def keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: Place, masked: bool) -> None:
+    def keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: RealDirectory, masked: bool) -> None:
         """Add the base of one path. `real` is its directory, `status` the status of the entry."""
         now = os.fstat(real) if real is not None else None
         if now is not None and place.status is not None and (now.st_dev, now.st_ino) != (place.status.st_dev, place.status.st_ino):
@@ -117,7 +116,7 @@ class Keeper:
         else:
             self._add(self._base(path, real, name, place, content=not masked))
 
-    def _base(self, path: str, real: int, name: str, place: Place, *, content: bool) -> Base:
+    def _base(self, path: str, real: int, name: str, place: RealDirectory, *, content: bool) -> Base:
         """Return the base of an entry. Its times, taken after the read, decide whether it changed during the run."""
         kept = ""
         try:
@@ -131,7 +130,7 @@ class Keeper:
             return Base(path, None, known=False)
         return Base(path, seen, place.steady and self.unmoved(status), kept)
 
-    def _with_content(self, seen: Seen, real: int, name: str) -> tuple[Seen, str]:
+    def _with_content(self, seen: Fingerprint, real: int, name: str) -> tuple[Fingerprint, str]:
         size = seen.node.size
         if seen.node.type is not EntryType.FILE or size > min(self.budget.read_file, self.budget.read):
             return seen, ""
@@ -148,7 +147,7 @@ class Keeper:
             raise OSError(errno.EAGAIN, "it is being written", name)
         return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
 
-    def list(self, path: str, relative: str, reality: Reality, place: Place) -> None:
+    def list(self, path: str, relative: str, reality: Reality, place: RealDirectory) -> None:
         """Record everything below a real directory. Content is read only if the times will not show a later change.
 
         A list that is incomplete gets no `below` line.
@@ -169,15 +168,15 @@ class Keeper:
                 if stat.S_ISDIR(entry.status.st_mode):
                     if entry.own is None:
                         return  # another filesystem, or a directory that we may not enter: the list is incomplete
-                    places.append(Place(entry.status, places[-1].steady and self.unmoved(entry.status), False))
-        except (OSError, TooMany, beneath.Moved):
+                    places.append(RealDirectory(entry.status, places[-1].steady and self.unmoved(entry.status), False))
+        except (OSError, TooMany, beneath.MovedAway):
             return
-        self._append(records.spell_below(path))
+        self._append(files.spell_below(path))
 
     def _add(self, base: Base) -> None:
         self._count(base.path)
         self.unknown += not base.known
-        self._append(records.spell_base(base))
+        self._append(files.spell_base(base))
 
     def _count(self, path: str) -> None:
         self._paths.add(path)
@@ -191,10 +190,10 @@ class Keeper:
         if self._size > _FLUSH:
             self.write("")
 
-    def flush_nothing(self) -> None:
+    def flush_absent(self) -> None:
         """Write the names that did not exist, one line per directory."""
         for parent, names in self._absent.items():
-            self._append(records.spell_nothing(parent, names))
+            self._append(files.spell_nothing(parent, names))
         self._absent.clear()
 
     def write(self, last: str) -> None:
@@ -204,8 +203,8 @@ class Keeper:
         self._size = 0
 
 
-def looked_into(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
-    """Return whether a layer's directory at `path` was copied up since then from the real one of the same name in `real`.
+def is_copied_up(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
+    """Return whether a layer's directory at `path` is a copy, made after `since_ns`, of the directory of that name in `real`.
 
     A copy of an earlier run tells what was real in that run; another directory may have been there meanwhile. The overlay records the file
     handle of the directory that it copied. Return None where it does not: for users other than root, on filesystems without handles, and
@@ -265,7 +264,7 @@ def keep(
     machine_root: str = "/",
     budget: Budget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
-) -> Kept:
+) -> Captured:
     """Keep the bases of the active generation. `uppers` are its targets and descriptors of their upper directories.
 
     `since_ns` is the result of `begin`, `began_ns` its argument, `already` the bases of the whole chain, `prefix` the prefix of this
@@ -274,7 +273,9 @@ def keep(
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
-    keeper = Keeper(directory, generation, began_ns, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents)
+    keeper = OriginalsWriter(
+        directory, generation, began_ns, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents
+    )
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
@@ -283,7 +284,7 @@ def keep(
             keeper.write(spell_done(since_ns))
     finally:
         contents.close()
-    return Kept(keeper.count, keeper.unknown)
+    return Captured(keeper.count, keeper.unknown)
 
 
 def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
@@ -301,13 +302,15 @@ def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
 class _Cover:
     """One overlay's layer, and the real tree that it covers."""
 
-    def __init__(self, keeper: Keeper, target: str, upper: int, reality: Reality) -> None:
+    def __init__(self, keeper: OriginalsWriter, target: str, upper: int, reality: Reality) -> None:
         self._keeper, self._upper, self._reality = keeper, upper, reality
         self._prefix = target.rstrip("/") + "/"
         top = reality.directory("")
         masked = any(covers(mask, target) for mask in keeper.masks)
-        self._places: list[Place | None] = [Place(os.fstat(top) if top is not None else None, True, masked)]  # from the top to the current
-        self._hidden: list[tuple[str, str, Place]] = []
+        self._places: list[RealDirectory | None] = [
+            RealDirectory(os.fstat(top) if top is not None else None, True, masked)
+        ]  # from the top to the current
+        self._hidden: list[tuple[str, str, RealDirectory]] = []
 
     def look(self) -> None:
         """Keep the bases of everything new in the layer."""
@@ -319,7 +322,7 @@ class _Cover:
             self._places.append(None)
             if entry.own is not None and not keeper.unmoved(entry.status):
                 self._directory(entry.path, entry.own)
-        keeper.flush_nothing()
+        keeper.flush_absent()
         for path, relative, place in self._hidden:  # last: the layer's own entries below them have bases with content by now
             keeper.list(path, relative, self._reality, place)
 
@@ -344,9 +347,9 @@ class _Cover:
             if status is not None and stat.S_ISDIR(status.st_mode) and not masked and path not in keeper.already.listed:
                 opaque = stat.S_ISDIR(covering.st_mode) and attribute(own, name, keeper.prefix + "opaque") == b"y"
                 if opaque or not stat.S_ISDIR(covering.st_mode):
-                    self._hidden.append((path, inner, Place(status, place.steady and keeper.unmoved(status), False)))
+                    self._hidden.append((path, inner, RealDirectory(status, place.steady and keeper.unmoved(status), False)))
 
-    def _place(self, relative: str) -> Place:
+    def _place(self, relative: str) -> RealDirectory:
         """Return the real directory at a path. Fills in the directories above it."""
         place = self._places[0]
         assert place is not None
@@ -356,15 +359,15 @@ class _Cover:
             place = self._places[depth] = known if known is not None else self._enter("/".join(names[:depth]), place)
         return place
 
-    def _enter(self, relative: str, above: Place) -> Place:
+    def _enter(self, relative: str, above: RealDirectory) -> RealDirectory:
         keeper = self._keeper
         parent, _, name = relative.rpartition("/")
         masked = above.masked or self._prefix + relative in keeper.masks
         status = self._reality.status(parent, name) if above.status is not None else None
         if status is None or not stat.S_ISDIR(status.st_mode):
-            return Place(None, above.steady and keeper.unmoved(status or above.status), masked)
+            return RealDirectory(None, above.steady and keeper.unmoved(status or above.status), masked)
         same = keeper.unmoved(status) or self._is_same(relative, parent, status)
-        return Place(status, above.steady and same, masked)
+        return RealDirectory(status, above.steady and same, masked)
 
     def _is_same(self, relative: str, parent: str, status: os.stat_result) -> bool:
         """Return whether a real directory that changed during the run was there all the time."""
@@ -373,5 +376,5 @@ class _Cover:
             return False
         if self._keeper.unmoved(os.fstat(real)):  # no name in it came or went
             return True
-        copied = looked_into(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
+        copied = is_copied_up(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
         return status.st_ctime_ns == status.st_mtime_ns if copied is None else copied

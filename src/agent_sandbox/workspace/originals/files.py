@@ -1,6 +1,15 @@
 """The files that hold bases: for each generation `<generation>.jsonl`, and `<generation>.content` with file contents back to back.
 
-Contents share one file because a file each would cost many times as much to write.
+Contents share one file because a file each would cost many times as much to write. A base is one line, in the order of capture:
+
+    {"run":N}                                 a run began at this time; paths first covered from here on are judged by it
+    {"path":P,"known":…,"kept":…,"seen":…}    the entry at a path, and the location of its content
+    {"within":P,"nothing":NAMES}              a directory of the layer, and names in it that did not exist
+    {"below":P}                               every real entry below this directory has its line
+    {"done":N}                                the run that began at this time has all its lines
+
+Paths and names are bytes in hexadecimal, because JSON cannot hold bytes that are not UTF-8. Only whole lines count. A missing `done` tells
+the next run that this one did not finish.
 
 Only the begin record of a run is synced. After a crash, lines may be missing and content may be torn. A missing line makes its base
 unknown, and content is trusted only if it has the recorded digest. The begin record is synced because its run may have covered paths that
@@ -10,17 +19,139 @@ have no line: those must not later get a base that is younger than the run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 
-from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.workspace.durable import explained, sync_directory
-from agent_sandbox.workspace.fingerprint import Base
-from agent_sandbox.workspace.originals import records
+from agent_sandbox.workspace.durable import explained, write_atomically
+from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.originals.runs import file_of, read_lines, spell_done, spell_run, unfinished
+from agent_sandbox.workspace.reality import Base, Fingerprint
 
+if TYPE_CHECKING:
+    import re
+
+_TYPES = {kind.value.encode(): kind for kind in EntryType}
+PATH, WITHIN, BELOW = b'{"path":"', b'{"within":"', b'{"below":"'
 _SUFFIX = ".content"
+
+
+def spell_base(base: Base) -> str:
+    """Return the line for one base."""
+    # Numbers, booleans and hexadecimal need no escapes. Formatting by hand takes a tenth of the time.
+    known = "true" if base.known else "false"
+    return f'{{"path":"{_hex(base.path)}","known":{known},"kept":"{base.kept}","seen":{_spell_seen(base.seen)}}}\n'
+
+
+def spell_nothing(directory: str, names: Iterable[str]) -> str:
+    """Return the line for names of a directory that did not exist."""
+    return as_json({"within": _hex(directory), "nothing": _hex("\0".join(names))}) + "\n"
+
+
+def spell_below(path: str) -> str:
+    """Return the line that says that all real entries below a directory have their lines."""
+    return as_json({"below": _hex(path)}) + "\n"
+
+
+def _hex(path: str) -> str:
+    return os.fsencode(path).hex()
+
+
+def _spell_seen(seen: Fingerprint | None) -> str:
+    if seen is None:
+        return "null"
+    node = seen.node
+    xattrs = as_json({_hex(name): value.hex() for name, value in node.xattrs.items()})
+    return (
+        f'{{"type":"{node.type.value}","mode":{node.mode},"uid":{node.uid},"gid":{node.gid},"size":{node.size},"target":"{_hex(node.target)}"'
+        f',"rdev":{node.device},"xattrs":{xattrs},"device":{seen.device},"inode":{seen.inode}'
+        f',"mtime":{seen.mtime_ns},"ctime":{seen.ctime_ns},"looked":{seen.looked_ns},"digest":"{seen.digest}"}}'
+    )
+
+
+def path_of(line: bytes, kind: bytes) -> str | None:
+    """Return the path of a line of this kind, None if malformed. Skips the rest: thousands of lines are searched for one."""
+    return _unhexed(line[len(kind) : line.find(b'"', len(kind))])
+
+
+def _unhexed(text: bytes) -> str | None:
+    try:
+        return os.fsdecode(bytes.fromhex(text.decode("ascii"))) or None
+    except ValueError:
+        return None
+
+
+def nothing_in(line: bytes) -> Iterator[str]:
+    """Yield the paths of a `within` line."""
+    directory = path_of(line, WITHIN)
+    names = _unhexed(_field(line, b'"nothing":"'))
+    if directory is not None and names is not None:
+        yield from (f"{directory.rstrip('/')}/{name}" for name in names.split("\0") if name)
+
+
+def place_of(kept: str) -> tuple[int, int] | None:
+    """Parse a content location into the generation that holds it and its byte offset. Return None if malformed."""
+    generation, _, at = kept.partition(":")
+    return (int(generation), int(at)) if generation.isdecimal() and at.isdecimal() and len(kept) < 40 else None
+
+
+def kept_in(line: bytes) -> str:
+    """Return the content location of a `path` line without parsing the rest."""
+    return _field(line, b'"kept":"').decode("ascii", errors="replace")
+
+
+def _field(line: bytes, name: bytes) -> bytes:
+    start = line.find(name)
+    return line[start + len(name) : line.find(b'"', start + len(name))] if start >= 0 else b""
+
+
+@cache
+def _base_pattern() -> re.Pattern[bytes]:
+    """Return the pattern of a `path` line.
+
+    A pattern, because a list of changes reads one line per change, and JSON takes four times as long.
+    """
+    import re
+
+    number, types = rb"(-?[0-9]{1,20})", b"|".join(_TYPES)
+    node = rb'"type":"(%b)","mode":#,"uid":#,"gid":#,"size":#,"target":"([0-9a-f]*)","rdev":#,"xattrs":(\{[0-9a-f":,]*\})' % types
+    seen = rb'\{%b,"device":#,"inode":#,"mtime":#,"ctime":#,"looked":#,"digest":"([0-9a-f]{64}|)"\}' % node
+    line = rb'\{"path":"[0-9a-f]+","known":(true|false),"kept":"([0-9]{1,19}:[0-9]{1,19}|)","seen":(?:null|%b)\}' % seen
+    return re.compile(line.replace(b"#", number))
+
+
+def read_base(path: str, line: bytes, *, listed: bool) -> Base:
+    """Parse the base in a `path` line. A malformed line gives a base that is not known."""
+    match = _base_pattern().fullmatch(line)
+    if match is None:
+        return Base(path, None, known=False)
+    known, kept, kind, mode, uid, gid, size, target, rdev, xattrs, device, inode, mtime, ctime, looked, digest = match.groups()
+    if kind is None:
+        return Base(path, None, known == b"true", kept.decode(), listed)
+    try:
+        node = Node(
+            _TYPES[kind],
+            int(mode),
+            int(uid),
+            int(gid),
+            int(size),
+            os.fsdecode(bytes.fromhex(target.decode())) if target else "",
+            int(rdev),
+            _read_xattrs(xattrs) if xattrs != b"{}" else {},
+        )
+    except (ValueError, AttributeError):  # an odd number of hexadecimal digits, or malformed attributes
+        return Base(path, None, known=False)
+    seen = Fingerprint(node, int(device), int(inode), int(mtime), int(ctime), int(looked), digest.decode())
+    return Base(path, seen, known == b"true", kept.decode(), listed)
+
+
+def _read_xattrs(text: bytes) -> dict[str, bytes]:
+    from json import loads
+
+    return {os.fsdecode(bytes.fromhex(name)): bytes.fromhex(value) for name, value in loads(text).items()}
 
 
 def contents_of(directory: str, generation: int) -> str:
@@ -65,7 +196,7 @@ def open_content(directory: str, base: Base) -> int:
 
     Raises WorkspaceError if it was not kept or is damaged: then there is no base to merge with.
     """
-    place = records.place_of(base.kept)
+    place = place_of(base.kept)
     if base.seen is None or place is None:
         raise WorkspaceError(f"what {base.path!r} held before was not kept", hint="choose one side")
     with explained(f"open what {base.path!r} held before"):
@@ -101,7 +232,7 @@ class Recalled(Mapping[str, Base]):
 
     def __getitem__(self, path: str) -> Base:
         line = self._lines[path]
-        return records.read_base(path, line, listed=path in self.listed) if line else Base(path, None)
+        return read_base(path, line, listed=path in self.listed) if line else Base(path, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._lines)
@@ -115,14 +246,14 @@ class Recalled(Mapping[str, Base]):
     def _index(self, lines: Iterator[bytes]) -> None:
         """Index lines by path. The first line about a path counts."""
         for line in lines:
-            if line.startswith(records.PATH):
-                path = records.path_of(line, records.PATH)
+            if line.startswith(PATH):
+                path = path_of(line, PATH)
                 if path is not None:
                     self._by_path.setdefault(path, line)
-            elif line.startswith(records.WITHIN):
-                for path in records.nothing_in(line):
+            elif line.startswith(WITHIN):
+                for path in nothing_in(line):
                     self._by_path.setdefault(path, b"")
-            elif line.startswith(records.BELOW) and (path := records.path_of(line, records.BELOW)) is not None:
+            elif line.startswith(BELOW) and (path := path_of(line, BELOW)) is not None:
                 self._listed.add(path)
 
     def line_of(self, path: str) -> bytes:
@@ -152,9 +283,7 @@ def forget(directory: str, generations_in_use: Collection[int]) -> None:
     with explained(f"tidy {directory!r}"), suppress(FileNotFoundError):
         kept = {file_of(directory, generation) for generation in generations_in_use}
         for generation in generations_in_use:
-            places = {
-                records.kept_in(line).partition(":")[0] for line in read_lines(directory, generation) if line.startswith(records.PATH)
-            }
+            places = {kept_in(line).partition(":")[0] for line in read_lines(directory, generation) if line.startswith(PATH)}
             kept |= {contents_of(directory, int(number)) for number in places if number.isdecimal()}
         for name in os.listdir(directory):
             if os.path.join(directory, name) not in kept:
@@ -188,18 +317,12 @@ def carry(
             else:
                 parent, _, name = path.rpartition("/")
                 nothing.setdefault(parent or "/", []).append(name)
-        lines = [records.spell_base(base) for base in anew]
-        lines += [records.spell_nothing(parent, names) for parent, names in nothing.items()]
-        lines += [records.spell_below(path) for path in sorted(bases.listed) if path not in gone and not _is_below(path, trees)]
+        lines = [spell_base(base) for base in anew]
+        lines += [spell_nothing(parent, names) for parent, names in nothing.items()]
+        lines += [spell_below(path) for path in sorted(bases.listed) if path not in gone and not _is_below(path, trees)]
         open_runs = [left for generation in generations if (left := unfinished(file_of(directory, generation))) is not None]
         lines.append(spell_run(min(open_runs)) if open_runs else spell_done(0))
-        new = file_of(directory, into) + ".new"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(bytes(text) + "".join(lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(new, file_of(directory, into))
-        sync_directory(directory)
+        write_atomically(file_of(directory, into), bytes(text) + "".join(lines).encode())
 
 
 def _is_below(path: str, trees: frozenset[str]) -> bool:

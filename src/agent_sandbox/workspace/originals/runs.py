@@ -1,4 +1,4 @@
-"""The begin and end records of runs, in the format of `records`. Every run uses this module, so it loads none of the others."""
+"""The begin and end records of runs, in the format of `files`. Every run uses this module, so it loads none of the others."""
 
 from __future__ import annotations
 

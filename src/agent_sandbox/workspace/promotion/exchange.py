@@ -4,27 +4,34 @@ Single steps are not recorded: which inode lies where shows which moves were mad
 the same for a promotion that met a surprise and for one that died. One rule decides. An entry in the slot of a move that is not the one we
 staged there came out of the tree, so it goes back. If another program has put something else in its place, that stays, and the entry is
 kept.
+
+An entry is checked after the exchange, in the staging directory: the same inode, unchanged, and not open for writing. Only a program that
+already had the file open could still change it, and the lease reveals such a program.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agent_sandbox.kernel.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
-from agent_sandbox.workspace.fingerprint import Seen
+from agent_sandbox.workspace import beneath
+from agent_sandbox.workspace.beneath import status_of
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.promotion.steps import Move, carried, split
-from agent_sandbox.workspace.promotion.target import Anchor, Surprise
-from agent_sandbox.workspace.promotion.verify import glance, is_inode, status_of, surprise, touched
+from agent_sandbox.workspace.promotion.plan import Move, carried, split
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
+from agent_sandbox.workspace.reality import SETTLED_NS, Fingerprint, digest_of, digest_of_open
 
 Rescue = Callable[[Move], None]  # keeps the entry in the slot of a move, which is not ours to remove
 _PATIENCE = 1000  # times that another program may replace a file while we give it back
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def check(move: Move, anchor: Anchor) -> None:
+def check(move: Move, anchor: TargetTree) -> None:
     """Raise `Surprise` if the tree already shows that a move cannot be made. Changes nothing."""
     parent, name = split(move.path)
     directory = anchor.directory(parent)
@@ -33,7 +40,7 @@ def check(move: Move, anchor: Anchor) -> None:
         raise Surprise(move.path, words)
 
 
-def make(move: Move, anchor: Anchor, staging: int) -> None:
+def make(move: Move, anchor: TargetTree, staging: int) -> None:
     """Make one move and check the entry that came out.
 
     Raises `Surprise` or OSError; the move may have been made by then, and has to be taken back.
@@ -61,7 +68,7 @@ def make(move: Move, anchor: Anchor, staging: int) -> None:
         raise Surprise(move.path, words)
 
 
-def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Seen | None) -> None:
+def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Fingerprint | None) -> None:
     """Rename. A directory that we own but may not write to is made writable meanwhile, because its `..` changes."""
     try:
         renameat2(source, name, target, new, flags)
@@ -83,7 +90,7 @@ def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Se
                     chmod(place, entry_name, seen, seen.node.mode)
 
 
-def chmod(directory: int, name: str, seen: Seen, mode: int) -> None:
+def chmod(directory: int, name: str, seen: Fingerprint, mode: int) -> None:
     """Set the mode of this very directory, if it has this name."""
     try:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
@@ -98,14 +105,14 @@ def chmod(directory: int, name: str, seen: Seen, mode: int) -> None:
         os.close(fd)
 
 
-def _adjust(directory: int, path: str, old: Seen, new: Seen) -> None:
+def _adjust(directory: int, path: str, old: Fingerprint, new: Fingerprint) -> None:
     status = os.fstat(directory)
     if not is_inode(status, old) or stat.S_IMODE(status.st_mode) != old.node.mode:
         raise Surprise(path, "its mode has changed, or it is another directory now")
     dress(directory, new, old)
 
 
-def dress(directory: int, wanted: Seen, other: Seen) -> None:
+def dress(directory: int, wanted: Fingerprint, other: Fingerprint) -> None:
     """Give a directory the mode and attributes of `wanted`. Attributes that only `other` has are removed."""
     for name, value in wanted.node.xattrs.items():
         if carried(name, powers=True) and other.node.xattrs.get(name) != value:
@@ -121,7 +128,7 @@ def dress(directory: int, wanted: Seen, other: Seen) -> None:
         os.fchmod(directory, wanted.node.mode)
 
 
-def take_back(move: Move, anchor: Anchor, staging: int | None, rescue: Rescue) -> None:
+def take_back(move: Move, anchor: TargetTree, staging: int | None, rescue: Rescue) -> None:
     """Undo one move, or the part of it that was made.
 
     Without a staging directory only moves that were not made can be taken back. Raises `Surprise` if the old entry cannot be restored.
@@ -200,3 +207,117 @@ def _fingerprint(directory: int, name: str) -> tuple[int, int, int] | None:
     """Return values that tell a file from a later one that reuses its inode number."""
     status = status_of(directory, name)
     return (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
+
+
+def is_inode(status: os.stat_result | None, seen: Fingerprint | None) -> bool:
+    """Return whether this is the very inode that was seen, changed or not."""
+    return status is not None and seen is not None and (status.st_dev, status.st_ino) == (seen.device, seen.inode)
+
+
+def glance(status: os.stat_result | None, seen: Fingerprint | None) -> str:
+    """Return the difference that a status alone shows, in words; empty if there is none."""
+    if status is None or seen is None:
+        return "" if status is None and seen is None else "it is gone" if status is None else "something is there now"
+    node = seen.node
+    if not is_inode(status, seen) or EntryType.of(status.st_mode) is not node.type:
+        return "something else is there now"
+    if node.type is EntryType.FILE and (status.st_size, status.st_mtime_ns) != (node.size, seen.mtime_ns):
+        return "its content has changed"
+    mode = stat.S_IMODE(status.st_mode)
+    if node.type is EntryType.DIRECTORY and mode == node.mode | 0o200:
+        mode = node.mode  # made writable by us for the move: see `exchange.rename`
+    if (mode, status.st_uid, status.st_gid) != (node.mode, node.uid, node.gid):
+        return "its mode or owner has changed"
+    return ""
+
+
+def touched(directory: int, name: str, status: os.stat_result | None, seen: Fingerprint | None) -> str:
+    """Return a complaint if a file, not moved yet, was written although its size and time do not show it; else empty.
+
+    Raises OSError.
+    """
+    if status is None or seen is None or seen.node.type is not EntryType.FILE or status.st_ctime_ns == seen.ctime_ns:
+        return ""
+    if seen.digest and digest_of(directory, name) == seen.digest:
+        return ""
+    return "it has been touched, and what was in it is not known"
+
+
+def surprise(directory: int, name: str, seen: Fingerprint, inside: Mapping[str, Fingerprint]) -> str:
+    """Return the first difference of an entry, or of anything in it, in words; empty if there is none. Raises OSError."""
+    if words := glance(status_of(directory, name), seen):
+        return words
+    node = seen.node
+    if node.type is EntryType.FILE:
+        return _file(directory, name, seen)
+    if node.type is EntryType.SYMLINK:
+        return "" if os.readlink(name, dir_fd=directory) == node.target else "it leads elsewhere now"
+    return _tree(directory, name, inside) if node.type is EntryType.DIRECTORY else ""
+
+
+def _file(directory: int, name: str, seen: Fingerprint) -> str:
+    fd = _opened(directory, name, seen)
+    if fd is None:
+        return "" if _settled(seen) else "it cannot be read, so whether it has changed cannot be told"
+    try:
+        if words := glance(os.fstat(fd), seen):
+            return words
+        if _written_to(fd):
+            return "a program has it open for writing"
+        if not _settled(seen) and seen.digest and digest_of_open(fd) != seen.digest:
+            return "its content has changed"
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _opened(directory: int, name: str, seen: Fingerprint) -> int | None:
+    try:
+        return os.open(name, _OPEN, dir_fd=directory)
+    except PermissionError:
+        return None
+
+
+def _settled(seen: Fingerprint) -> bool:
+    """Return whether a later write would have shown in the times."""
+    return seen.ctime_ns + SETTLED_NS < seen.looked_ns
+
+
+def _written_to(fd: int) -> bool:
+    """Return whether a program has the file open for writing: then the kernel grants no read lease.
+
+    Return False if we may not ask for a lease.
+    """
+    # The kernel announces a broken lease by a signal. SIGURG is ignored by default; SIGIO would kill us.
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def _tree(directory: int, name: str, inside: Mapping[str, Fingerprint]) -> str:
+    top = beneath.open_directory(directory, name)
+    count = 0
+    try:
+        for entry in beneath.walk(top, limit=len(inside) + 1, unlock=False):
+            path = entry.path
+            expected = inside.get(path)
+            if expected is None:
+                return f"{path!r} is in it, which was not there"
+            if entry.own is None or expected.node.type is not EntryType.DIRECTORY:
+                words = surprise(entry.directory, entry.name, expected, {})
+            else:
+                words = glance(entry.status, expected)
+            if words:
+                return f"{path!r} in it: {words}"
+            count += 1
+    except beneath.TooMany:
+        return "there is more in it than there was"
+    except beneath.MovedAway:
+        return "it is being rearranged"
+    finally:
+        os.close(top)
+    return "" if count == len(inside) else "some of what was in it is gone"

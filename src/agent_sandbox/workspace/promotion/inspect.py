@@ -15,24 +15,23 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import walk
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
-from agent_sandbox.workspace.fingerprint import SETTLED_NS, Seen, digest_of, look
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.plan import Expected, relative
-from agent_sandbox.workspace.promotion.steps import seen_from, split
-from agent_sandbox.workspace.promotion.target import Anchor, Surprise
+from agent_sandbox.workspace.promotion.plan import Expected, relative, seen_from, split
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.protected import classes_of_all
+from agent_sandbox.workspace.reality import SETTLED_NS, Fingerprint, digest_of, look
 
 _LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts whatever it says
 
 
-def look_at(root: str, changes: ChangeSet) -> dict[str, Seen | None]:
+def look_at(root: str, changes: ChangeSet) -> dict[str, Fingerprint | None]:
     """Return the real state of the paths of these changes now, and of everything below directories that would go.
 
     Files changed a moment ago are read for their digest: their times do not show yet whether they change again. Raises OSError, and
     `WorkspaceError` if there is no such root. A path that is not a plain path below the root is skipped, and not in the result.
     """
-    states: dict[str, Seen | None] = {}
-    with Anchor(root) as anchor:
+    states: dict[str, Fingerprint | None] = {}
+    with TargetTree(root) as anchor:
         missing = "\0"  # the last missing path, with a slash: below it nothing exists either
         for change in changes:
             try:
@@ -51,7 +50,7 @@ def look_at(root: str, changes: ChangeSet) -> dict[str, Seen | None]:
     return states
 
 
-def _seen(anchor: Anchor, path: str) -> Seen | None:
+def _seen(anchor: TargetTree, path: str) -> Fingerprint | None:
     if path == "":
         return _root(anchor)
     parent, name = split(path)
@@ -61,14 +60,14 @@ def _seen(anchor: Anchor, path: str) -> Seen | None:
         return None
 
 
-def _root(anchor: Anchor) -> Seen:
+def _root(anchor: TargetTree) -> Fingerprint:
     status = os.fstat(anchor.root)
     attributes = {name: os.getxattr(anchor.root, name) for name in os.listxattr(anchor.root) if name.startswith("user.")}
     node = Node(EntryType.DIRECTORY, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, xattrs=attributes)
     return seen_from(status, node, now_ns=time.time_ns())
 
 
-def seen_at(directory: int, name: str, *, content: bool = False) -> Seen | None:
+def seen_at(directory: int, name: str, *, content: bool = False) -> Fingerprint | None:
     """Return an entry as it is now. Raises OSError.
 
     It has a digest if its times do not tell enough, or if `content` is set.
@@ -80,7 +79,7 @@ def seen_at(directory: int, name: str, *, content: bool = False) -> Seen | None:
     return replace(seen, digest=digest_of(directory, name))
 
 
-def _below(directory: int, path: str, states: dict[str, Seen | None]) -> None:
+def _below(directory: int, path: str, states: dict[str, Fingerprint | None]) -> None:
     for entry in walk(directory, unlock=False):
         states[f"{path}/{entry.path}"] = seen_at(entry.directory, entry.name)
 
@@ -100,7 +99,7 @@ class NewTree:
     def __init__(self, root: str, changes: ChangeSet, contents: Contents) -> None:
         self._root = root
         self._contents = contents
-        self._anchor = Anchor(root)
+        self._anchor = TargetTree(root)
         self._after = {change.path: change.after for change in changes}
 
     def __enter__(self) -> NewTree:

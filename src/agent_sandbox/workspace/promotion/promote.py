@@ -1,8 +1,10 @@
-"""Carry a plan out: all of it, or none.
+"""Carry a plan out: all of it, or none. Finish interrupted promotions: roll them back, or complete them.
 
 Readers of the tree may see a mixture meanwhile. Promised is: afterwards, or after recovery from an interruption, the tree has all of the
 plan or none of it; nothing outside the tree is written; and no change that another program saves meanwhile is lost: it stays in the tree,
 and the promotion is taken back.
+
+Recovery runs before anything else is promoted. It can itself be interrupted and repeated: every step first looks at what is there.
 """
 
 from __future__ import annotations
@@ -13,21 +15,29 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
+from agent_sandbox.errors import Busy, Drift, PolicyError, SandboxError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
-from agent_sandbox.workspace.beneath import identity
+from agent_sandbox.workspace.beneath import identity, open_directory, remove_tree
 from agent_sandbox.workspace.changes import Contents
-from agent_sandbox.workspace.lock import Holder
-from agent_sandbox.workspace.promotion import backup, exchange, staging
-from agent_sandbox.workspace.promotion.journal import Intent, Journal, Prepared, boot_id, journals, next_journal
-from agent_sandbox.workspace.promotion.recovery import lock, recover_locked, roll_back
-from agent_sandbox.workspace.promotion.steps import Move, Plan, split
-from agent_sandbox.workspace.promotion.target import Anchor, Surprise
-from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.promotion import exchange, staging
+from agent_sandbox.workspace.promotion.exchange import take_back
+from agent_sandbox.workspace.promotion.journal import (
+    Journal,
+    PromotionIntent,
+    StagedMoves,
+    boot_id,
+    journals,
+    keep_olds,
+    next_journal,
+    rescue,
+)
+from agent_sandbox.workspace.promotion.plan import Move, Plan, split
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
+from agent_sandbox.workspace.store import Holder, hold
 
 REMEMBERED = 20  # promotions, undos included, whose old entries are kept
 _REMEDIES = {
@@ -75,7 +85,7 @@ def promote(
     with lock(promotions, holder, wait=wait):
         if (recovered := recover_locked(promotions)).problems:
             raise Unfinished(recovered.problems[0], hint="nothing can be promoted before that")
-        with Anchor(plan.root) as anchor, _alone(anchor, wait):
+        with TargetTree(plan.root) as anchor, _alone(anchor, wait):
             return _PromotionRun(plan, contents, anchor, next_journal(promotions), undoes, clock).run()
 
 
@@ -99,7 +109,7 @@ def refuse_impossible(plan: Plan) -> None:
 
 
 @contextmanager
-def _alone(anchor: Anchor, wait: bool) -> Iterator[None]:
+def _alone(anchor: TargetTree, wait: bool) -> Iterator[None]:
     """Lock the tree against any other promotion, even with another state directory. The lock ends with the descriptor."""
     try:
         fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -129,13 +139,15 @@ def _room(where: int | str, needed: int, called: str) -> None:
 
 
 class _PromotionRun:
-    def __init__(self, plan: Plan, contents: Contents, anchor: Anchor, journal: Journal, undoes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, plan: Plan, contents: Contents, anchor: TargetTree, journal: Journal, undoes: int, clock: Callable[[], float]
+    ) -> None:
         self.plan = plan
         self.contents = contents
         self.anchor = anchor
         self.journal = journal
         place = place_of(plan)
-        self.intent = Intent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), boot_id(), undoes)
+        self.intent = PromotionIntent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), boot_id(), undoes)
 
     def run(self) -> Promotion:
         self._check_place()
@@ -146,7 +158,7 @@ class _PromotionRun:
             self._take_back(prepared, error)
             raise
         try:
-            backup.keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
+            keep_olds(self.journal, self.anchor.directory(self.intent.place), self.intent.staging)
         except (WorkspaceError, OSError) as error:  # the promotion is done, even if the backup fails
             left = os.path.join(self.plan.root, self.intent.place, self.intent.staging)
             return replace(done, note=f"what was there before is still in {left}, and is put away the next time: {error}")
@@ -167,7 +179,7 @@ class _PromotionRun:
                 hint="finish it with the state directory it was begun with; it may hold the only copy of files that were there before",
             )
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> StagedMoves:
         """Stage everything. Afterwards only the staging directory is new in the tree; after an error, not even that."""
         with self._explained():
             try:
@@ -183,7 +195,7 @@ class _PromotionRun:
                         exchange.check(move, self.anchor)
                     known = self.anchor.known()
                     known[os.path.join(self.intent.place, self.intent.staging)] = identity(self.staging)
-                    prepared = Prepared(tuple(moves), known)
+                    prepared = StagedMoves(tuple(moves), known)
                     syncfs(self.staging)
                     self.journal.prepare(prepared.moves, prepared.directories)
                 except BaseException:
@@ -194,7 +206,7 @@ class _PromotionRun:
                 raise
         return prepared
 
-    def _make(self, prepared: Prepared) -> Promotion:
+    def _make(self, prepared: StagedMoves) -> Promotion:
         with self._explained():
             for move in prepared.moves:
                 try:
@@ -220,7 +232,7 @@ class _PromotionRun:
             self.journal.number, self.plan.root, self.plan.counts(), self.plan.bytes, digest.hexdigest(), paths, self.intent.undoes
         )
 
-    def _take_back(self, prepared: Prepared, error: BaseException) -> None:
+    def _take_back(self, prepared: StagedMoves, error: BaseException) -> None:
         """Take back the moves. Raises `Unfinished` if that cannot be done now."""
         try:
             self.journal.retract()
@@ -256,3 +268,122 @@ class _PromotionRun:
             hint = _REMEDIES.get(error.errno or 0, "the changes are still in the sandbox")
             what = f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}"
             raise WorkspaceError(f"cannot promote to {self.plan.root!r}: {what}; nothing was changed", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The promotions that were finished, by number. `problems` describes the others, which are tried again the next time."""
+
+    finished: tuple[int, ...] = ()
+    rolled_back: tuple[int, ...] = ()
+    kept: tuple[str, ...] = ()  # directories with entries that belong to others
+    problems: tuple[str, ...] = ()
+
+
+def lock(promotions: str, holder: Holder, *, wait: bool) -> AbstractContextManager[None]:
+    """Hold the lock on the promotions of one project for the length of a block. Raises `Busy`, naming the holder."""
+    os.makedirs(promotions, mode=0o700, exist_ok=True)
+    return hold(os.path.join(promotions, "lock"), holder, wait=wait, what="a promotion to this project")
+
+
+def recover(promotions: str, holder: Holder, *, wait: bool = True) -> Recovery:
+    """Finish interrupted promotions. Cheap if there are none. Reports a promotion that cannot be finished, and never raises for it."""
+    if all(journal.closed for journal in journals(promotions)):
+        return Recovery()
+    with lock(promotions, holder, wait=wait):
+        return recover_locked(promotions)
+
+
+def recover_locked(promotions: str) -> Recovery:
+    """Do the same as `recover`, for a caller that holds the lock."""
+    finished: list[int] = []
+    rolled_back: list[int] = []
+    kept: list[str] = []
+    problems: list[str] = []
+    for journal in journals(promotions):
+        if journal.closed:
+            continue
+        try:
+            committed = journal.committed
+            _finish(journal)
+            (finished if committed else rolled_back).append(journal.number)
+        except (SandboxError, OSError) as error:
+            problems.append(f"promotion {journal.number} cannot be brought to its end yet: {error}")
+        if os.path.isdir(journal.kept):
+            kept.append(journal.kept)
+    return Recovery(tuple(finished), tuple(rolled_back), tuple(kept), tuple(problems))
+
+
+def _finish(journal: Journal) -> None:
+    intent = journal.intent()
+    if intent is None:
+        journal.drop()
+        return
+    with TargetTree(intent.root) as anchor:
+        restarted = intent.boot != boot_id()
+        if anchor.identity != intent.identity and not (restarted and anchor.identity[1] == intent.identity[1]):
+            raise Unfinished(
+                f"{intent.root!r} is not the directory that was promoted to", hint="put that one back in its place; nothing was changed"
+            )
+        prepared = journal.prepared(device=anchor.identity[0] if restarted else None)
+        if prepared is not None:
+            for path, known in prepared.directories.items():
+                anchor.expect(path, known)
+        place = anchor.directory(intent.place)
+        if journal.committed:
+            keep_olds(journal, place, intent.staging)
+            return
+        if prepared is not None:
+            staging = _staging(anchor, intent, prepared)
+            try:
+                roll_back(journal, intent, prepared, anchor, staging)
+            finally:
+                if staging is not None:
+                    os.close(staging)
+        remove_tree(place, intent.staging)
+        journal.drop()
+
+
+def roll_back(journal: Journal, intent: PromotionIntent, prepared: StagedMoves, anchor: TargetTree, staging: int | None) -> None:
+    """Take back every move. Afterwards the tree is as it was, except for changes made by others meanwhile.
+
+    Raises `Unfinished`, naming the first failure, if something cannot be restored; everything else is.
+    """
+    failures: list[str] = []
+    keep = _rescuer(journal, staging)
+    for move in reversed(prepared.moves):
+        try:
+            take_back(move, anchor, staging, keep)
+        except (Surprise, OSError) as error:
+            failures.append(str(error))
+    if failures:
+        path = os.path.join(intent.root, intent.place, intent.staging)
+        raise Unfinished(
+            f"{len(failures)} of {len(prepared.moves)} files in {intent.root!r} could not be put back; the first: {failures[0]}",
+            hint=f"what was there before is in {path!r}; it is tried again the next time",
+        )
+    syncfs(anchor.root)
+    journal.untouched()
+
+
+def _staging(anchor: TargetTree, intent: PromotionIntent, prepared: StagedMoves) -> int | None:
+    """Open the staging directory; None if it is gone. Raises `WorkspaceError` if it is not the one that was used."""
+    try:
+        fd = open_directory(anchor.directory(intent.place), intent.staging)
+    except FileNotFoundError:
+        return None
+    known = prepared.directories.get(os.path.join(intent.place, intent.staging))
+    if known is not None and identity(fd) != known:
+        os.close(fd)
+        raise WorkspaceError(
+            f"the staging directory in {intent.root!r} was replaced by another one", hint="put the first one back; nothing was changed"
+        )
+    return fd
+
+
+def _rescuer(journal: Journal, staging: int | None) -> Callable[[Move], None]:
+    def keep(move: Move) -> None:
+        assert staging is not None
+        rescue(journal, staging, move.slot, split(move.path)[1])
+
+    return keep

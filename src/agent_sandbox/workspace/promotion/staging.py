@@ -17,10 +17,10 @@ from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import open_directory
 from agent_sandbox.workspace.changes import Contents
 from agent_sandbox.workspace.copy import copy
-from agent_sandbox.workspace.fingerprint import Seen
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Put, Remove, Step, carried, seen_from, split
-from agent_sandbox.workspace.promotion.target import Anchor, Surprise
+from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Put, Remove, Step, carried, seen_from, split
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
+from agent_sandbox.workspace.reality import Fingerprint
 
 PREFIX = ".agent-sandbox-promotion-"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,7 +50,7 @@ def make(place: int, name: str) -> int:
     return staging
 
 
-def stage(step: Step, slot: str, anchor: Anchor, staging: int, contents: Contents) -> Move:
+def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> Move:
     """Make the new entries of a step, complete and with final metadata. Return the move. Raises OSError, and `Surprise`."""
     match step:
         case Put():
@@ -64,15 +64,15 @@ def stage(step: Step, slot: str, anchor: Anchor, staging: int, contents: Content
             node = old.node
             kept = {name: value for name, value in node.xattrs.items() if not carried(name, powers=True)}
             wanted = Node(node.type, step.look.mode, node.uid, node.gid, xattrs={**kept, **step.look.xattrs})
-            return Move(step.path, "", old, Seen(wanted, old.device, old.inode, old.mtime_ns, old.ctime_ns, old.looked_ns))
+            return Move(step.path, "", old, Fingerprint(wanted, old.device, old.inode, old.mtime_ns, old.ctime_ns, old.looked_ns))
 
 
-def _fill(step: Put, slot: str, anchor: Anchor, staging: int, contents: Contents) -> dict[str, Seen]:
+def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> dict[str, Fingerprint]:
     """Make everything that a step puts. Return the entries by path relative to the one put; "" is that one itself."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
     filler = _Filler(contents, above, _inherited(step))
-    entries: dict[str, Seen] = {}
+    entries: dict[str, Fingerprint] = {}
     first, *others = step.items
     if first.type is not EntryType.DIRECTORY:
         return {"": filler.make(first, staging, slot)}
@@ -119,7 +119,7 @@ class _Filler:
         self.ids = os.geteuid(), os.getegid()
         self.group_goes_down = above.st_mode & stat.S_ISGID
 
-    def make(self, item: Item, directory: int, name: str) -> Seen:
+    def make(self, item: Item, directory: int, name: str) -> Fingerprint:
         """Make any entry but a directory."""
         if item.type is EntryType.FILE:
             return self._file(item, directory, name)
@@ -134,14 +134,14 @@ class _Filler:
         os.mkdir(name, 0o700, dir_fd=directory)
         return open_directory(directory, name)
 
-    def finish(self, fd: int, item: Item) -> Seen:
+    def finish(self, fd: int, item: Item) -> Fingerprint:
         """Set the metadata of a directory, now that nothing more is put into it. Closes it."""
         try:
             return self._set_metadata(fd, item, item.look.mode | self.group_goes_down, item.look.mtime_ns)
         finally:
             os.close(fd)
 
-    def _file(self, item: Item, directory: int, name: str) -> Seen:
+    def _file(self, item: Item, directory: int, name: str) -> Fingerprint:
         assert item.content is not None
         try:
             source = self.contents.open_file(item.content)
@@ -163,7 +163,7 @@ class _Filler:
         finally:
             os.close(source)
 
-    def _set_owner_and_time(self, item: Item, directory: int, name: str) -> Seen:
+    def _set_owner_and_time(self, item: Item, directory: int, name: str) -> Fingerprint:
         """Set the owner and the time of an entry that is never opened."""
         owner = self._owner(item.look)
         if owner != self.ids:
@@ -176,7 +176,7 @@ class _Filler:
         node = Node(item.type, mode, status.st_uid, status.st_gid, target=item.target, device=item.device)
         return seen_from(status, node, now_ns=time.time_ns())
 
-    def _set_metadata(self, fd: int, item: Item, mode: int, mtime_ns: int | None, digest: str = "") -> Seen:
+    def _set_metadata(self, fd: int, item: Item, mode: int, mtime_ns: int | None, digest: str = "") -> Fingerprint:
         owner = self._owner(item.look)
         if owner != self.ids:
             self._chown(fd, owner, item)

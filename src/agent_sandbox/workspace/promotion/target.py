@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from types import TracebackType
 
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.kernel import syscalls
@@ -29,7 +28,7 @@ class Surprise(Exception):
         self.why = why
 
 
-class Anchor:
+class TargetTree:
     """The directory at `root`, an absolute path without links. A context manager. Paths are relative to it; "" is the root itself."""
 
     def __init__(self, root: str) -> None:
@@ -51,10 +50,10 @@ class Anchor:
         self._open: dict[str, int] = {"": self.root}
         self._known: dict[str, tuple[int, int]] = {"": identity(self.root)}
 
-    def __enter__(self) -> Anchor:
+    def __enter__(self) -> TargetTree:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()

@@ -15,17 +15,14 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.fingerprint import Seen
-from agent_sandbox.workspace.lock import Holder
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion.inspect import seen_at
 from agent_sandbox.workspace.promotion.journal import Journal, journals
-from agent_sandbox.workspace.promotion.plan import ordered
-from agent_sandbox.workspace.promotion.promote import Promotion, promote
-from agent_sandbox.workspace.promotion.recovery import recover
-from agent_sandbox.workspace.promotion.steps import Adjust, Item, Look, Move, Plan, Put, Remove, Step, carried, split
-from agent_sandbox.workspace.promotion.target import Anchor, Surprise
-from agent_sandbox.workspace.promotion.verify import status_of
+from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Plan, Put, Remove, Step, carried, ordered, split
+from agent_sandbox.workspace.promotion.promote import Promotion, promote, recover
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
+from agent_sandbox.workspace.reality import Fingerprint
+from agent_sandbox.workspace.store import Holder
 
 
 def last(promotions: str) -> Journal | None:
@@ -60,7 +57,7 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
         )
     steps: list[Step] = []
     drifted: list[str] = []
-    with Anchor(intent.root) as anchor:
+    with TargetTree(intent.root) as anchor:
         for move in prepared.moves:
             try:
                 steps.append(_reversed(move, anchor, olds, intent.root))
@@ -89,21 +86,21 @@ class Olds:
     def __exit__(self, *ended: object) -> None:
         os.close(self._directory)
 
-    def at(self, path: str, place: str, seen: Seen) -> Change:
+    def at(self, path: str, place: str, seen: Fingerprint) -> Change:
         """Return the change that puts an entry back; `place` is where it is kept."""
         self._places[path] = place
         return Change(path, Kind.ADDED, None, seen.node)
 
     def has(self, slot: str) -> bool:
         """Return whether an entry is kept in this slot."""
-        return status_of(self._directory, slot) is not None
+        return beneath.status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
         """Open the kept content; see `Contents`."""
         return beneath.open_file(self._directory, self._places[change.path])
 
 
-def _reversed(move: Move, anchor: Anchor, olds: Olds, root: str) -> Step:
+def _reversed(move: Move, anchor: TargetTree, olds: Olds, root: str) -> Step:
     now, inside = _unchanged(move, anchor)
     if move.old is None:
         assert now is not None
@@ -117,13 +114,13 @@ def _reversed(move: Move, anchor: Anchor, olds: Olds, root: str) -> Step:
     return Put(move.path, tuple(items), now, inside)
 
 
-def _item(path: str, place: str, seen: Seen, olds: Olds, root: str) -> Item:
+def _item(path: str, place: str, seen: Fingerprint, olds: Olds, root: str) -> Item:
     node = seen.node
     content = olds.at(os.path.join(root, path), place, seen) if node.type is EntryType.FILE else None
     return Item(path, node.type, _look(seen), node.size, node.target, node.device, content, seen.digest)
 
 
-def _look(seen: Seen) -> Look:
+def _look(seen: Fingerprint) -> Look:
     node = seen.node
     return Look(node.mode, {name: value for name, value in node.xattrs.items() if _restored(name)}, node.uid, node.gid, seen.mtime_ns)
 
@@ -132,7 +129,7 @@ def _restored(attribute: str) -> bool:
     return carried(attribute, powers=True) or attribute.startswith("system.posix_acl_")
 
 
-def _unchanged(move: Move, anchor: Anchor) -> tuple[Seen | None, dict[str, Seen]]:
+def _unchanged(move: Move, anchor: TargetTree) -> tuple[Fingerprint | None, dict[str, Fingerprint]]:
     """Return the entry at the path and those below it, as they are now. Raises `Surprise` if the promotion left others."""
     if move.in_place:
         return _adjusted(move, anchor), {}
@@ -141,7 +138,7 @@ def _unchanged(move: Move, anchor: Anchor) -> tuple[Seen | None, dict[str, Seen]
     now = seen_at(directory, name, content=True)
     if not _same(move.new, now):
         raise Surprise(move.path, "it has changed since it was promoted")
-    inside: dict[str, Seen] = {}
+    inside: dict[str, Fingerprint] = {}
     if now is not None and now.node.type is EntryType.DIRECTORY:
         inside = dict(_below(anchor.directory(move.path), move.within, move.path))
         if inside.keys() != move.within.keys():
@@ -149,7 +146,7 @@ def _unchanged(move: Move, anchor: Anchor) -> tuple[Seen | None, dict[str, Seen]
     return now, inside
 
 
-def _adjusted(move: Move, anchor: Anchor) -> Seen:
+def _adjusted(move: Move, anchor: TargetTree) -> Fingerprint:
     assert move.new is not None
     directory = anchor.directory(move.path)
     status = os.fstat(directory)
@@ -159,7 +156,7 @@ def _adjusted(move: Move, anchor: Anchor) -> Seen:
     return now
 
 
-def _below(directory: int, left: Mapping[str, Seen], path: str) -> Iterator[tuple[str, Seen]]:
+def _below(directory: int, left: Mapping[str, Fingerprint], path: str) -> Iterator[tuple[str, Fingerprint]]:
     for entry in beneath.walk(directory, unlock=False):
         now = seen_at(entry.directory, entry.name, content=True)
         if now is None or not _same(left.get(entry.path), now):
@@ -167,7 +164,7 @@ def _below(directory: int, left: Mapping[str, Seen], path: str) -> Iterator[tupl
         yield entry.path, now
 
 
-def _same(left: Seen | None, now: Seen | None) -> bool:
+def _same(left: Fingerprint | None, now: Fingerprint | None) -> bool:
     """Return whether an entry is as it was left, on whichever inode.
 
     Only attributes that a promotion carries are compared; the others are up to the machine.

@@ -220,22 +220,37 @@ class _Search:
         return True
 
     def _take_interpreter(self, script: str, words: Sequence[str], *, quiet: bool) -> bool:
-        """Take the interpreter in the first line of a script. Returns False if it is missing or denied."""
-        program = words[0]
-        if os.path.basename(program) == "env":
-            self.take_program(os.path.realpath(program))
+        """Take the interpreter in the first line of a script, and `env` if that finds it. Returns False if one is missing or refused."""
+        needed = [words[0]]
+        if os.path.basename(words[0]) == "env":
             named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
-            program = next((path for place in self.directories if os.access(path := f"{place}/{named}", os.X_OK)), "") if named else ""
-        *links, real = _chain(program) if program else [""]
-        if not real or self.rules.denies(os.path.basename(program), *map(os.path.basename, (*links, real))):
-            what = os.path.basename(program) or "a program that is not there"
-            if not quiet:
-                self.notes.append(f"{os.path.basename(script)} is not there: it is a script of {what}, which is not allowed")
-            return False
-        self.links.update({link: os.readlink(link) for link in links})
-        if real not in self.programs and not quiet:
-            self.notes.append(f"{os.path.basename(script)} is a script of {os.path.basename(program)}, which is therefore allowed, too")
-        return self.take_program(real, quiet=quiet)
+            needed.append(next((path for place in self.directories if os.access(path := f"{place}/{named}", os.X_OK)), "") if named else "")
+        for program in needed:
+            if obstacle := self._obstacle(program):
+                if not quiet:
+                    what = os.path.basename(program) or "a program that is not there"
+                    self.notes.append(f"{os.path.basename(script)} is not there: it is a script of {what}, {obstacle}")
+                return False
+        for program in needed:
+            *links, real = _chain(program)
+            self.links.update({link: os.readlink(link) for link in links})
+            if program is needed[-1] and real not in self.programs and not quiet:
+                self.notes.append(f"{os.path.basename(script)} is a script of {os.path.basename(program)}, which is therefore allowed, too")
+            if not self.take_program(real, quiet=quiet):
+                return False
+        return True
+
+    def _obstacle(self, program: str) -> str:
+        """Return why a program that a script needs cannot be taken; empty if it can."""
+        if not program:
+            return "which is not allowed"
+        *links, real = _chain(program)
+        own = os.path.basename(real)
+        if self.rules.denies(os.path.basename(program), *map(os.path.basename, (*links, real))):
+            return "which is not allowed"
+        if own in MULTI_CALL and not self.rules.permits(own):
+            return f"which is a part of {real}: allow {own} by its name"
+        return ""
 
     def _take_kit(self, real: str) -> None:
         prefix, name = os.path.dirname(os.path.dirname(real)), os.path.basename(real)

@@ -3,7 +3,7 @@
 There are two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory
 (rootless, where the kernel does not accept `/` as a layer). A view of chosen trees stands on an empty root. Either way denied and masked
 paths are hidden by name, so they stay hidden if they appear later or are replaced. Paths that cannot be hidden by name are copied
-(`view.masks`) or refused. `gate` limits the programs that can be executed (`view.executables`).
+(`view.draft`) or refused. `gate` limits the programs that can be executed (`view.executables`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
     Bind,
-    Code,
     Copies,
     Devices,
     Directory,
-    File,
+    ExecutableFiles,
     Layers,
-    Mask,
     MountPlan,
+    NewFile,
     Overlay,
+    PathMask,
     Proc,
     SealRoot,
     SkeletonRoot,
@@ -37,10 +37,9 @@ from agent_sandbox.kernel.mount_plan import (
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
-from agent_sandbox.workspace.layers.names import quote_target
-from agent_sandbox.workspace.view.draft import Draft, Host, Needs, contains
+from agent_sandbox.workspace.layers.history import quote_target
+from agent_sandbox.workspace.view.draft import Draft, MachineFacts, Needs, contains, hide, select, stand_in_for_others
 from agent_sandbox.workspace.view.executables import Executables
-from agent_sandbox.workspace.view.masks import hide, select, stand_in_for_others
 
 # New for each run. The machine's own content is shown there only if the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
@@ -53,7 +52,7 @@ def plan_view(
     needs: Needs,
     layers: Layers,
     *,
-    host: Host,
+    host: MachineFacts,
     project: str | None = None,
     scratch_bytes: int = 256 << 20,
     executables: Executables | None = None,
@@ -114,7 +113,7 @@ def _chosen_trees(plan: Draft, needs: Needs) -> None:
             _copy(plan, tree)
     targets = {overlay.target for overlay in plan.overlays}
     plan.steps += [Bind(path, path) for path in needs.files if not any(contains(target, path) for target in targets)]
-    plan.steps += [File(path, content) for path, content in needs.contents if not any(contains(target, path) for target in targets)]
+    plan.steps += [NewFile(path, content) for path, content in needs.contents if not any(contains(target, path) for target in targets)]
 
 
 def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) -> None:
@@ -216,18 +215,18 @@ def _copy_what_cannot_be_masked(plan: Draft) -> None:
 
 def _make_files_where_copies_are(plan: Draft) -> None:
     """Move files of ours into the copies of their directory, where they have to be created."""
-    files = [step for step in plan.steps if isinstance(step, File)]
+    files = [step for step in plan.steps if isinstance(step, NewFile)]
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies):
             inside = [file for file in files if os.path.dirname(file.target) == step.target]
             plan.steps[index] = replace(step, contents=tuple((os.path.basename(file.target), file.content) for file in inside))
     copied = {step.target for step in plan.steps if isinstance(step, Copies)}
-    plan.steps[:] = [step for step in plan.steps if not (isinstance(step, File) and os.path.dirname(step.target) in copied)]
+    plan.steps[:] = [step for step in plan.steps if not (isinstance(step, NewFile) and os.path.dirname(step.target) in copied)]
 
 
 def _make_room_in_copies(plan: Draft) -> None:
     """Add mount points to copied directories for everything mounted below: later they are read-only, and nothing can be created."""
-    files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | File | Symlink)]
+    files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | NewFile | Symlink)]
     mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies):
@@ -246,7 +245,7 @@ def _copy(plan: Draft, directory: str) -> None:
     plan.notes.append(f"{directory} is a copy made as the run starts: what changes there meanwhile is not seen")
 
 
-def _mounted_below(host: Host, directory: str) -> list[Mount]:
+def _mounted_below(host: MachineFacts, directory: str) -> list[Mount]:
     return [mount for mount in host.mounts if mount.target != directory and contains(directory, mount.target)]
 
 
@@ -269,7 +268,7 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
     def depth(step: Step) -> int:
         if isinstance(step, SkeletonRoot):
             return -2
-        if isinstance(step, Code | SealRoot):
+        if isinstance(step, ExecutableFiles | SealRoot):
             return 10_000 + isinstance(step, SealRoot)
         target = "/dev" if isinstance(step, Devices) else "/proc" if isinstance(step, Proc) else step.target
         return -1 if target == "/" else target.count("/")
@@ -286,7 +285,7 @@ def gate(plan: Draft, executables: Executables) -> None:
         there = (path for path in paths if path in bound or any(contains(overlay.target, path) for overlay in plan.overlays))
         return tuple(path for path in there if not plan.rules.bars(path))
 
-    code = Code(shown(executables.programs), shown(executables.libraries))
+    code = ExecutableFiles(shown(executables.programs), shown(executables.libraries))
     files = [*code.programs, *code.libraries]
     plan.overlays[:] = [_showing_only(overlay, hidden, files, executables.links) for overlay in plan.overlays]
     plan.steps.append(code)
@@ -303,7 +302,7 @@ def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: t
     start = len(overlay.source.rstrip("/")) + 1
     masked = {mask.path for mask in overlay.masks if not mask.keep}
     emptied = {mask.path for mask in overlay.masks}
-    masks = [Mask(place[start:], keep=True) for place in inside if place[start:] not in emptied]
+    masks = [PathMask(place[start:], keep=True) for place in inside if place[start:] not in emptied]
     masks = [mask for mask in masks if not any(contains(path, mask.path) for path in masked)]
     names = {f"{overlay.source.rstrip('/')}/{mask.path}" for mask in masks}
     narrower = [mask for mask in overlay.masks if not any(mask.path != each.path and contains(each.path, mask.path) for each in masks)]

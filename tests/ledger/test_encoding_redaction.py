@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.ledger.chain import read
-from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Intent, Outcome
-from agent_sandbox.ledger.redaction import REMOVED, is_suspicious, without_secrets
-from tests.ledger.samples import ledger_at
+from agent_sandbox.ledger.encoding import REMOVED, is_suspicious, without_secrets
+from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Intent, OutcomeEvent
+from tests.ledger.samples import ledger_at, read
 
 # Made up, in the shapes that the makers of such tokens document; joined here, so that no scanner takes this file for a leak.
 SHAPES = (
@@ -163,6 +162,6 @@ def test_no_text_makes_it_slow(piece: str) -> None:
 def test_an_outcome_is_cleaned_too(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "ledger")
     ledger.record(
-        Outcome(1, "raised", {"message": "cannot reach https://bob:hunter2@example.org", "nested": {"deep": ["--token", "hunter2"]}})
+        OutcomeEvent(1, "raised", {"message": "cannot reach https://bob:hunter2@example.org", "nested": {"deep": ["--token", "hunter2"]}})
     )
     assert b"hunter2" not in Path(ledger.path).read_bytes()

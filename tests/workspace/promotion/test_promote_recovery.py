@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import Unfinished, WorkspaceError
-from agent_sandbox.workspace.promotion import backup, exchange
-from agent_sandbox.workspace.promotion.recovery import Recovery, recover
-from agent_sandbox.workspace.promotion.steps import Move
-from agent_sandbox.workspace.promotion.target import Anchor
+from agent_sandbox.workspace.promotion import exchange
+from agent_sandbox.workspace.promotion import promote as promote_module
+from agent_sandbox.workspace.promotion.plan import Move
+from agent_sandbox.workspace.promotion.promote import Recovery, recover
+from agent_sandbox.workspace.promotion.target import TargetTree
 from tests.workspace.promotion.trees import ME, Edited, expected_after, shown
 
 
@@ -24,13 +25,13 @@ def interrupt(edited: Edited, *, committed: bool = False) -> None:
         moves = iter(range(8))  # up to those in src
         make = exchange.make
 
-        def make_some(move: Move, anchor: Anchor, staging: int) -> None:
+        def make_some(move: Move, anchor: TargetTree, staging: int) -> None:
             if next(moves, None) is None:
                 os._exit(9)
             make(move, anchor, staging)
 
         if committed:
-            backup.keep_olds = lambda *ignored: os._exit(9)
+            vars(promote_module)["keep_olds"] = lambda *ignored: os._exit(9)
         else:
             exchange.make = make_some
         edited.promote(made)
@@ -114,13 +115,12 @@ def test_a_project_that_is_gone_leaves_the_journal_and_comes_back(mixed: Edited)
     assert shown(mixed.project) == before
 
 
-def test_without_the_staging_directory_it_is_said_what_is_missing_until_somebody_gives_up(mixed: Edited) -> None:
+def test_without_the_staging_directory_it_is_said_what_is_missing_and_nothing_is_given_up(mixed: Edited) -> None:
     interrupt(mixed)
     shutil.rmtree(mixed.project / mixed.staging()[0])
     assert "could not be put back" in again(mixed).problems[0]
     assert "could not be put back" in again(mixed).problems[0]
-    assert recover(str(mixed.promotions), ME, give_up=True).rolled_back == (1,)
-    assert again(mixed) == Recovery()
+    assert (mixed.promotions / "1/moves").exists()
 
 
 def test_another_directory_under_the_name_of_the_staging_directory_is_not_believed(mixed: Edited) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.ledger import anchor
-from agent_sandbox.ledger.segments import closed, entries, files
+from agent_sandbox.ledger.chain import closed, entries, files
 from agent_sandbox.ledger.verify import evidence, examine
 from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import exit_code, in_child, intent, write_many

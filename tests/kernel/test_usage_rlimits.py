@@ -13,8 +13,8 @@ import pytest
 
 PREAMBLE = """
 import json, os, resource, sys
-from agent_sandbox.kernel import rlimits
-rlimits.apply(**json.loads(sys.argv[1]))
+from agent_sandbox.kernel import usage
+usage.apply_rlimits(**json.loads(sys.argv[1]))
 """
 
 
@@ -51,7 +51,7 @@ def test_a_limit_that_is_not_given_stays_as_it_was(kind: str) -> None:
 
 
 def test_a_limit_above_the_hard_limit_becomes_the_hard_limit_and_no_error() -> None:
-    script = "rlimits.apply(open_files=1 << 30); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    script = "usage.apply_rlimits(open_files=1 << 30); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     assert limited(script, open_files=64).stdout.split() == ["64", "64"]
 
 
@@ -75,9 +75,9 @@ def test_a_program_that_uses_up_its_cpu_time_is_told_so_by_the_signal() -> None:
 def test_a_crash_starts_no_program_on_the_host_and_the_guest_cannot_change_that() -> None:
     """The kernel runs a piped core_pattern at a core limit of 0, and at 1 it does not: so the limit is 1, and stays."""
     script = """
-from agent_sandbox.kernel import rlimits, seccomp
+from agent_sandbox.kernel import usage, seccomp
 import resource
-rlimits.apply()
+usage.apply_rlimits()
 seccomp.install(seccomp.compile_filter(processes=True))
 for change in ((0, 0), (0, 1)):
     try:

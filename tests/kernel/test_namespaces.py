@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import capabilities, syscalls
+from agent_sandbox.kernel import namespaces, syscalls
 from tests.kernel.children import ChildEnded, in_child
 
 SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -53,33 +53,33 @@ def after(act: Callable[[], None] | None) -> tuple[dict[str, int], dict[str, int
 
 
 def mask(names: frozenset[str]) -> int:
-    return sum(1 << capabilities.NUMBERS[name] for name in names)
+    return sum(1 << namespaces.CAPABILITIES[name] for name in names)
 
 
 def test_after_drop_all_neither_the_process_nor_what_it_executes_has_any() -> None:
     nothing = dict.fromkeys(SETS, 0)
-    assert after(capabilities.drop_all) == (nothing, nothing)
+    assert after(namespaces.drop_capabilities) == (nothing, nothing)
     own, executed = after(None)
     assert own["CapEff"] and executed["CapEff"], "without it, user 0 of a namespace has them all"
 
 
 def test_what_is_kept_survives_execve_and_nothing_else_does() -> None:
-    kept = mask(capabilities.PACKAGE_MANAGER)
+    kept = mask(namespaces.PACKAGE_MANAGER)
     expected = {"CapInh": 0, "CapPrm": kept, "CapEff": kept, "CapBnd": kept, "CapAmb": 0}
-    assert after(lambda: capabilities.keep_only(capabilities.PACKAGE_MANAGER)) == (expected, expected)
+    assert after(lambda: namespaces.keep_capabilities(namespaces.PACKAGE_MANAGER)) == (expected, expected)
 
 
 def test_dropped_capabilities_cannot_be_taken_back() -> None:
     attempts: dict[str, Callable[[], object]] = {
         "capset": lambda: syscalls.capset(mask(frozenset({"CHOWN"}))),
         "securebits": lambda: syscalls.prctl(syscalls.PR_SET_SECUREBITS, 0),
-        "ambient": lambda: syscalls.prctl(syscalls.PR_CAP_AMBIENT, 2, capabilities.NUMBERS["CHOWN"]),
+        "ambient": lambda: syscalls.prctl(syscalls.PR_CAP_AMBIENT, 2, namespaces.CAPABILITIES["CHOWN"]),
     }
 
     def child(drop: bool) -> dict[str, bool]:
         become_root_of_a_namespace()
         if drop:
-            capabilities.drop_all()
+            namespaces.drop_capabilities()
         done = {}
         for name, attempt in attempts.items():
             try:
@@ -98,7 +98,7 @@ def test_the_securebits_are_locked_and_keep_caps_is_off() -> None:
 
     def child() -> int:
         become_root_of_a_namespace()
-        capabilities.drop_all()
+        namespaces.drop_capabilities()
         return syscalls.prctl(get_securebits)
 
     assert in_child(child) == 0b11101111
@@ -107,9 +107,9 @@ def test_the_securebits_are_locked_and_keep_caps_is_off() -> None:
 def test_without_the_right_to_drop_it_is_an_error() -> None:
     def child() -> str:
         become_root_of_a_namespace()
-        capabilities.keep_only(frozenset({"CHOWN"}))
+        namespaces.keep_capabilities(frozenset({"CHOWN"}))
         try:
-            capabilities.drop_all()
+            namespaces.drop_capabilities()
         except PermissionError:
             return "refused"
         return "done"
@@ -119,21 +119,21 @@ def test_without_the_right_to_drop_it_is_an_error() -> None:
 
 def test_a_name_that_is_no_capability_is_refused_before_anything_is_dropped() -> None:
     with pytest.raises(KeyError, match="CAP_CHOWN"):
-        capabilities.keep_only({"CAP_CHOWN"})
+        namespaces.keep_capabilities({"CAP_CHOWN"})
 
 
 def test_the_names_are_numbered_as_in_the_headers() -> None:
     sample = {"CHOWN": 0, "SETPCAP": 8, "SYS_ADMIN": 21, "SETFCAP": 31, "CHECKPOINT_RESTORE": 40}
-    assert {name: capabilities.NUMBERS[name] for name in sample} == sample
+    assert {name: namespaces.CAPABILITIES[name] for name in sample} == sample
 
 
 def test_a_capability_that_is_left_is_an_error_that_names_it() -> None:
     def child(*, drop: bool) -> str:
         become_root_of_a_namespace()
         if drop:
-            capabilities.drop_all()
+            namespaces.drop_capabilities()
         try:
-            capabilities.assert_at_most(())
+            namespaces.assert_capabilities(())
         except PermissionError as error:
             return str(error.strerror)
         return "none"

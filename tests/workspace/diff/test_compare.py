@@ -10,8 +10,8 @@ import pytest
 from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.diff.sources import Formerly, Machine
-from agent_sandbox.workspace.fingerprint import Base, look
+from agent_sandbox.workspace.diff.compare import Formerly, MachineFiles
+from agent_sandbox.workspace.reality import Base, look
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def content(fd: int) -> bytes:
 
 def test_a_link_on_the_machine_is_not_followed(machine: Path) -> None:
     with pytest.raises(OSError):
-        Machine(str(machine)).open_old(change_of("/d/link"))
-    assert content(Machine(str(machine)).open_old(change_of("/d/f"))) == b"then\n"
+        MachineFiles(str(machine)).open_old(change_of("/d/link"))
+    assert content(MachineFiles(str(machine)).open_old(change_of("/d/f"))) == b"then\n"
 
 
 def test_what_was_not_kept_is_read_on_the_machine_as_long_as_it_is_the_same(machine: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_directory_that_goes_is_told_one_by_one_unless_that_is_too_much_or_som
     base = base_of(machine, "/d", digest=False)
     assert base.seen is not None
     change = Change("/d", Kind.DELETED, base.seen.node, None, inside=4)
-    told = Machine(str(machine)).one_by_one(change, 10)
+    told = MachineFiles(str(machine)).one_by_one(change, 10)
     assert [each.path for each in told] == ["/d", "/d/f", "/d/link", "/d/sub", "/d/sub/g"] and told[0].inside == 0
     for folded, limit in ((change, 3), (replace(change, masks_real=True), 10), (replace(change, after=base.seen.node), 10)):
-        assert Machine(str(machine)).one_by_one(folded, limit) == (folded,)
+        assert MachineFiles(str(machine)).one_by_one(folded, limit) == (folded,)

@@ -8,7 +8,7 @@ import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.removal import remove_tree
+from agent_sandbox.workspace.beneath import remove_tree
 from tests.workspace.layers.overlays import edit, in_namespace
 from tests.workspace.racing import Swapper, deep_tree
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.diff.compare import DEFAULT, Limits
+from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits
 from agent_sandbox.workspace.escape import visible
 from agent_sandbox.workspace.layers.readback import read_stack
 from agent_sandbox.workspace.layers.stack import Stack
@@ -31,7 +31,7 @@ class Sides:
         with Stack.of([self.layers], userxattr=True) as stack:
             return read_stack(stack, machine_root=str(self.root))
 
-    def diff(self, limits: Limits = DEFAULT) -> list[str]:
+    def diff(self, limits: DiffLimits = DEFAULT) -> list[str]:
         (change,) = self.changes()
         return lines_of_diff(change, self.layers, machine_root=str(self.root), limits=limits)
 
@@ -123,7 +123,7 @@ def test_a_binary_is_summed_up(sides: Sides) -> None:
 def test_additions_are_shortened_and_that_is_said_but_deletions_never(sides: Sides) -> None:
     (sides.old / "f").write_text("".join(f"old {number} {'x' * 50}\n" for number in range(100)))
     (sides.new / "f").write_text("".join(f"new {number} {'y' * 50}\n" for number in range(100)))
-    lines = sides.diff(Limits(added=10, columns=20))
+    lines = sides.diff(DiffLimits(added=10, columns=20))
     assert sum(line.startswith("-old") and line.endswith("x" * 50) for line in lines) == 100
     assert sum(line.startswith("+new") for line in lines) == 10
     assert lines[-1] == "\\ 90 more added lines are not shown (--all shows them)"
@@ -132,7 +132,7 @@ def test_additions_are_shortened_and_that_is_said_but_deletions_never(sides: Sid
 
 def test_what_is_too_large_to_be_added_is_cut_and_said(sides: Sides) -> None:
     (sides.new / "f").write_text("x\n" * 50)
-    lines = sides.diff(Limits(bytes=50))
+    lines = sides.diff(DiffLimits(bytes=50))
     assert lines[-2:] == ["+x", "\\ 52 more bytes are added, too much to show"]
     assert lines.count("+x") == 24
 
@@ -142,7 +142,7 @@ def test_lines_made_to_be_slow_are_called_replaced_and_every_one_is_shown(sides:
     old, new = ([choose("ab") + "\n" for _ in range(8_000)] for _ in range(2))
     (sides.old / "f").write_text("".join(old))
     (sides.new / "f").write_text("".join(new))
-    lines = [line for line in sides.diff(Limits(added=20_000)) if line[0] in " -+"]
+    lines = [line for line in sides.diff(DiffLimits(added=20_000)) if line[0] in " -+"]
     around = 8_000 - sum(line[0] in " -" for line in lines)
     assert sum(line[0] in " +" for line in lines) == 8_000 - around
     assert around <= 8, "only what is the same at both ends is left out"
