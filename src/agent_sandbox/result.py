@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, assert_never
 
-from agent_sandbox.runtime.base import Exit, Reason
+from agent_sandbox.runtime.base import Exit, ExitReason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
@@ -112,35 +112,35 @@ def refused(error: str, *, sandbox_id: str, language: str | None, verdict: Verdi
 
 
 def _status(end: Exit, could_not_start: str) -> SandboxStatus:
-    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.FUEL_LIMIT):
+    if end.reason in (ExitReason.TIMED_OUT, ExitReason.CPU_LIMIT, ExitReason.FUEL_LIMIT):
         return SandboxStatus.TIMEOUT
-    done = end.reason is Reason.EXITED and end.code == 0 and not could_not_start
+    done = end.reason is ExitReason.EXITED and end.code == 0 and not could_not_start
     return SandboxStatus.COMPLETED if done else SandboxStatus.FAILED
 
 
 def _error(outcome: Outcome, language: str | None, wall: str) -> str:
     end = outcome.exit
     match end.reason:
-        case Reason.TIMED_OUT:
+        case ExitReason.TIMED_OUT:
             what = "the lifetime of the sandbox ended" if wall == "lifetime" else "timed out: the wall-time limit was reached"
             return f"{what} after {end.usage.wall_seconds:.1f} s"
-        case Reason.CPU_LIMIT:
+        case ExitReason.CPU_LIMIT:
             return f"timed out: the processor-time limit was reached after {end.usage.cpu_seconds:.1f} s of processor time"
-        case Reason.FUEL_LIMIT:
+        case ExitReason.FUEL_LIMIT:
             return f"timed out: the limit on fuel was reached after {end.usage.fuel} units"
-        case Reason.OUT_OF_MEMORY:
+        case ExitReason.OUT_OF_MEMORY:
             return "out of memory: the memory limit was reached"
-        case Reason.OUTPUT_LIMIT:
+        case ExitReason.OUTPUT_LIMIT:
             return "too much output: it went on far beyond the output limit and was ended"
-        case Reason.DISK_LIMIT:
+        case ExitReason.DISK_LIMIT:
             return "too much written: the disk limit was reached"
-        case Reason.GARBLED:
+        case ExitReason.GARBLED:
             return f"ended for what it said to its host: {outcome.refused}"
-        case Reason.KILLED:
+        case ExitReason.KILLED:
             return "killed: the sandbox was closed or the run was cancelled"
-        case Reason.SIGNALLED:
+        case ExitReason.SIGNALLED:
             return f"ended by signal {_signal_name(end.signal)}"
-        case Reason.EXITED:
+        case ExitReason.EXITED:
             if outcome.refused:
                 return f"could not be started: {outcome.refused}"
             text = outcome.stderr.decode("utf-8", "replace")

@@ -25,7 +25,8 @@ from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
 from agent_sandbox.engine.inputs import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.run import SCRATCH, Session
+from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
@@ -267,7 +268,7 @@ class Sandbox:
 
         recorded = record if isinstance(record, Record) else read(os.fspath(record))
         what, given = replays.what_to_run(recorded, code, stdin)
-        policy, identity = repeatable(self._session.policy), self._session.identity
+        policy, identity = repeatable(self._session.policy), self._session.runtimes.identity
         env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
         replays.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
         run = Run()

@@ -26,13 +26,14 @@ from agent_sandbox.runtime.base import (
     COMMAND,
     Argv,
     Completed,
+    Confined,
     Demands,
     Exit,
+    ExitReason,
     Hosted,
     JavaScriptCode,
     Launch,
     PythonCode,
-    Reason,
     Runtime,
     Script,
     Support,
@@ -87,14 +88,14 @@ def an_exit_code_is_the_programs_own(bench: Bench) -> None:
     """Every code from 0 to 255 passes through; a failing program is no failure of the runtime's."""
     for code in (0, 1, 2, 42, 124, 125, 126, 127, 255):
         ended = bench.shell(f"exit {code}").exit
-        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), ended
+        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, ExitReason.EXITED, None, ()), ended
 
 
 def a_signal_is_reported_as_a_shell_does(bench: Bench) -> None:
     """128 plus its number, with the number beside it."""
     for number in (1, 9, 11, 15):
         ended = bench.shell(f"kill -{number} $$").exit
-        assert (ended.code, ended.reason, ended.signal) == (128 + number, Reason.SIGNALLED, number), ended
+        assert (ended.code, ended.reason, ended.signal) == (128 + number, ExitReason.SIGNALLED, number), ended
 
 
 def streams_are_exact_and_apart(bench: Bench) -> None:
@@ -123,7 +124,7 @@ def a_run_ends_at_its_deadline(bench: Bench) -> None:
     for script in ("sleep 60", "trap '' TERM HUP INT; while :; do :; done", "kill -STOP $$"):
         began = time.monotonic()
         ended = bench.shell(script, limits=Limits(wall_seconds=0.3)).exit
-        assert ended.reason is Reason.TIMED_OUT and "wall" in ended.limits_hit, ended
+        assert ended.reason is ExitReason.TIMED_OUT and "wall" in ended.limits_hit, ended
         assert time.monotonic() - began < 0.3 + LATENESS + 1, "the launch itself may take a moment more"
 
 
@@ -140,7 +141,7 @@ def a_run_can_be_killed_from_another_thread(bench: Bench) -> None:
     killer = threading.Thread(target=process.kill)
     try:
         killer.start()
-        assert process.wait().exit.reason is Reason.KILLED
+        assert process.wait().exit.reason is ExitReason.KILLED
     finally:
         killer.join()
         process.kill()
@@ -162,7 +163,7 @@ def code_ends_with_its_own_exit_code(bench: Bench) -> None:
         ends[f"import sys; sys.exit({code})"] = ends[f"import os; os._exit({code})"] = code
     for source, code in ends.items():
         ended = bench.python(source).exit
-        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), (source, ended)
+        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, ExitReason.EXITED, None, ()), (source, ended)
     said = bench.python("import sys; sys.exit('gone wrong')")
     assert (said.exit.code, said.stderr) == (1, b"gone wrong\n")
 
@@ -170,7 +171,7 @@ def code_ends_with_its_own_exit_code(bench: Bench) -> None:
 def code_that_aborts_has_ended_by_a_signal(bench: Bench) -> None:
     """Reported as a shell does, with what it said before."""
     ran = bench.python("import os; print('here'); os.abort()")
-    assert (ran.exit.code, ran.exit.reason, ran.exit.signal, ran.stdout) == (134, Reason.SIGNALLED, 6, b"here\n"), ran
+    assert (ran.exit.code, ran.exit.reason, ran.exit.signal, ran.stdout) == (134, ExitReason.SIGNALLED, 6, b"here\n"), ran
 
 
 def code_that_recurses_without_end_gets_an_exception(bench: Bench) -> None:
@@ -292,7 +293,7 @@ def files_of_code_are_files(bench: Bench) -> None:
 def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
     """The one ends the run and is named; the other is an error of the call that wants one more."""
     ran = bench.python("while True: pass", limits=Limits(cpu_seconds=0.5, wall_seconds=30))
-    assert ran.exit.reason is Reason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
+    assert ran.exit.reason is ExitReason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
     held = "held = []\ntry:\n    while len(held) < 500: held.append(open('/tmp/x', 'w'))\nexcept OSError: print('refused')"
     assert bench.python(held, limits=Limits(open_files=100)).stdout == b"refused\n"
     assert bench.python(held, limits=Limits(open_files=1000)).stdout == b""
@@ -303,7 +304,7 @@ def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> N
     for source in ("print('here')\nwhile True: pass", "import time; print('here'); time.sleep(60)"):
         began = time.monotonic()
         ran = bench.python(source, limits=Limits(wall_seconds=0.5))
-        assert ran.exit.reason is Reason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
+        assert ran.exit.reason is ExitReason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
         assert ran.stdout.startswith(b"here\n")
         assert time.monotonic() - began < 0.5 + LATENESS + 2, "the launch itself may take a moment more"
 
@@ -314,14 +315,14 @@ def output_of_code_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
     assert len(ran.stdout) == 1000 and ran.stderr == b"done\n"
     assert ran.exit.code == 0 and "output" in ran.exit.limits_hit
     endless = bench.python("while True: print('x' * 1000)", limits=Limits(output_bytes=1000, wall_seconds=30))
-    assert endless.exit.reason is Reason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
+    assert endless.exit.reason is ExitReason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
 
 
 def memory_of_code_is_limited(bench: Bench) -> None:
     """It is refused more or ended for it, as this machine can; with room for it the same code runs."""
     hungry = "x = bytearray(300 << 20); print(len(x))"
     ran = bench.python(hungry, limits=Limits(memory_bytes=200 << 20, wall_seconds=30))
-    assert ran.exit.code != 0 and (ran.exit.reason is Reason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr), ran
+    assert ran.exit.code != 0 and (ran.exit.reason is ExitReason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr), ran
     assert bench.python(hungry, limits=Limits(memory_bytes=1 << 30)).stdout == b"314572800\n"
 
 
@@ -331,7 +332,7 @@ def code_can_be_killed_from_another_thread(bench: Bench) -> None:
     killer = threading.Thread(target=process.kill)
     try:
         killer.start()
-        assert process.wait().exit.reason is Reason.KILLED
+        assert process.wait().exit.reason is ExitReason.KILLED
     finally:
         killer.join()
         process.kill()
@@ -352,7 +353,7 @@ def javascript_ends_with_its_own_exit_code(bench: Bench) -> None:
     ends = {"": 0, "throw new Error('x')": 1, "setTimeout(() => { throw 5 }, 1)": 1, "Promise.reject(new Error('x'))": 1, "let x = ;": 1}
     for source, code in ends.items():
         ended = bench.javascript(source).exit
-        assert (ended.code, ended.reason, ended.limits_hit) == (code, Reason.EXITED, ()), (source, ended)
+        assert (ended.code, ended.reason, ended.limits_hit) == (code, ExitReason.EXITED, ()), (source, ended)
 
 
 def javascript_says_where_it_failed(bench: Bench) -> None:
@@ -385,7 +386,7 @@ def javascript_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench
     """Whether it computes or waits."""
     for source in ("console.log('here'); while (true);", "console.log('here'); setTimeout(() => {}, 60000)"):
         ran = bench.javascript(source, limits=Limits(wall_seconds=0.6))
-        assert ran.exit.reason is Reason.TIMED_OUT and ran.stdout == b"here\n", ran
+        assert ran.exit.reason is ExitReason.TIMED_OUT and ran.stdout == b"here\n", ran
 
 
 def output_of_javascript_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
@@ -512,6 +513,8 @@ class FakeRuntime:
         if self._refuses:
             raise RuntimeUnavailable(self._refuses, missing=("fake",), hint="use a real one")
         self.launches.append(launch)
+        for tell in launch.on_ready:
+            tell(Confined(None, None))
         return FakeGuest(launch)
 
     @property

@@ -19,7 +19,7 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.observe.events import EXECUTE, WRITE, Observed
 from agent_sandbox.workspace.changes import Change, Kind, covers
 from agent_sandbox.workspace.nodes import EntryType
@@ -76,7 +76,7 @@ def difference(first: Outcome, again: Outcome) -> str:
 
 
 def _end(outcome: Outcome) -> str:
-    return str(outcome.exit.code) if outcome.exit.reason is Reason.EXITED else f"{outcome.exit.code} ({outcome.exit.reason.value})"
+    return str(outcome.exit.code) if outcome.exit.reason is ExitReason.EXITED else f"{outcome.exit.code} ({outcome.exit.reason.value})"
 
 
 def _files_of(outcome: Outcome, kind: Kind) -> set[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.kernel.mount_plan import Bind, Copies, File, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
@@ -18,8 +20,33 @@ from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, LISTEN, READ,
 from agent_sandbox.workspace.view.draft import contains
 from agent_sandbox.workspace.view.plan import PRIVATE
 
+if TYPE_CHECKING:
+    from agent_sandbox.engine.gate import Gate
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.runtime.base import Completed, Guest
+
 _CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
 _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to
+
+
+class Observation(Attachment):
+    """What a run tries, judged by the policy that it runs under."""
+
+    def __init__(self, gate: Gate, *, log: bool) -> None:
+        """With `log` the ledger has it too, before the outcome of the run."""
+        self._gate, self._log = gate, log
+
+    def before(self, launch: Launch) -> Launch:
+        """Have the guest observed."""
+        return replace(launch, observe=True)
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Judge what was seen of the run, or of one turn, and record it."""
+        observed = judged(completed.observed, self._gate.policy, guest.launch)
+        if self._log:
+            for what, facts in map(noted, observed):
+                self._gate.note(what, facts)
+        return replace(outcome, observed=observed)
 
 
 def judged(seen: Iterable[tuple[Seen, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Mapping
 
-from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError, ToolError
 from agent_sandbox.policy.action import CallTool
-from agent_sandbox.runtime.base import Clock, Nonsense, Talk
+from agent_sandbox.runtime.base import Clock, Nonsense, PythonCode, Talk
 from agent_sandbox.runtime.guest_rpc import codec
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.runtime.base import Completed, Guest, Launch
 
 Tool = Callable[..., object]
 MOST_CALLS = 1000  # of one run, or of one turn: each is written down before it is done
@@ -80,10 +84,13 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
     return {"name": name, "doc": inspect.getdoc(tool), "parameters": parameters, "annotations": annotations}
 
 
-class Hearing:
-    """What one program may say, and what it is answered. `errors` are those that tools raised, for the caller alone."""
+class ToolCalls(Attachment):
+    """The calls of one program to tools of its caller. `errors` are those that tools raised, for the caller alone."""
 
-    def __init__(self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None) -> None:
+    def __init__(
+        self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None, turns: bool = False
+    ) -> None:
+        """`most_calls` are answered in a run, or in each turn. `ends` is when the run is over. Raises `PolicyError` for coroutines."""
         from inspect import iscoroutinefunction
 
         if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
@@ -94,16 +101,27 @@ class Hearing:
         self._tools = tools
         self._most_calls = most_calls
         self._calls = 0
+        self._turns = turns
         self._clock = Clock(patient=bool(gate.policy.asks.tools), ends=ends)
 
-    def talk(self, *, turns: bool = False) -> Talk:
-        """The conversation, for a launch."""
-        offer = {"turns": turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
-        return Talk(self.hear, offer, self._clock)
+    def before(self, launch: Launch) -> Launch:
+        """Give the conversation to Python code; other programs have none."""
+        return replace(launch, talk=self.talk()) if isinstance(launch.program, PythonCode) else launch
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Add the errors, and begin anew for the next turn."""
+        outcome = replace(outcome, tool_errors=tuple(self.errors))
+        self.renew()
+        return outcome
 
     def renew(self) -> None:
-        """Another turn begins."""
+        """Forget the calls and errors so far: another turn begins."""
         self._calls, self.errors = 0, []
+
+    def talk(self) -> Talk:
+        """Return the conversation, for a launch."""
+        offer = {"turns": self._turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
+        return Talk(self.hear, offer, self._clock)
 
     def hear(self, words: bytes) -> bytes:
         """Answer a question. Raises `Nonsense` for one that no honest program asks, and whatever keeps the gate from recording."""

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.engine.attachments import Attachments, attachments_of
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.tools import Hearing
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, facts
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
-from agent_sandbox.runtime.base import Exit, Interpreter, Launch, Reason
+from agent_sandbox.runtime.base import Exit, ExitReason, Interpreter, Launch
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.workspace.changes import ChangeSet
 
@@ -61,7 +61,7 @@ class Turns:
         self.changes = ChangeSet()  # known when it has ended
         self._session = session
         self._work = work
-        self._hearing = Hearing(session.gate, work.tools, ends=work.ends)
+        self._attached = Attachments(*attachments_of(work, session.gate, turns=True))
         self._opened: Opened | None = None
         self._killed = False
         self._count = 0
@@ -92,7 +92,6 @@ class Turns:
 
     def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
         began = time.monotonic()
-        self._hearing.renew()
         self._count += 1
         opened = self._opened or self._open(turn)
         if turn.on_start is not None:
@@ -103,27 +102,16 @@ class Turns:
             self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
             raise
         code, value, described, end = 0, None, None, completed.exit
-        observed = self._session.observed(self._work, opened.guest.launch, completed) if self._work.observe else ()
         if said is not None:
             try:
                 code, value, described = _understood(said)
                 end = replace(end, code=code)
             except ValueError as error:
-                end, said = Exit(137, Reason.GARBLED, 9, end.limits_hit, end.usage), None
+                end, said = Exit(137, ExitReason.GARBLED, 9, end.limits_hit, end.usage), None
                 opened.guest.refused = f"it ended its turn with something that is no value: {error}"
-        outcome = Outcome(
-            exit=end,
-            stdout=completed.stdout,
-            stderr=completed.stderr,
-            changes=ChangeSet(),
-            route=opened.route,
-            verdict=allow,
-            seconds=time.monotonic() - began,
-            refused=opened.guest.refused,
-            notes=opened.notes,
-            tool_errors=tuple(self._hearing.errors),
-            observed=observed,
-        )
+        outcome = Outcome.of(replace(completed, exit=end), opened.guest, opened.route, allow, opened.notes)
+        outcome = self._attached.ended(opened.guest, completed, outcome)
+        outcome = replace(outcome, seconds=time.monotonic() - began)
         if said is None:
             self._end(f"its turn {self._count} was {end.reason.value}")
             outcome = replace(outcome, changes=self.changes)
@@ -140,7 +128,8 @@ class Turns:
         seen = f"import {', '.join(self._work.preload)}\n{turn.source}" if self._work.preload else turn.source
         assert isinstance(self._work.what, Code)
         what = replace(self._work.what, source=seen)
-        self._opened = self._session.open(replace(self._work, what=what, talk=self._hearing.talk(turns=True)))
+        self._opened = self._session.open(replace(self._work, what=what), self._attached)
+        self._attached.started(self._opened.guest)
         return self._opened
 
     def _facts(self, turned: Turned) -> Facts:
@@ -174,6 +163,7 @@ class Turns:
             opened.guest.settle()
             self.changes, _ = self._session.changes(opened.guest, self._work)
         opened.guest.close()
+        self._attached.release()
 
 
 def _understood(said: bytes) -> tuple[int, Any, str | None]:

@@ -10,13 +10,15 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Exit, Interpreter, Talk, Terminal
+from agent_sandbox.runtime.base import Exit, Interpreter, Terminal
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.engine.attachments import Attachment
+    from agent_sandbox.runtime.base import Completed, Guest
     from agent_sandbox.runtime.observe.events import Observed
 
 
@@ -57,14 +59,13 @@ class Work:
     collect: bool = True
     watch_reads: bool = False
     tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
-    talk: Talk | None = None  # what comes of them
     seed: int = 0  # where the policy requires a deterministic run
-    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
     observe: bool = False  # have `Outcome.observed` tell what it tried
     log_observed: bool = False  # and so the ledger, if it is
     record: str = ""  # of such a run: the file to write its record to
     ends: float | None = None  # by the monotonic clock: when it is over, however long it has waited for its host
-    left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
+    left: Callable[[], float] | None = None  # seconds of wall time when it starts, beside its limit; 0 for none any more
+    attachments: tuple[Attachment, ...] = ()  # more that accompanies the run, beside what the fields above ask for
 
     def text(self) -> str:
         """What somebody should see before agreeing to it besides its action, which names variables and holds no source.
@@ -93,6 +94,22 @@ class Outcome:
     tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
     observed: tuple[Observed, ...] = ()  # what it tried, each once, in the order of first appearance
+
+    @classmethod
+    def of(cls, completed: Completed, guest: Guest, route: Route, verdict: Allow, notes: tuple[str, ...]) -> Outcome:
+        """Return the outcome of a guest that has ended, without changes."""
+        return cls(
+            exit=completed.exit,
+            stdout=completed.stdout,
+            stderr=completed.stderr,
+            changes=ChangeSet(),
+            route=route,
+            verdict=verdict,
+            seconds=completed.exit.usage.wall_seconds,
+            refused=guest.refused,
+            notes=notes,
+            inputs=completed.inputs,
+        )
 
 
 @dataclass(frozen=True)

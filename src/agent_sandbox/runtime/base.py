@@ -16,7 +16,7 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Any
 
     from agent_sandbox.runtime.observe.events import Seen
     from agent_sandbox.runtime.router.model import Feature
@@ -25,7 +25,7 @@ COMMAND = "command"  # in place of a language: a native program with its argumen
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
-class Reason(Enum):
+class ExitReason(Enum):
     """Why a run ended."""
 
     EXITED = "exited"
@@ -65,7 +65,7 @@ class Exit:
     """
 
     code: int
-    reason: Reason = Reason.EXITED
+    reason: ExitReason = ExitReason.EXITED
     signal: int | None = None
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel"
     usage: Usage = field(default_factory=Usage)
@@ -154,13 +154,25 @@ class Nonsense(Exception):
 
 
 @dataclass(frozen=True)
+class Confined:
+    """A guest that is confined and waits for its program.
+
+    `process` is the pid of a process in the guest's namespaces, for launches with `inspect`; `/proc/PID/root` is what the guest sees.
+    `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written.
+    """
+
+    process: int | None
+    layers: int | None
+
+
+@dataclass(frozen=True)
 class Launch:
     """Everything a runtime needs to run something once.
 
     `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the
-    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept. `on_tick` is
-    called with the descriptor of the layers, before the program begins and then in that thread some twenty times a second. `on_ready` is
-    called with the pid of the guest's init when the guest is confined and waits for its program; what it raises ends the launch.
+    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept. Each of
+    `on_ready` is called when the guest is confined and waits for its program; what it raises ends the launch. Each of `on_tick` is called
+    about twenty times a second while the guest runs, in the thread that waits.
     """
 
     program: Argv | Hosted | Script
@@ -175,16 +187,15 @@ class Launch:
     system: bool = False  # namespaced capabilities for package managers; as root only
     terminal: Terminal | None = None
     executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
-    beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
-    farewell: bool = False  # the guest's process is ours to its end, and says when the program in it has ended
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
     deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
     watch_inputs: bool = False  # of a deterministic run: have it told which files it looked into (`Completed.inputs`)
     observe: bool = False  # have it told what the program tried (`Completed.observed`)
-    on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
+    on_output: Callable[[str, bytes], None] | None = None
     collect: bool = True
-    on_tick: Callable[[int], None] | None = None
-    on_ready: Callable[[int], None] | None = None
+    inspect: bool = False  # `on_ready` needs a process in the guest's namespaces
+    on_ready: tuple[Callable[[Confined], None], ...] = ()
+    on_tick: tuple[Callable[[], None], ...] = ()
     talk: Talk | None = None  # for PythonCode
 
 
@@ -209,14 +220,14 @@ class Demands:
 
     terminal: bool = False
     system: bool = False
-    watch_reads: bool = False
+    inspect: bool = False
     observe: bool = False
     preload: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, launch: Launch) -> Demands:
         """Return those of a launch."""
-        return cls(launch.terminal is not None, launch.system, launch.on_ready is not None, launch.observe, launch.preload)
+        return cls(launch.terminal is not None, launch.system, launch.inspect, launch.observe, launch.preload)
 
 
 @dataclass(frozen=True)

@@ -5,28 +5,31 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from agent_sandbox._fast.values import fields, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, fields, replace
+from agent_sandbox.engine.attachments import Attachment
+from agent_sandbox.engine.plan_launch import SCRATCH
 from agent_sandbox.engine.records.record import Record, Taping, check_place, digest, salted, write
-from agent_sandbox.engine.run import SCRATCH, Session
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import PolicyError, RecordError
 from agent_sandbox.policy import canonical
-from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import FileRules, Policy
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.nodes import EntryType
 
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.base import Completed, Guest, Launch
+
 _LONGEST_LINE = 16384
 
 
-class Recorder:
-    """Of one run. Give the session `work`, and then make the record from what came of it."""
+class Recorder(Attachment):
+    """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
 
     def __init__(self, work: Work, *, salt: str | None = None) -> None:
-        """`salt` is that of another record, to compare with."""
+        """`salt` is that of another record, to compare with. Raises `RecordError` for work that cannot be recorded."""
         if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
             raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
         self._what, self._stdin = work.what, work.stdin
@@ -34,12 +37,18 @@ class Recorder:
         self._salt = salt or secrets.token_hex(16)
         self._tapes = {"stdout": Taping(), "stderr": Taping()}
         self._changes: dict[str, str] = {}
-        self.work = replace(work, on_output=self._take, on_changes=self._note, watch_inputs=True)
+        self._pass_on: Callable[[str, bytes], None] | None = None
+        self.work = replace(work, on_changes=self._note, attachments=(*work.attachments, self), record="")
+
+    def before(self, launch: Launch) -> Launch:
+        """Have the output taped, and the inputs reported."""
+        self._pass_on = launch.on_output
+        return replace(launch, on_output=self._take, watch_inputs=True)
 
     def _take(self, stream: str, data: bytes) -> None:
         self._tapes[stream].take(data)
-        if self._given.on_output is not None:
-            self._given.on_output(stream, data)
+        if self._pass_on is not None:
+            self._pass_on(stream, data)
 
     def _note(self, changes: ChangeSet, contents: Contents) -> None:
         self._changes = {change.path: _named(change, contents) for change in changes}
@@ -74,15 +83,25 @@ class Recorder:
         )
 
 
-def run_recorded(session: Session, work: Work, action: Action | None) -> Outcome:
-    """Run it and write the record that it asks for. Raises as `Session.run`, and before anything has run where no record can be made."""
-    if Guarantee.DETERMINISTIC not in session.policy.requires:
+class RecordWriter(Recorder):
+    """A recorder that writes the record to a file when the run has ended."""
+
+    def __init__(self, work: Work, policy: Policy, identity: Mapping[str, str]) -> None:
+        super().__init__(work)
+        self._path, self._policy, self._identity = work.record, policy, identity
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Write the record. Raises `RecordError`."""
+        write(self.record(outcome, self._policy, self._identity), self._path)
+        return outcome
+
+
+def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str]]) -> Work:
+    """Return the work with a recorder attached that writes to the file it names. Raises if no record can be made of it."""
+    if Guarantee.DETERMINISTIC not in policy.requires:
         raise PolicyError("only deterministic runs are recorded", hint="add deterministic=True, or --deterministic")
     check_place(work.record)
-    identity, recorder = session.identity, Recorder(replace(work, record=""))
-    outcome = session.run(recorder.work, action)
-    write(recorder.record(outcome, session.policy, identity), work.record)
-    return outcome
+    return RecordWriter(work, policy, identity()).work
 
 
 def rules_of(files: FileRules) -> str:

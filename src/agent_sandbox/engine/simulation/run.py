@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.engine.run import SCRATCH, Session
+from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation import effects, git, risk
 from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
 from agent_sandbox.engine.work import Code, Outcome, Work

@@ -7,7 +7,7 @@ import select
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import cgroups
-from agent_sandbox.runtime.base import Exit, Reason, Usage
+from agent_sandbox.runtime.base import Exit, ExitReason, Usage
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,26 +24,26 @@ def exit_of(
         hit.append("output")
     status = ended["status"] if ended else 9
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    reason = Reason(ended["reason"]) if ended else Reason.KILLED
-    if reason is Reason.EXITED and number is not None:
-        reason = Reason.SIGNALLED
-    if used.oom_kills and (number == 9 or not ended) and reason in (Reason.SIGNALLED, Reason.KILLED):
-        reason = Reason.OUT_OF_MEMORY
+    reason = ExitReason(ended["reason"]) if ended else ExitReason.KILLED
+    if reason is ExitReason.EXITED and number is not None:
+        reason = ExitReason.SIGNALLED
+    if used.oom_kills and (number == 9 or not ended) and reason in (ExitReason.SIGNALLED, ExitReason.KILLED):
+        reason = ExitReason.OUT_OF_MEMORY
     if full:
-        reason = Reason.DISK_LIMIT
-    if reason is Reason.KILLED and killed and killed != "killed":
-        reason = Reason(killed)
+        reason = ExitReason.DISK_LIMIT
+    if reason is ExitReason.KILLED and killed and killed != "killed":
+        reason = ExitReason(killed)
     burnt = ended["fuel"] if ended else None
-    if reason is Reason.SIGNALLED and burnt is not None and fuel is not None and burnt >= fuel:
-        reason = Reason.FUEL_LIMIT
+    if reason is ExitReason.SIGNALLED and burnt is not None and fuel is not None and burnt >= fuel:
+        reason = ExitReason.FUEL_LIMIT
         hit.append("fuel")
-    if reason is Reason.CPU_LIMIT and "cpu" not in hit:
+    if reason is ExitReason.CPU_LIMIT and "cpu" not in hit:
         hit.append("cpu")
-    if reason is Reason.OUT_OF_MEMORY and "memory" not in hit:
+    if reason is ExitReason.OUT_OF_MEMORY and "memory" not in hit:
         hit.append("memory")
     usage = Usage(
         # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
-        wall_seconds=ended["wall"] if ended and reason is Reason.TIMED_OUT else wall,
+        wall_seconds=ended["wall"] if ended and reason is ExitReason.TIMED_OUT else wall,
         cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
         peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
         peak_processes=used.peak_processes,

@@ -32,7 +32,7 @@ from agent_sandbox.kernel.wire import (
     SIGNAL,
 )
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
 from agent_sandbox.runtime.process.exit_status import await_end_of, exit_of
 from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
@@ -116,8 +116,9 @@ class ProcessGuest:
     `layers` is a descriptor of its upper layers, readable until `close`; None when the launch lets nothing be written.
     """
 
-    def __init__(self, launch: Launch, keeper: Zygote) -> None:
+    def __init__(self, launch: Launch, keeper: Zygote, inner_root: str = "") -> None:
         self.launch = launch
+        self._inner_root = inner_root
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
         self._init = 0  # its pid; not another's before we are done with the run
@@ -171,7 +172,7 @@ class ProcessGuest:
             self._payload.settimeout(READY_SECONDS)
             if self.launch.observe:
                 self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # it will say who it is
-            wire.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
+            wire.send(self._control, {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
             why = str(error) or "it took too long"
@@ -421,7 +422,7 @@ class ProcessGuest:
             poller.add(self._waker, self._woken)
         if self.launch.watch_inputs:  # more than a socket holds by itself
             poller.add(self._payload.fileno(), self._answer.take)
-        look = self.launch.on_tick if self.layers is not None else None
+        ticks = self.launch.on_tick
         if talk is not None:
             talk.join(poller)
         while control in poller and "exit" not in self._messages:
@@ -431,10 +432,11 @@ class ProcessGuest:
                 self._end("garbled")
             deadline = None if wall is None or late else self._deadline(wall) + GRACE_SECONDS
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if cpu is not None or look is not None or (talk is not None and talk.hung_up):
+            if cpu is not None or ticks or (talk is not None and talk.hung_up):
                 timeout = TICK if timeout is None else min(timeout, TICK)
-            if look is not None and self.layers is not None and time.monotonic() >= look_at:
-                look(self.layers)
+            if ticks and time.monotonic() >= look_at:
+                for tick in ticks:
+                    tick()
                 look_at = time.monotonic() + TICK
             if not self._clocked:
                 timeout = MOMENT if timeout is None else min(timeout, MOMENT)
@@ -481,9 +483,9 @@ class ProcessGuest:
             fuel=self.launch.limits.fuel,
             wall=wall,
         )
-        if end.reason is Reason.GARBLED:
+        if end.reason is ExitReason.GARBLED:
             self.refused = self._talk.lost if self._talk is not None else ""
-        return replace(end, code=self._refused) if self._refused is not None and end.reason is Reason.EXITED else end
+        return replace(end, code=self._refused) if self._refused is not None and end.reason is ExitReason.EXITED else end
 
     def _outgrown(self) -> bool:
         """Whether the keeper has ended the run because its layers hold more than they may."""

@@ -186,4 +186,4 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
 def _without_secrets(launch: Launch) -> Launch:
     program = PythonCode("") if isinstance(launch.program, Hosted) else Argv(())
     stdin = DEVNULL if launch.stdin == DEVNULL else b""
-    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=None, talk=None)
+    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=(), on_tick=(), talk=None)

@@ -13,7 +13,7 @@ from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.mount_plan import Code, Devices, Directory, MountPlan, Overlay, Proc, SealRoot, SkeletonRoot, ThrowAway, Tmpfs
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
+from agent_sandbox.runtime.base import ExitReason, Launch, PythonCode, Support
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
@@ -57,7 +57,7 @@ def probe(runtime: ProcessRuntime) -> Support:
     except OSError as error:
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
     seen = dict(line.split(" ", 1) for line in completed.stdout.decode(errors="replace").splitlines() if " " in line)
-    if completed.exit.reason is not Reason.EXITED or completed.exit.code != 0:
+    if completed.exit.reason is not ExitReason.EXITED or completed.exit.code != 0:
         said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})

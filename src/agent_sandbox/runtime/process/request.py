@@ -13,8 +13,8 @@ SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
 DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the program's root is not
 
 
-def request_for(launch: Launch) -> dict[str, Any]:
-    """What init is told."""
+def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
+    """Return the request to init. With an `inner_root` the program has that directory as its root, in a process of ours."""
     limits = launch.limits
     native = not isinstance(launch.program, Hosted)
     return {
@@ -31,10 +31,10 @@ def request_for(launch: Launch) -> dict[str, Any]:
         "system": launch.system,
         "python": not native,
         "readable": launch.writable,  # whether anybody will ask what was written
-        "farewell": launch.farewell,
+        "farewell": bool(inner_root),  # our process lives to its end, and reports the end of the program in it
         "observe": launch.observe,
-        "scratch": None if launch.writable else [*(launch.beneath + path for path in SCRATCH), *DEVICES],
-        "tmp": f"{launch.beneath}/tmp",
+        "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
+        "tmp": f"{inner_root}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
         "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
     }

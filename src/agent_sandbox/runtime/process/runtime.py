@@ -13,7 +13,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import COMMAND, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
+from agent_sandbox.runtime.base import COMMAND, Confined, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote
 
@@ -52,17 +52,20 @@ class ProcessRuntime:
         warm: int = 0,
         start: Callable[[tuple[str, ...] | None], Zygote] = Zygote,
         traits: Traits = TRAITS,
+        inner_root: str = "",
     ) -> None:
         """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
 
         `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
-        `start` starts a zygote that has these modules. `traits` are those of a runtime that is built on this one.
+        `start` starts a zygote that has these modules. `traits` are those of a runtime that is built on this one, and `inner_root` is the
+        directory of the view that its programs have as their root: they then run inside a process of ours.
         """
         self.traits = traits
         self._single_threaded = single_threaded
         self._warm = warm
         self._start = start
+        self._inner_root = inner_root
         self._start_afresh()
         if forked is not None:
             self._zygotes[None] = forked
@@ -128,10 +131,10 @@ class ProcessRuntime:
         if guest is None:
             guest = self._make(launch)
         try:
-            if launch.on_ready is not None:
-                launch.on_ready(guest.init)
-            if launch.on_tick is not None and guest.layers is not None:
-                launch.on_tick(guest.layers)
+            if launch.on_ready:
+                confined = Confined(guest.init, guest.layers)
+                for tell in launch.on_ready:
+                    tell(confined)
             guest.begin(launch)
         except BaseException:
             guest.close()
@@ -142,11 +145,20 @@ class ProcessRuntime:
         """A guest for this launch, confined and waiting for its program."""
         zygote = self._zygote(launch)
         try:
-            return _prepared(launch, zygote)
+            return self._prepared(launch, zygote)
         except LaunchFailed:
             if zygote.alive or not zygote.came_up:
                 raise
-            return _prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
+            return self._prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
+
+    def _prepared(self, launch: Launch, zygote: Zygote) -> ProcessGuest:
+        guest = ProcessGuest(launch, zygote, self._inner_root)
+        try:
+            guest.prepare()
+        except BaseException:
+            guest.close()
+            raise
+        return guest
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them.
@@ -173,13 +185,3 @@ class ProcessRuntime:
             if zygote is None:
                 zygote = self._zygotes[key] = self._start(key)
             return zygote
-
-
-def _prepared(launch: Launch, zygote: Zygote) -> ProcessGuest:
-    guest = ProcessGuest(launch, zygote)
-    try:
-        guest.prepare()
-    except BaseException:
-        guest.close()
-        raise
-    return guest

@@ -22,7 +22,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, Launch, PythonCode, Reason, Support, Traits, Usage
+from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, ExitReason, Launch, PythonCode, Support, Traits, Usage
 from agent_sandbox.runtime.process.zygote import argv_for, packages
 from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
@@ -49,7 +49,7 @@ _GUARANTEES = frozenset(
         Guarantee.DISK_LIMITED,
     }
 )
-_REASONS = {"wall": Reason.TIMED_OUT, "cpu": Reason.CPU_LIMIT, "disk": Reason.DISK_LIMIT, "abort": Reason.SIGNALLED}
+_REASONS = {"wall": ExitReason.TIMED_OUT, "cpu": ExitReason.CPU_LIMIT, "disk": ExitReason.DISK_LIMIT, "abort": ExitReason.SIGNALLED}
 _PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 _CHUNK = 65536
 _STARTING_SECONDS = 60.0  # for the engine to load, at most
@@ -133,13 +133,13 @@ class OneWallGuest:
             try:
                 name, data = arrived.get(timeout=left)
             except queue.Empty:
-                ended_by = Reason.TIMED_OUT
+                ended_by = ExitReason.TIMED_OUT
                 self._process.kill()
                 continue
             if not data:
                 open_streams.discard(name)
             elif self._take(name, data, taken, kept):
-                ended_by = ended_by or Reason.OUTPUT_LIMIT
+                ended_by = ended_by or ExitReason.OUTPUT_LIMIT
                 self._process.kill()
         code = self._process.wait()
         return Completed(self._exit(code, ended_by, taken), b"".join(kept["stdout"]), b"".join(kept["stderr"]))
@@ -156,16 +156,18 @@ class OneWallGuest:
                 self.launch.on_output("stdout" if name == "stdout" else "stderr", data)
         return limit is not None and taken[name] > max(16 * limit, _PATIENCE_BYTES)
 
-    def _exit(self, code: int, ended_by: Reason | None, taken: dict[str, int]) -> Exit:
+    def _exit(self, code: int, ended_by: ExitReason | None, taken: dict[str, int]) -> Exit:
         reported = self._reported()
         word = reported.get("reason", "")
-        reason = Reason.KILLED if self._killed else ended_by or _REASONS.get(str(word))
-        number = _ABORT if reason is Reason.SIGNALLED else -code if code < 0 else None
+        reason = ExitReason.KILLED if self._killed else ended_by or _REASONS.get(str(word))
+        number = _ABORT if reason is ExitReason.SIGNALLED else -code if code < 0 else None
         if reason is None:
-            reason = Reason.SIGNALLED if number is not None else Reason.EXITED
+            reason = ExitReason.SIGNALLED if number is not None else ExitReason.EXITED
         limit = self.launch.limits.output_bytes
         hit = [
-            name for name, each in (("wall", Reason.TIMED_OUT), ("cpu", Reason.CPU_LIMIT), ("disk", Reason.DISK_LIMIT)) if reason is each
+            name
+            for name, each in (("wall", ExitReason.TIMED_OUT), ("cpu", ExitReason.CPU_LIMIT), ("disk", ExitReason.DISK_LIMIT))
+            if reason is each
         ]
         if limit is not None and any(count > limit for count in taken.values()):
             hit.append("output")
