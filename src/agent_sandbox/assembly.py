@@ -23,18 +23,23 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.approvers import Desk
     from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
+    from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.elevations import Elevations
     from agent_sandbox.engine.gate import Approver, Gate, Recorder
     from agent_sandbox.engine.grants import Capabilities
+    from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.runtimes import Runtimes
+    from agent_sandbox.errors import Busy
     from agent_sandbox.ledger.writer import Ledger
     from agent_sandbox.policy.approval_rules import Word
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.policy.tokens import Token
+    from agent_sandbox.runtime.base import Runtime
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
     from agent_sandbox.runtime.process.zygote import Zygote
     from agent_sandbox.runtime.wasm.one_wall import OneWall
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+    from agent_sandbox.workspace.store import SandboxState
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 ONE_WALL = "wasm-one-wall"  # used only by name, or on a system that has no other
@@ -148,6 +153,22 @@ class Assembly:
 
         return Gate(policy, ledger or self.ledger(), clock=time.time, approver=approver, sandbox=sandbox)
 
+    def session(
+        self,
+        gate: Gate,
+        runtimes: Runtimes,
+        *,
+        project: str | None = None,
+        state: SandboxState | None = None,
+        on_busy: Callable[[Busy], None] | None = None,
+        beside: Callable[[Callable[[], None]], None] | None = None,
+        early: EarlyLook | None = None,
+    ) -> Session:
+        """Return a session to run work in: on a stored sandbox if there is a `state`, else on throw-away layers. See `Session`."""
+        from agent_sandbox.engine.run import Session
+
+        return Session(gate, runtimes, project=project, state=state, on_busy=on_busy, beside=beside, early=early)
+
     def inbox(
         self,
         *,
@@ -228,16 +249,27 @@ class Assembly:
         state, keys = os.path.realpath(host.state), os.path.realpath(host.keys)
         return default_masks(homes=host.homes, homes_of_others=host.homes_of_others, projects=(project,), state_dir=state, keys_dir=keys)
 
-    def runtimes(self, wish: str) -> Runtimes:
-        """Return the runtimes that all sandboxes of this process share, and this wish. What one run learns of them, the next one knows.
+    def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
+        """Return the runtimes of a registry, and this wish: the name of one, or "auto".
 
-        Raises `RuntimeUnavailable` where the wish is for a runtime that only Linux has.
+        Without a registry they are those that all sandboxes of this process share: what one run learns of them, the next one knows. Raises
+        `RuntimeUnavailable` if the wish is for a runtime that only Linux has.
         """
+        if registry is not None:
+            from agent_sandbox.engine.runtimes import Runtimes
+
+            return Runtimes(wish, registry, background=self.host.background)
         if sys.platform != "linux":
             if wish == "process":
                 raise _not_linux()
             wish = ONE_WALL
         return _runtimes(wish, self.host.cache, self.host.state, self.host.background)
+
+    def only(self, runtime: Runtime) -> Runtimes:
+        """Return this one runtime as the caller's wish."""
+        from agent_sandbox.engine.runtimes import only
+
+        return only(runtime)
 
     def process(self) -> ProcessRuntime:
         """Return the process runtime that this process shares. Raises `RuntimeUnavailable` outside Linux."""

@@ -366,7 +366,7 @@ class Sandbox:
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
         approver = self._asking.approver(policy) if self._asking is not None else None
         gate = here().gate(policy, sandbox=self.id, approver=approver, ledger=self._ledger)
-        return Session(gate, here().runtimes(self.config.runtime), early=early)
+        return here().session(gate, here().runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:
         """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""

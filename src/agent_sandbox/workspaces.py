@@ -223,7 +223,7 @@ class Workspace:
             timeout = min(timeout, self._most_seconds)
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
         gate = self._gate if policy is self.policy else self._gate_of(policy)
-        return Session(
+        return here().session(
             gate,
             here().runtimes(self._runtime),
             project=self.project,

@@ -57,6 +57,30 @@ def test_a_look_at_the_environment_is_recognised(line: str) -> None:
     assert list(environment_reads(Module(modules()[0].path, line, ast.parse(line))))
 
 
+BUILT_BY_THE_ASSEMBLY = {
+    "Session": "agent_sandbox.engine.run",
+    "Gate": "agent_sandbox.engine.gate",
+    "Ledger": "agent_sandbox.ledger.writer",
+    "Runtimes": "agent_sandbox.engine.runtimes",
+    "only": "agent_sandbox.engine.runtimes",
+}
+
+
+def builders(module: Module) -> Iterator[str]:
+    """Return where a module calls what the assembly alone may build. A class may copy itself in its own module."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            home = BUILT_BY_THE_ASSEMBLY.get(node.func.id)
+            if home is not None and f"{home}.{node.func.id}" in dict(module.imports()):
+                yield module.where(node)
+
+
+def test_only_the_assembly_builds_sessions_gates_ledgers_and_runtimes() -> None:
+    assert [place for module in modules() if module.name != ASSEMBLY for place in builders(module)] == []
+    (assembly,) = [module for module in modules() if module.name == ASSEMBLY]
+    assert len(list(builders(assembly))) >= len(BUILT_BY_THE_ASSEMBLY), "the rule watches nothing"
+
+
 def test_policy_is_pure_and_imports_nothing_that_acts_or_varies() -> None:
     policy = [module for module in modules() if module.folder == "policy"]
     assert policy

@@ -142,7 +142,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
     try:
         if wish not in registry:
             raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(registry.names)}")
-        yield Runtimes(wish, registry, background=here().host.background)
+        yield here().runtimes(wish, registry)
     finally:
         registry.close(leaving=True)
 

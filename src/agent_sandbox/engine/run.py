@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.store import SandboxState
 
 
-def _at_once(do: Callable[[], None]) -> None:
-    do()
-
-
 def _never(do: Callable[[], None]) -> None:
     pass
 
@@ -46,7 +42,7 @@ class Session:
     """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads.
 
     `on_busy` is told who uses a stored sandbox, which is then waited for; without it, `run` raises `Busy`. `beside` does slow work that
-    nobody waits for, beside the run. `early` checks code before it runs.
+    nobody waits for; without it, that is done before the run. `early` checks code before it runs.
     """
 
     gate: Gate
@@ -55,7 +51,7 @@ class Session:
     state: SandboxState | None = None
     look: Callable[[], Host] = Host.look
     on_busy: Callable[[Busy], None] | None = None
-    beside: Callable[[Callable[[], None]], None] = _at_once
+    beside: Callable[[Callable[[], None]], None] | None = None
     early: EarlyLook | None = None
 
     def __post_init__(self) -> None:

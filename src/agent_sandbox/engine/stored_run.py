@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
@@ -31,7 +32,7 @@ class StoredRun(Attachment):
         *,
         command: str,
         on_busy: Callable[[Busy], None] | None,
-        beside: Callable[[Callable[[], None]], None],
+        beside: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         """Lock the sandbox and prepare its layers, until the stack ends. `command` is shown to others who want the lock.
 
@@ -46,7 +47,7 @@ class StoredRun(Attachment):
         self._shown: frozenset[str] = frozenset()
         self._open_layers: int | None = None
         if not self._stored.names_are_known:
-            beside(lambda: self._stored.remember_names(self._masks))
+            (beside or _now)(partial(self._stored.remember_names, self._masks))
 
     @property
     def layers(self) -> Layers:
@@ -92,6 +93,10 @@ class StoredRun(Attachment):
         trees = unseen(layers, (present.active, *present.chain), self._shown)
         why = "this run's view is made of other trees than theirs (files.allowed), and had the real files there"
         return (f"earlier changes in {', '.join(trees)} were not visible: {why}",) if trees else ()
+
+
+def _now(do: Callable[[], None]) -> None:
+    do()
 
 
 def _lock(state: SandboxState, ends: ExitStack, command: str, on_busy: Callable[[Busy], None] | None) -> None:

@@ -12,7 +12,6 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy, implied
@@ -105,7 +104,7 @@ class Cloned:
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
         policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
         state = None if attempt.throw_away else self._state
-        return Session(here().gate(policy), only(self._runtime), project=self._bench.project, state=state)
+        return here().session(here().gate(policy), here().only(self._runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
         """Return the command line of `agent-sandbox run` with a throw-away sandbox."""

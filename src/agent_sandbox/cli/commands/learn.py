@@ -24,7 +24,7 @@ from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.engine.learn import Ran, difference, propose
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import Runtimes, only
+from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.simulation.run import simulated
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
@@ -182,7 +182,7 @@ class _Printed:
 
 
 def _session(policy: Policy, runtimes: Runtimes, project: str) -> Session:
-    return Session(here().gate(policy), runtimes, project=project)
+    return here().session(here().gate(policy), runtimes, project=project)
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _runtimes() -> Iterator[Runtimes]:
     """Commands are native programs, and one runtime has those."""
     process = ProcessRuntime(single_threaded=True)
     try:
-        yield only(process)
+        yield here().only(process)
     finally:
         process.close(leaving=True)
 
