@@ -15,11 +15,10 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from agent_sandbox.config import SandboxConfig
-from agent_sandbox.engine.inputs import OnOutput, RunOptions, SessionOptions, Shell, TurnOptions, code_of, work_of
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import Run, Sandbox
+from agent_sandbox.sandbox import OnOutput, Run, RunOptions, Sandbox, SessionOptions, Shell, TurnOptions, code_of, work_of
 from agent_sandbox.session import SandboxSession
 from agent_sandbox.workspace.changes import ChangeSet
 

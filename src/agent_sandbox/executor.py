@@ -14,7 +14,6 @@ from typing import Any
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import PathLike, SandboxConfig, environment
-from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
@@ -23,7 +22,7 @@ from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.code.patterns import Rule, Validation
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
-from agent_sandbox.sandbox import Sandbox
+from agent_sandbox.sandbox import Sandbox, code_of
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.engine.records.record import Departure, Record, departures, digest, read, salted
-from agent_sandbox.engine.records.recorder import rules_of
+from agent_sandbox.engine.records import Departure, Record, departures, digest, read, rules_of, salted
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RecordError
 from agent_sandbox.policy.limits import MIB

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import result
 from agent_sandbox._fast.values import replace
-from agent_sandbox.engine.inputs import Listener, OnOutput, TurnOptions, code_of, encoded
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.turns import Turn, Turns
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Run
+from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Listener, OnOutput, Run, TurnOptions, code_of, encoded
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:

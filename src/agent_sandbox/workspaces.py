@@ -19,7 +19,6 @@ from agent_sandbox.assembly import here
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.inputs import Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted
 from agent_sandbox.engine.recover import recovered
 from agent_sandbox.engine.run import Session
@@ -28,7 +27,7 @@ from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
-from agent_sandbox.sandbox import ENVIRONMENT
+from agent_sandbox.sandbox import ENVIRONMENT, Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.diff.compare import compare
 from agent_sandbox.workspace.diff.formats import unified

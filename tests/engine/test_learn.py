@@ -27,7 +27,7 @@ from agent_sandbox.policy.files.layers import effective
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.runtime.observe.events import Observed
+from agent_sandbox.runtime.observe import Observed
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
 COMMANDS = {

@@ -24,7 +24,7 @@ from agent_sandbox.policy.paths import Glob, Tree
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, KINDS, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
+from agent_sandbox.runtime.observe import CONNECT, EXECUTE, KINDS, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
 ENV = {"PATH": "/usr/bin:/bin"}

@@ -20,7 +20,7 @@ from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_lin
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.runtime.base import ExitReason
-from agent_sandbox.runtime.observe.events import EXECUTE, WRITE, Observed
+from agent_sandbox.runtime.observe import EXECUTE, WRITE, Observed
 from agent_sandbox.workspace.changes import Change, Kind, covers
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.noise import is_noise

@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.kernel.elf import CACHE
 from agent_sandbox.kernel.mount_plan import MountPlan
+from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Argv, Launch, PythonCode
 from agent_sandbox.workspace.view.draft import Needs
 from agent_sandbox.workspace.view.plan import plan_view
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.programs import Gating
     from agent_sandbox.engine.work import Work
     from agent_sandbox.kernel.mount_plan import Layers
     from agent_sandbox.policy.limits import Limits
-    from agent_sandbox.policy.model import Policy
+    from agent_sandbox.policy.model import FileRules, Policy
+    from agent_sandbox.policy.programs import ProgramRules
     from agent_sandbox.runtime.base import Hosted, Script, Traits
     from agent_sandbox.workspace.view.draft import Host
+    from agent_sandbox.workspace.view.executables import Executables
 
 SCRATCH = "/tmp"  # the directory of work without one of its own
+LOOK_AGAIN_SECONDS = 60.0  # after which the programs of the machine are listed again
 DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
+
+
+@dataclass(frozen=True)
+class Gating:
+    """The rules about files with those about programs worked in, and what can be executed, if that is not whatever is there."""
+
+    files: FileRules
+    executables: Executables | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +119,7 @@ class LaunchPlanner:
         """Return which files of the machine can be executed; None if all can, or nothing is started."""
         if not (self._policy.processes and self._policy.programs.restricts):
             return None
-        from agent_sandbox.engine.programs import gating_of  # few policies name programs
-        from agent_sandbox.policy.programs import reads_a_line
+        from agent_sandbox.policy.programs import reads_a_line  # few policies name programs
 
         return gating_of(
             self._policy,
@@ -130,3 +143,47 @@ class LaunchPlanner:
         if not (files.read or files.write):
             self._recent[runtime] = _RecentPlan(needs, gating, plan, time.monotonic() + languages.KNOWN_SECONDS)
         return plan
+
+
+def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
+    """For a run that starts `interpreter`, if it is code, or with `python` has one that runs already, or is a `line` for a shell.
+
+    Raises PolicyError where the rules name what cannot be told apart from something else.
+    """
+    if not policy.programs.groups:
+        hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))
+        masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
+        return Gating(replace(policy.files, masks=masks), None, notes)
+    modules = languages.python_modules() if python else ()
+    rules = replace(policy.programs, lines=True) if line else policy.programs
+    signs = _signs(search_path, modules)
+    return Gating(policy.files, _executables(rules, search_path, tuple(interpreter[:1]), modules, project, signs))
+
+
+def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
+    """What tells that programs or modules have been installed or removed: looking through all of them takes long. It does not see
+    everything, so after a while they are looked through anyway; until then what is new does not start, and nothing else does instead."""
+    return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=8)
+def _executables(
+    rules: ProgramRules, search_path: str, programs: tuple[str, ...], modules: tuple[str, ...], project: str | None, signs: tuple[int, ...]
+) -> Executables:
+    from agent_sandbox.workspace.view.executables import find_executables
+
+    return find_executables(rules, search_path=search_path, programs=programs, modules=modules, project=project)
+
+
+@lru_cache(maxsize=8)
+def _denied(rules: ProgramRules, search_path: str, signs: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    from agent_sandbox.workspace.view.executables import denied_files
+
+    return denied_files(rules, search_path=search_path)

@@ -72,7 +72,7 @@ class Session:
         Raises `Denied` and other `SandboxError`s when it could not run at all; a program that fails is an `Outcome`.
         """
         if work.record:
-            from agent_sandbox.engine.records.recorder import recorded  # few runs are recorded
+            from agent_sandbox.engine.records import recorded  # few runs are recorded
 
             work = recorded(work, self.policy, lambda: self.runtimes.identity)
         attachments = attachments_of(work, self.gate)

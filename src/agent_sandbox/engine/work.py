@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from agent_sandbox.engine.attachments import Attachment
     from agent_sandbox.runtime.base import Completed, Guest
-    from agent_sandbox.runtime.observe.events import Observed
+    from agent_sandbox.runtime.observe import Observed
 
 
 @dataclass(frozen=True)

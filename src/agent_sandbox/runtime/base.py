@@ -18,7 +18,7 @@ from agent_sandbox.policy.limits import Limits
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.observe.events import Seen
+    from agent_sandbox.runtime.observe import Seen
     from agent_sandbox.runtime.router.model import Feature
 
 COMMAND = "command"  # in place of a language: a native program with its arguments

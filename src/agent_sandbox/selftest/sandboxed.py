@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.policy.limits import MIB
@@ -20,7 +19,7 @@ from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from agent_sandbox.sandbox import Run, Sandbox
+from agent_sandbox.sandbox import Run, Sandbox, code_of
 from agent_sandbox.selftest.bench import SCRIPTS, Bench
 from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, Ran, program, read_answer
 from agent_sandbox.workspace.store import SandboxState

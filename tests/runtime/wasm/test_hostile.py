@@ -16,7 +16,8 @@ from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Completed, ExitReason, Launch, PythonCode
-from agent_sandbox.runtime.process.guest_handle import Answer, ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.report import Reply
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.draft import Host, Needs
@@ -152,7 +153,7 @@ def test_a_trap_ends_the_run_by_a_signal_and_says_why(tmp_path: Path, body: str)
 
 
 @pytest.mark.parametrize("body", TRAPS.values(), ids=TRAPS.keys())
-@pytest.mark.parametrize("late", [(Answer, "refusal"), (ProcessGuest, "begin")], ids=["ready is read late", "the program comes late"])
+@pytest.mark.parametrize("late", [(Reply, "refusal"), (ProcessGuest, "begin")], ids=["ready is read late", "the program comes late"])
 def test_a_trap_in_the_rehearsal_of_a_guest_that_waits_is_told_by_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str], body: str
 ) -> None:

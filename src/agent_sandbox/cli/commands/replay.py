@@ -14,8 +14,7 @@ from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render import quantities
 from agent_sandbox.cli.render.messages import remark, shown
-from agent_sandbox.engine.records.record import Record, departures, read
-from agent_sandbox.engine.records.recorder import Recorder, rules_of
+from agent_sandbox.engine.records import Record, Recorder, departures, read, rules_of
 from agent_sandbox.engine.work import Work
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, locked, repeatable

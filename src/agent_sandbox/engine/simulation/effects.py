@@ -26,7 +26,7 @@ from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.observe.events import Observed
+    from agent_sandbox.runtime.observe import Observed
 
 MOST_READ = 2 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
 _CHUNK = 1 << 20

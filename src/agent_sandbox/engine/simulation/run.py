@@ -21,7 +21,7 @@ from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.canonical import digest_of_plain, plain
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.observe.events import NOT_ALL
+from agent_sandbox.runtime.observe import NOT_ALL
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.saved_plans import Plans, PlanState
 from agent_sandbox.workspace.stored_sandbox import Stored

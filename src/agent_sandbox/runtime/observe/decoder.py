@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.notify import EXECUTES, OPENS, RESOLVER_PORT, Call
-from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, LISTEN, READ, WRITE
+from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, WRITE
 from agent_sandbox.runtime.observe.fake_dns import Names
 
 Found = tuple[str, str, str, bool]  # the fields of a `Seen`

@@ -27,8 +27,8 @@ from contextlib import suppress
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.notify import Listener, take_listener
 from agent_sandbox.kernel.wire import HEARD, LISTENING, SCRIPTS
+from agent_sandbox.runtime.observe import FAILED, RESOLVE, TOO_MANY, Seen
 from agent_sandbox.runtime.observe.decoder import Found, Interpreter
-from agent_sandbox.runtime.observe.events import FAILED, RESOLVE, TOO_MANY, Seen
 from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, Names
 
 MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of kept observations: distinct ones, and characters of their names

@@ -14,29 +14,24 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken
-from agent_sandbox.kernel import cgroups, ids, wire
+from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
 from agent_sandbox.kernel.wire import (
     GO,
     HERE,
-    INPUTS,
     JAVASCRIPT,
     MAPPED,
     ORDER,
     PYTHON,
-    READY,
-    REFUSAL_BYTES,
-    REPORT_BYTES,
     SCRIPTS,
     SIGNAL,
 )
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, JavaScriptCode, Launch, PythonCode, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
-from agent_sandbox.runtime.process.exit_status import await_end_of, exit_of
 from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.process.request import counted, request_for, watched
+from agent_sandbox.runtime.process.report import Reply, Report, await_end_of, exit_of, parsed
 from agent_sandbox.runtime.process.zygote import Line, Zygote
 
 if TYPE_CHECKING:
@@ -45,69 +40,56 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.observe.observer import Observer
 
 
-@dataclass(frozen=True)
-class Said:
-    """What it came to. `refused` is the exit code for a program that was not started, for the reason in `why`; else None."""
-
-    inputs: bytes = b""
-    refused: int | None = None
-    why: str = ""
-
-
-class Answer:
-    """Taken as it comes, or at the end."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._kept = b""
-
-    def refusal(self) -> str | None:
-        """Wait for the first byte. None when the guest is ready, otherwise its reason. Raises TimeoutError as the socket's timeout says.
-
-        No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
-        """
-        first = self._socket.recv(1)
-        if first == READY:
-            return None
-        words = first
-        while len(words) < REFUSAL_BYTES and (more := self._socket.recv(REFUSAL_BYTES - len(words))):
-            words += more
-        return parsed(words).why or "it ended before it was ready"
-
-    def take(self) -> bool:
-        """Take what there is. False when the other side has gone."""
-        self._socket.settimeout(0)
-        try:
-            said = self._socket.recv(65536)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._kept += said[: REPORT_BYTES - len(self._kept)]
-        return bool(said)
-
-    def said(self) -> Said:
-        """All of it, once nobody can say more. Nothing may have come: it was ended before it could answer."""
-        before = -1
-        while len(self._kept) != before and self.take():
-            before = len(self._kept)
-        return parsed(self._kept)
-
-
-def parsed(words: bytes) -> Said:
-    """What a guest's last words mean."""
-    if words.startswith(INPUTS):
-        return Said(words.removeprefix(INPUTS))
-    if not words:
-        return Said()
-    code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
-    return Said(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
-
-
+SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
+DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the program's root is not
 READY_SECONDS = 60.0  # a guard against a host that hangs, far above the few milliseconds it takes: heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
 MOMENT = 0.005  # seconds that a turn may take before init is told to watch its time
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
+
+
+def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
+    """Return the request to init. With an `inner_root` the program has that directory as its root, in a process of ours."""
+    limits = launch.limits
+    native = not isinstance(launch.program, Hosted)
+    return {
+        "plan": mount_plan.encode(launch.root),
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_bytes,
+        "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
+        "open_files": limits.open_files,
+        "sized": not isinstance(launch.root.layers, mount_plan.OnDisk),
+        "in_memory": isinstance(launch.root.layers, mount_plan.ThrowAway),
+        "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
+        "may_fork": launch.processes,
+        "may_exec": launch.processes or native,
+        "system": launch.system,
+        "python": not native,
+        "readable": launch.writable,  # whether anybody will ask what was written
+        "farewell": bool(inner_root),  # our process lives to its end, and reports the end of the program in it
+        "observe": launch.observe,
+        "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
+        "tmp": f"{inner_root}/tmp",
+        "executables": None if launch.processes or not native else list(launch.executables),
+        "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
+    }
+
+
+def counted(launch: Launch) -> dict[str, Any]:
+    """What a guest that counts is told besides."""
+    return {
+        "fuel": launch.limits.fuel,
+        "seed": launch.deterministic,
+        "memory": launch.limits.memory_bytes,
+        "watch": launch.watch_inputs,
+    }
+
+
+def watched(launch: Launch) -> tuple[str, int] | None:
+    """Layers that the keeper has to measure, and what they may hold: those on disk have no size of their own."""
+    if isinstance(launch.root.layers, mount_plan.OnDisk) and launch.limits.disk_bytes is not None:
+        return launch.root.layers.path, launch.limits.disk_bytes
+    return None
 
 
 class ProcessGuest:
@@ -144,7 +126,7 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
-        self._answer, self._said = Answer(self._payload), Said()
+        self._answer, self._said = Reply(self._payload), Report()
 
     def _begin_at(self, keeper: Zygote) -> Line:
         theirs: list[int] = []

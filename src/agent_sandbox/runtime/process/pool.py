@@ -19,8 +19,7 @@ from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mount_plan import Copies, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.request import request_for
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest, request_for
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
