@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
     from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.elevations import Elevations
-    from agent_sandbox.engine.gate import Approver, Gate, Recorder
+    from agent_sandbox.engine.gate import Approver, EntryWriter, Gate
     from agent_sandbox.engine.grants import Capabilities
     from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.runtimes import Runtimes
@@ -147,7 +147,7 @@ class Assembly:
 
         return Ledger(os.path.join(self.host.state, LEDGER), clock=time.time, keys=self.host.keys)
 
-    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: Recorder | None = None) -> Gate:
+    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: EntryWriter | None = None) -> Gate:
         """Return the gate of a sandbox under a policy, which records in the user's ledger unless another is given."""
         from agent_sandbox.engine.gate import Gate
 

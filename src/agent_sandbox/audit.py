@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from agent_sandbox._fast.values import dataclass, field
-from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.ledger.encoding import wrapped
 from agent_sandbox.ledger.event import Entry, Event, Intent, Outcome
 from agent_sandbox.ledger.segments import entries
@@ -81,7 +81,7 @@ class AuditLog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def over(self, ledger: Recorder) -> Recorder:
+    def over(self, ledger: EntryWriter) -> EntryWriter:
         """The ledger, with this as its onlooker."""
         return _Watched(ledger, self)
 
@@ -181,7 +181,7 @@ class AuditLog:
 class _Watched:
     """A ledger that shows what it has recorded."""
 
-    def __init__(self, ledger: Recorder, audit: AuditLog) -> None:
+    def __init__(self, ledger: EntryWriter, audit: AuditLog) -> None:
         self._ledger = ledger
         self._audit = audit
 

@@ -145,7 +145,7 @@ def encoded(text: str | bytes) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-class Listener:
+class TextListener:
     """Turns the bytes of each stream into text as they arrive; a character may come in two pieces."""
 
     def __init__(self, call: OnOutput) -> None:
@@ -336,7 +336,7 @@ class Sandbox:
     ) -> SandboxResult:
         """What `execute` and `run` do, with a handle that another thread can cancel."""
         handed = named(tools) if tools != () else {}
-        listener = Listener(on_output) if on_output is not None else None
+        listener = TextListener(on_output) if on_output is not None else None
         self.begin(run)
         status = SandboxStatus.FAILED  # also when an exception passes through
         try:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from agent_sandbox import result
 from agent_sandbox._fast.values import replace
 from agent_sandbox.engine.tools import named
-from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Listener, OnOutput, Run, TurnOptions, code_of, encoded
+from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, OnOutput, Run, TextListener, TurnOptions, code_of, encoded
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class SandboxSession:
         self._sandbox = sandbox
         self._timeout = timeout
         self._on_output = on_output
-        self._turns = Turns(
+        self._turns = InterpreterTurns(
             sandbox.within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
             Work(
                 Code("python", "", tuple(args)),
@@ -103,7 +103,7 @@ class SandboxSession:
             self._taking = threading.get_ident()
             status = SandboxStatus.FAILED  # also when an exception passes through
             try:
-                listener = Listener(call) if call is not None else None
+                listener = TextListener(call) if call is not None else None
                 made = self._result(source, run, encoded(stdin), timeout, listener)
                 status = made.status
             finally:
@@ -115,7 +115,7 @@ class SandboxSession:
                 listener.finish()
             return made
 
-    def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: Listener | None) -> SandboxResult:
+    def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: TextListener | None) -> SandboxResult:
         about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": "python"}
         try:
             seconds, wall, left = self._sandbox.time_for(self._timeout if timeout is None else timeout)

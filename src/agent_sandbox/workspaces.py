@@ -19,7 +19,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted
+from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted
 from agent_sandbox.engine.recover import recovered
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Code, Command, Work
@@ -27,7 +27,7 @@ from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
-from agent_sandbox.sandbox import ENVIRONMENT, Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
+from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.diff.compare import compare
 from agent_sandbox.workspace.diff.formats import unified
@@ -131,7 +131,7 @@ class Workspace:
     def _perform(
         self, what: Code | Command, *, timeout: float | None = None, on_output: OnOutput | None = None, **options: Any
     ) -> SandboxResult:
-        listener = Listener(on_output) if on_output is not None else None
+        listener = TextListener(on_output) if on_output is not None else None
         work = replace(self._work(what, **options), on_output=listener)
         language = what.language if isinstance(what, Code) else None
         session = self._session(timeout)
@@ -279,7 +279,7 @@ class Workspace:
         drift: Literal["refuse", "merge", "force"] = "refuse",
         resolve: Resolve | None = None,
         approve: str | Iterable[str] = (),
-        review: Callable[[Proposal], bool] | None = None,
+        review: Callable[[PromotionProposal], bool] | None = None,
     ) -> CarriedOver | None:
         """Carry the changes over to the real project: all of them, or those whose paths `only` covers; all or nothing.
 

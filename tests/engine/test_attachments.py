@@ -14,7 +14,7 @@ from agent_sandbox.engine.attachments import Attachment, Attachments
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, only
-from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.ledger.writer import Ledger
@@ -127,7 +127,7 @@ def test_an_attachment_of_ones_own_sees_a_real_run_and_adds_to_its_outcome(proce
 
 def test_an_attachment_sees_each_turn_of_a_session_and_is_released_at_its_end(process: ProcessRuntime, tmp_path: Path) -> None:
     timer = Timer()
-    turns = Turns(session(process, tmp_path), work(timer))
+    turns = InterpreterTurns(session(process, tmp_path), work(timer))
     try:
         taken = [turns.run(Turn(source)) for source in ("x = 20", "x + 1")]
         assert timer.open == 1

@@ -16,7 +16,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.retry import HeldOutput
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, modules_in, only
-from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger import chain
@@ -362,7 +362,7 @@ def test_nobody_pays_for_a_runtime_that_is_not_chosen(process: ProcessRuntime, l
 
 
 def test_a_session_goes_where_later_turns_may_need_anything(auto: Runtimes, ledger: Path) -> None:
-    turns = Turns(session(auto, ledger), python(""))
+    turns = InterpreterTurns(session(auto, ledger), python(""))
     try:
         assert turns.run(Turn("x = 1", wall=30)).outcome.route.runtime == "process"
         turned = turns.run(Turn("import socket; socket.socketpair(); x + 1", wall=30))

@@ -21,7 +21,7 @@ import wasmtime
 from agent_sandbox import Sandbox, SandboxError, SandboxStatus
 from agent_sandbox.assembly import here
 from agent_sandbox.runtime.base import ExitReason
-from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from tests.patience import until
 
 # What is said is heard alike for everybody: as root in `make test`, for others in `make torture`; that it is at all is in the contract.
@@ -301,7 +301,7 @@ thread.start()
 
 def _door_of(module: str, answer: Callable[[bytes], bytes] | None) -> int:
     engine = wasmtime.Engine(configuration())
-    machine = Machine(engine, wasmtime.Module(engine, module))
+    machine = WasmMachine(engine, wasmtime.Module(engine, module))
     machine.door.answer = answer
     return machine.instance(()).run("")
 

@@ -20,7 +20,7 @@ from agent_sandbox.engine.work import Outcome
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.wasm import recipe
-from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from scripts.compile_wasm import CACHE
 from tests.leftovers import children
 from tests.patience import given_time, stretched
@@ -126,7 +126,7 @@ def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int,
     assert {name for name, _ in imported} == {"wasi_snapshot_preview1", "host"}
     assert {name for module, name in imported if module == "host"} == {"call"}
     with pytest.raises(wasmtime.WasmtimeError, match="unknown import"):
-        Machine(engine, wasmtime.Module(engine, '(module (import "host" "system" (func)))'))
+        WasmMachine(engine, wasmtime.Module(engine, '(module (import "host" "system" (func)))'))
     tell(f"{len(imported)} functions, all of WASI but one", control="a module that asks for another is not loaded")
 
 

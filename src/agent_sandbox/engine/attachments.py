@@ -97,7 +97,7 @@ def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Atta
     """Return the attachments that a piece of work asks for, and then its own. `turns` says that it goes on for several."""
     needed: list[Attachment] = []
     if Guarantee.DETERMINISTIC in gate.policy.requires:
-        needed.append(Determinism(work.seed))
+        needed.append(FixedSeed(work.seed))
     if work.left is not None:
         needed.append(TimeLeft(work.left))
     if work.tools or turns:
@@ -111,7 +111,7 @@ def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Atta
     return (*needed, *work.attachments)
 
 
-class Determinism(Attachment):
+class FixedSeed(Attachment):
     """The seed of a deterministic run."""
 
     def __init__(self, seed: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.encoding import Seal, as_json, same
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
@@ -51,7 +51,7 @@ class Elevations:
         self,
         directory: str,
         key: Seal,
-        ledger: Recorder,
+        ledger: EntryWriter,
         *,
         clock: Callable[[], float],
         since_boot: Callable[[], float],

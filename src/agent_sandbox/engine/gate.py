@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
 
 
-class Recorder(Protocol):
+class EntryWriter(Protocol):
     """What the gate needs of a ledger."""
 
     def record(self, event: Event, *, lasting: bool = False) -> Entry:
@@ -75,7 +75,7 @@ class Gate:
     def __init__(
         self,
         policy: Policy,
-        ledger: Recorder,
+        ledger: EntryWriter,
         *,
         clock: Callable[[], float],
         grants: Grants = (),

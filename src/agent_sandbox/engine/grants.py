@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
@@ -65,7 +65,7 @@ class Mark:
 class Capabilities:
     """Those in one directory. `key` is the supervisor's, and never leaves it. Safe for threads and processes at once."""
 
-    def __init__(self, directory: str, key: Seal, ledger: Recorder, *, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: str, key: Seal, ledger: EntryWriter, *, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._key = key
         self._ledger = ledger

@@ -29,7 +29,7 @@ _HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 @dataclass(frozen=True)
-class Interpreter:
+class NativeInterpreter:
     """A native interpreter: the names it may have, where its packages are, the package to install when it is missing."""
 
     commands: tuple[str, ...]
@@ -40,14 +40,14 @@ class Interpreter:
 
 
 NATIVE = {
-    "javascript": Interpreter(("node", "nodejs"), ("/usr/share/nodejs", "/usr/local/share/nodejs"), "main.js", "nodejs"),
-    "ruby": Interpreter(("ruby",), ("/var/lib/gems", "/usr/share/rubygems-integration", "/usr/share/ruby"), "main.rb", "ruby"),
-    "bash": Interpreter(("bash",), (), "main.sh", "bash"),
+    "javascript": NativeInterpreter(("node", "nodejs"), ("/usr/share/nodejs", "/usr/local/share/nodejs"), "main.js", "nodejs"),
+    "ruby": NativeInterpreter(("ruby",), ("/var/lib/gems", "/usr/share/rubygems-integration", "/usr/share/ruby"), "main.rb", "ruby"),
+    "bash": NativeInterpreter(("bash",), (), "main.sh", "bash"),
 }
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCode:
     """How to run one piece of code: the program, what it needs to be shown, and the files it must be able to execute."""
 
     program: PythonCode | Script
@@ -60,12 +60,12 @@ def hosted(language: str, source: str, arguments: tuple[str, ...]) -> Hosted:
     return PythonCode(source, arguments) if language == "python" else JavaScriptCode(source, arguments)
 
 
-def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> Prepared:
+def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> PreparedCode:
     """For a canonical language. Raises RuntimeUnavailable, with the remedy, when its interpreter is not there."""
     if language == "python":
         trees = (*_LIBRARIES, *_python_trees())
         binary = _real(sys.executable, _moment())
-        return Prepared(PythonCode(source, arguments), _needs(trees, (binary,), processes))
+        return PreparedCode(PythonCode(source, arguments), _needs(trees, (binary,), processes))
     from shutil import which
 
     interpreter = NATIVE[language]
@@ -79,7 +79,7 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
     binary = os.path.realpath(found)
     trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary))
     program = Script((binary, *interpreter.flags), source, interpreter.file, arguments)
-    return Prepared(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))
+    return PreparedCode(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))
 
 
 def _python_trees() -> tuple[str, ...]:

@@ -33,14 +33,14 @@ _MOST_NAMES = 200  # programs that are told apart; a run that starts more is not
 
 
 @dataclass(frozen=True)
-class Ran:
+class ObservedRun:
     """Something that was done, and what came of it."""
 
     work: Work
     outcome: Outcome
 
 
-def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
+def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
     """The smallest policy below `policy`, under which the runs were made, that would have allowed all of them.
 
     With `named` what the commands name counts as read: who only asks whether a file is there is not observed.
@@ -154,7 +154,7 @@ def _nature_of(change: Change) -> Nature:
     return Nature.DIRECTORY if change.after.type is EntryType.DIRECTORY else Nature.FILE
 
 
-def _spent(runs: Sequence[Ran]) -> Spent:
+def _spent(runs: Sequence[ObservedRun]) -> Spent:
     used = [ran.outcome.exit.usage for ran in runs]
     return Spent(
         max((each.wall_seconds for each in used), default=0.0),
@@ -165,7 +165,7 @@ def _spent(runs: Sequence[Ran]) -> Spent:
     )
 
 
-def _programs(runs: Sequence[Ran], project: str, made: Collection[str]) -> Programs:
+def _programs(runs: Sequence[ObservedRun], project: str, made: Collection[str]) -> Programs:
     """The fewest names under which everything starts that was started, and that the gate asks for when it reads the command."""
     lines = all(isinstance(ran.work.what, Command) and reads_a_line(ran.work.what.argv) for ran in runs)
     search_path = next((ran.work.env.get("PATH", os.defpath) for ran in runs), os.defpath)

@@ -16,7 +16,7 @@ from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
+from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, SeenAttempt
 from agent_sandbox.workspace.view.draft import contains
 from agent_sandbox.workspace.view.plan import PRIVATE
 
@@ -49,7 +49,7 @@ class Observation(Attachment):
         return replace(outcome, observed=observed)
 
 
-def judged(seen: Iterable[tuple[Seen, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
+def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
     """What was seen of a run that was launched like this, in its order.
 
     A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
@@ -80,7 +80,7 @@ class _Judge:
         copied = [(step.target, (*step.entries, *(name for name, _ in step.contents))) for step in steps if isinstance(step, Copies)]
         self._shown = (*PRIVATE, *trees, *(os.path.join(target, entry) for target, entries in copied for entry in entries))
 
-    def allows(self, seen: Seen) -> bool:
+    def allows(self, seen: SeenAttempt) -> bool:
         if seen.kind == READ:
             files = self._policy.files
             return self._is_there(seen.target) and (files.read or not files.reaches(seen.target))

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
@@ -203,7 +204,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class PromotionProposal:
     """What would be done, judged and not yet done; good for the length of `proposed`."""
 
     root: str
@@ -219,7 +220,11 @@ class Proposal:
     settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
 
     def plan(self) -> Plan:
-        """The steps, and what stands in their way."""
+        """Return the steps, and what stands in their way. Planned once: a proposal does not change."""
+        return self._plan
+
+    @cached_property
+    def _plan(self) -> Plan:
         return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
 
     def protected(self) -> dict[str, tuple[str, ...]]:
@@ -230,7 +235,7 @@ class Proposal:
                 found.setdefault(name, []).append(path)
         return {name: tuple(found[name]) for name in sorted(found)}
 
-    def approving(self, names: frozenset[str]) -> Proposal:
+    def approving(self, names: frozenset[str]) -> PromotionProposal:
         """The same when these classes are agreed to as well."""
         return replace(self, wanted=replace(self.wanted, approved=self.wanted.approved | names))
 
@@ -252,7 +257,7 @@ class CarriedOver:
 
 
 @contextmanager
-def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposal]:
+def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[PromotionProposal]:
     """What would be carried over, for the length of a block in which the sandbox is held. Raises `Busy` while a run has it.
 
     Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist, and where
@@ -289,7 +294,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         classes = protected_classes(chosen, expected, contents, root=root)
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
-        yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
+        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
@@ -302,7 +307,7 @@ def _refuse_twice(changes: ChangeSet) -> None:
         seen.add(change.path)
 
 
-def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
+def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
     was changed. `details` is the diff, for whoever is asked.
 
@@ -350,7 +355,7 @@ def _done(
     return CarriedOver(promotion, snapshot, promotion.note)
 
 
-def _leaving(proposal: Proposal) -> Leaving:
+def _leaving(proposal: PromotionProposal) -> Leaving:
     """What can leave the layers: not a directory with something in it that was not carried over."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
@@ -374,7 +379,7 @@ def take_back(stored: Stored, gate: Gate) -> CarriedOver:
         return _done(stored, gate, action, lambda: undo.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving())
 
 
-def _refuse_moved(proposal: Proposal) -> None:
+def _refuse_moved(proposal: PromotionProposal) -> None:
     if proposal.conflicts:
         first, count = proposal.conflicts[0].sentence(), len(proposal.conflicts)
         what = "a change cannot" if count == 1 else f"{count:,} changes cannot"

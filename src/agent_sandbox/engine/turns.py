@@ -51,7 +51,7 @@ class Turned:
     described: str | None = None
 
 
-class Turns:
+class InterpreterTurns:
     """One at a time, from any thread."""
 
     def __init__(self, session: Session, work: Work) -> None:

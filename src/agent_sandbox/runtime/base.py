@@ -18,7 +18,7 @@ from agent_sandbox.policy.limits import Limits
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.observe import Seen
+    from agent_sandbox.runtime.observe import SeenAttempt
     from agent_sandbox.runtime.router.model import Feature
 
 COMMAND = "command"  # in place of a language: a native program with its arguments
@@ -211,7 +211,7 @@ class Completed:
     stdout: bytes
     stderr: bytes
     inputs: bytes = b""
-    observed: tuple[tuple[Seen, int], ...] = ()
+    observed: tuple[tuple[SeenAttempt, int], ...] = ()
 
 
 @dataclass(frozen=True)

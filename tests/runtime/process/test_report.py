@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.kernel import guest_setup
 from agent_sandbox.kernel.wire import INPUTS, READY
-from agent_sandbox.runtime.process.report import Reply, Report
+from agent_sandbox.runtime.process.report import GuestReport, Reply
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_refusal_right_behind_ready_is_one_of_the_program(line: tuple[socket.s
     guest.sendall(READY + b"127 no such file")
     assert answer.refusal() is None
     guest.close()
-    assert answer.said() == Report(refused=127, why="no such file")
+    assert answer.said() == GuestReport(refused=127, why="no such file")
 
 
 def test_a_report_right_behind_ready_is_kept(line: tuple[socket.socket, Reply]) -> None:
@@ -33,7 +33,7 @@ def test_a_report_right_behind_ready_is_kept(line: tuple[socket.socket, Reply]) 
     guest.sendall(READY + INPUTS + b"one\n")
     assert answer.refusal() is None
     guest.close()
-    assert answer.said() == Report(inputs=b"one\n")
+    assert answer.said() == GuestReport(inputs=b"one\n")
 
 
 def test_a_refusal_in_place_of_ready_is_read_to_its_end_byte_by_byte(line: tuple[socket.socket, Reply]) -> None:

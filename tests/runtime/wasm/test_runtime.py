@@ -26,8 +26,8 @@ from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
-from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, CachedFile, Untrusted, checked
+from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.draft import Host, Needs
@@ -169,7 +169,7 @@ GARBAGE = """(module
 
 def test_garbage_handed_to_the_host_is_answered_and_not_followed() -> None:
     engine = wasmtime.Engine(configuration())
-    instance = Machine(engine, wasmtime.Module(engine, GARBAGE)).instance(())
+    instance = WasmMachine(engine, wasmtime.Module(engine, GARBAGE)).instance(())
     assert instance.run("") == -1
 
 
@@ -199,7 +199,7 @@ def test_what_has_not_been_compiled_yet_is_said(tmp_path: Path) -> None:
     assert not bare.probe().available
 
 
-def _kept(tmp_path: Path) -> Entry:
+def _kept(tmp_path: Path) -> CachedFile:
     cache = Cache(str(tmp_path / "cache"), str(tmp_path / "records"), "key")
     cache.keep(MODULE, lambda file: file.write(b"compiled"))
     entry = cache.entry(MODULE)

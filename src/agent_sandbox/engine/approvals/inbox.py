@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, opened, sealed, shown
-from agent_sandbox.engine.gate import Granted, Recorder, Refused
+from agent_sandbox.engine.gate import EntryWriter, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
@@ -55,7 +55,7 @@ class Inbox:
         self,
         directory: str,
         key: Seal,
-        ledger: Recorder,
+        ledger: EntryWriter,
         *,
         clock: Callable[[], float],
         pause: Callable[[], None],

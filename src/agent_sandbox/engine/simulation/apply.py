@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted, carry_out, proposed
+from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed
 from agent_sandbox.engine.simulation import effects
 from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
 from agent_sandbox.engine.simulation.risk import NONE
@@ -31,7 +31,7 @@ class Ready:
     kept: Kept
     stored: Stored  # the project's sandbox
     clone: Stored  # what the simulation left
-    proposal: Proposal
+    proposal: PromotionProposal
     left_out: tuple[str, ...] = ()  # scratch files outside the project, which nobody wants carried over
 
 
@@ -64,7 +64,7 @@ def opened(
             yield Ready(plan, kept, stored, clone, proposal, tuple(_scratch(plan, system=system)))
 
 
-def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
+def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Do it. `proposal` is that of `ready`, with what somebody agreed to. Raises as `promoting.carry_out`; then nothing was changed."""
     ready.kept.begin()
     try:
@@ -121,7 +121,7 @@ def _scratch(plan: EffectPlan, *, system: bool) -> Iterator[str]:
     return (effect.path for effect in plan.files if effect.place == "noise" and not effect.path.startswith(inside) and not system)
 
 
-def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, governed: str, base: str) -> None:
+def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[str], *, governed: str, base: str) -> None:
     again = "simulate the command again"
     if plan.governed != governed:
         raise PolicyError("the policy has changed since the plan was made", hint=again)

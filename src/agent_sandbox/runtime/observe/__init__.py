@@ -25,7 +25,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenAttempt:
     """An attempt as the runtime sees it, without knowledge of the rules.
 
     `there` is whether a program to execute exists in the view: a search along PATH tries to execute it in every directory.

@@ -31,8 +31,8 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
 from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.process.report import Reply, Report, await_end_of, exit_of, parsed
-from agent_sandbox.runtime.process.zygote import Line, Zygote
+from agent_sandbox.runtime.process.report import GuestReport, Reply, await_end_of, exit_of, parsed
+from agent_sandbox.runtime.process.zygote import GuestLine, Zygote
 
 if TYPE_CHECKING:
     from typing import Any
@@ -126,9 +126,9 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
-        self._answer, self._said = Reply(self._payload), Report()
+        self._answer, self._said = Reply(self._payload), GuestReport()
 
-    def _begin_at(self, keeper: Zygote) -> Line:
+    def _begin_at(self, keeper: Zygote) -> GuestLine:
         theirs: list[int] = []
         try:
             if not self.launch.terminal:

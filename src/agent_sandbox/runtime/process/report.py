@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report:
+class GuestReport:
     """What it came to. `refused` is the exit code for a program that was not started, for the reason in `why`; else None."""
 
     inputs: bytes = b""
@@ -56,7 +56,7 @@ class Reply:
         self._kept += said[: REPORT_BYTES - len(self._kept)]
         return bool(said)
 
-    def said(self) -> Report:
+    def said(self) -> GuestReport:
         """All of it, once nobody can say more. Nothing may have come: it was ended before it could answer."""
         before = -1
         while len(self._kept) != before and self.take():
@@ -64,14 +64,14 @@ class Reply:
         return parsed(self._kept)
 
 
-def parsed(words: bytes) -> Report:
+def parsed(words: bytes) -> GuestReport:
     """What a guest's last words mean."""
     if words.startswith(INPUTS):
-        return Report(words.removeprefix(INPUTS))
+        return GuestReport(words.removeprefix(INPUTS))
     if not words:
-        return Report()
+        return GuestReport()
     code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
-    return Report(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
+    return GuestReport(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
 
 
 def exit_of(

@@ -38,7 +38,7 @@ _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
 @dataclass(frozen=True)
-class Line:
+class GuestLine:
     """To one run: `control` to its init, `payload` to its guest. `number` is what the zygote calls it."""
 
     number: int
@@ -77,7 +77,7 @@ class Zygote:
 
         return cgroups.here()
 
-    def start(self, streams: Sequence[int]) -> Line:
+    def start(self, streams: Sequence[int]) -> GuestLine:
         """Have an init forked that waits for its request. `streams` are the guest's three, or none when init makes a terminal.
 
         Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote never came up, OSError when it has gone or
@@ -90,13 +90,13 @@ class Zygote:
                 self._await_readiness()
             return self._order(streams)
 
-    def _order(self, streams: Sequence[int]) -> Line:
+    def _order(self, streams: Sequence[int]) -> GuestLine:
         number = next(self._numbers)
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             for _ in ("control", "payload"):
                 pairs.append(socket.socketpair())
-            line = Line(number, pairs[0][0], pairs[1][0])
+            line = GuestLine(number, pairs[0][0], pairs[1][0])
             line.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before init says its first byte
             _send(self._link, marshal.dumps((START, number)), [*(theirs.fileno() for _, theirs in pairs), *streams])
         except OSError:

@@ -26,7 +26,7 @@ from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, ExitRe
 from agent_sandbox.runtime.process.zygote import argv_for, packages
 from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, CachedFile
 from agent_sandbox.runtime.wasm.recipe import Package
 from agent_sandbox.runtime.wasm.runtime import cache_for, missing_means
 
@@ -63,7 +63,7 @@ class OneWallGuest:
     irrevocable = False
     terminal: int | None = None
 
-    def __init__(self, launch: Launch, program: PythonCode, module: Entry, found: Package) -> None:
+    def __init__(self, launch: Launch, program: PythonCode, module: CachedFile, found: Package) -> None:
         self.launch = launch
         self.refused = ""
         self.notes: tuple[str, ...] = (NOTE,)
@@ -76,7 +76,7 @@ class OneWallGuest:
             raise
         self._began = time.monotonic()
 
-    def _start(self, launch: Launch, program: PythonCode, module: Entry, found: Package) -> subprocess.Popen[bytes]:
+    def _start(self, launch: Launch, program: PythonCode, module: CachedFile, found: Package) -> subprocess.Popen[bytes]:
         root, library = os.path.join(self._directory, "root"), os.path.join(self._directory, "library")
         os.mkdir(library)
         _link_or_copy(found.library, os.path.join(library, found.library_name))

@@ -22,7 +22,7 @@ from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote, argv_for, packages
 from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
-from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, CachedFile
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
 
@@ -215,7 +215,7 @@ class WasmRuntime:
         """End the waiting guests and the zygote. Running guests go on, and the zygote lives until they end."""
         self._guests.close(leaving=leaving)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> CachedFile:
         entry = self._cache.entry(name)
         if entry is None:
             why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
