@@ -1,4 +1,4 @@
-"""Look at code before it runs, and refuse through the gate what reaches for more than the sandbox gives.
+"""Check code before it runs, and refuse through the gate what uses more than the sandbox gives.
 
 An early warning in words, never the wall: who wants to get past a reader of text can, and then meets the sandbox itself. It is here, in
 front of every run and turn, so that the refusal is in the ledger whoever asked.
@@ -24,7 +24,7 @@ MOST_TOLD = 3  # issues in a message; the first ones are enough to see what is m
 
 @dataclass(frozen=True)
 class Words:
-    """What lifts a pattern, in the words of those who can do it: by the permission that covers it, by its list, and all of them at once."""
+    """The words that tell a user how to permit a pattern: by a permission, by its list, or by turning the check off."""
 
     permissions: Mapping[str, str]
     the_list: str
@@ -55,24 +55,24 @@ IN_A_FILE = Words(
 
 @dataclass(frozen=True)
 class EarlyLook:
-    """What is looked for: the rules in place of the default ones, if there are any, and more that no permission lifts."""
+    """The rules of the check: in place of the default ones, if given, and more that no permission lifts."""
 
     rules: tuple[Rule | str, ...] | None = None
     more: tuple[str, ...] = ()
     words: Words = IN_A_PROGRAM
 
     def check(self, gate: Gate, what: Code | Command, action: Action) -> None:
-        """Raise `Denied`, recorded, for code with issues. What the gate refuses in any case is left to it."""
+        """Raise `Denied`, recorded, for code with issues. Code that the gate refuses anyway is left to the gate."""
         if (reason := self.against(gate.policy, what)) is not None:
             gate.refuse(action, reason)
 
     def against(self, policy: Policy, what: Code | Command) -> Reason | None:
-        """Why the code is not to run under this policy; None where nothing is found."""
+        """Return why the code may not run under this policy; None without issues."""
         found = self.issues(policy, what)
         return None if found is None or found.valid else self._reason(found)
 
     def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
-        """What the code reaches for that the policy does not give; None for what is no code, or none that can be run."""
+        """Return the issues of the code under this policy; None for work that is not code, or cannot run."""
         if isinstance(what, Command):
             if not reads_a_line(what.argv):
                 return None

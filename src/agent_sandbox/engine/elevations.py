@@ -1,4 +1,4 @@
-"""Elevations that stand: which sandbox has more than its policy for now, since when, and for how long. Kept on disk, sealed.
+"""Standing elevations: which sandbox has more than its policy, since when, and for how long. Stored on disk, sealed.
 
 One ends by itself: whether it holds is asked of the clock each time, and nothing has to happen for it to be over. Two clocks are asked, and
 the less generous one counts: that of the machine, which somebody may set back, and the time since the machine was started, which nobody
@@ -32,7 +32,7 @@ _LARGEST = 64 << 10
 
 @dataclass(frozen=True)
 class Raised:
-    """An elevation: its name, the sandbox, what is lifted, by whom, when it began, and how much is left of it in seconds."""
+    """An elevation: its name, the sandbox, the lifted rules, by whom, when it began, and the seconds left."""
 
     name: str
     sandbox: str
@@ -45,7 +45,7 @@ class Raised:
 
 
 class Elevations:
-    """Those in one directory. `since_boot` is a clock that cannot be set, `boot` names the time that the machine has been up."""
+    """The elevations in one directory. `since_boot` is a clock that nobody can set; `boot` identifies the current boot."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Elevations:
         self._boot = boot
 
     def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
-        """Lift this for a sandbox, from now on, on somebody's word. Recorded before it holds. Returns its name.
+        """Begin an elevation on somebody's word, and return its name. It is recorded before it holds.
 
         Raises `PolicyError` for nothing or for ever, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """
@@ -97,13 +97,13 @@ class Elevations:
         return name
 
     def standing(self) -> list[Raised]:
-        """Those that hold now, oldest first. What is over is recorded, and gone."""
+        """Return those that hold now, the oldest first. Expired ones are recorded and removed."""
         self.sweep()
         found = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
         return sorted(found, key=lambda each: (each.began, each.name))
 
     def end(self, name: str, *, by: str) -> None:
-        """Take one back before its time. Raises `PolicyError` when there is none of this name."""
+        """End an elevation early. Raises `PolicyError` if there is none of this name."""
         with self._alone():
             raised = self._read(name) if name in self._names() else None
             if raised is None:
@@ -111,7 +111,7 @@ class Elevations:
             self._over(raised, self._clock(), f"{by} took it back")
 
     def sweep(self) -> None:
-        """Record the end of what is over, with the time at which it was."""
+        """Remove expired elevations, and record when each ended."""
         if not self._names():
             return
         with self._alone():  # or two who come at once would both record it
@@ -134,7 +134,7 @@ class Elevations:
             return []
 
     def _read(self, name: str) -> Raised | None:
-        """None for what we have not sealed, and for what goes away in this moment."""
+        """Read an elevation; None if we did not seal it, or it is just being removed."""
         from json import loads
 
         try:

@@ -1,4 +1,4 @@
-"""What was seen of a run, judged by the rules it ran under: each thing once, and whether it is let be there. Nothing rests on it.
+"""Observations of a run, judged by the policy it ran under: each attempt once, and whether it is allowed. For people, never for decisions.
 
 Judged by names, as the rules are written. Whether the call then succeeded is not known here: what is allowed may not exist, and a link may
 lead elsewhere.
@@ -50,7 +50,7 @@ class Observation(Attachment):
 
 
 def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
-    """What was seen of a run that was launched like this, in its order.
+    """Judge the observed attempts of a launch, in order of first appearance.
 
     A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
     """
@@ -65,7 +65,7 @@ def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Laun
 
 
 def noted(observed: Observed) -> tuple[str, Facts]:
-    """What the ledger has of it: under which name, and what."""
+    """Return the name and the facts of an observation, for the ledger."""
     facts: Facts = {"target": observed.target, "program": observed.program, "allowed": observed.allowed, "times": observed.times}
     return f"{_CATEGORIES[observed.kind]}.{observed.kind}", facts
 
@@ -91,7 +91,7 @@ class _Judge:
         return False  # until there is a way out, nothing of the network is
 
     def _is_there(self, path: str) -> bool:
-        """Whether the view has a place for this name: what is shown, and the directories on the way to it."""
+        """Return whether the view has this path: shown files, and the directories on the way to them."""
         files = self._policy.files
         if files.bars(path):
             return False

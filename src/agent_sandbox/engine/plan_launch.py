@@ -35,7 +35,7 @@ DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a 
 
 @dataclass(frozen=True)
 class Gating:
-    """The rules about files with those about programs worked in, and what can be executed, if that is not whatever is there."""
+    """The file rules with the program rules worked in, and the executable files; None if all files are."""
 
     files: FileRules
     executables: Executables | None = None
@@ -146,9 +146,11 @@ class LaunchPlanner:
 
 
 def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
-    """For a run that starts `interpreter`, if it is code, or with `python` has one that runs already, or is a `line` for a shell.
+    """Return what the program rules mean for one run.
 
-    Raises PolicyError where the rules name what cannot be told apart from something else.
+    `interpreter` is the program that code starts; with `python` the interpreter runs already; a `line` is read by a shell.
+
+    Raises `PolicyError` for rules that name programs which cannot be told apart.
     """
     if not policy.programs.groups:
         hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))
@@ -161,8 +163,9 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
 
 
 def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
-    """What tells that programs or modules have been installed or removed: looking through all of them takes long. It does not see
-    everything, so after a while they are looked through anyway; until then what is new does not start, and nothing else does instead."""
+    """Return signs that programs or modules were installed or removed, as listing all of them is slow.
+
+    Some changes leave no sign, so the key also changes with time. Until then a new program does not start, and no other one instead."""
     return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
 
 

@@ -51,7 +51,7 @@ class Tape:
 
 
 class Taping:
-    """Takes a stream as it comes."""
+    """Records a stream as it arrives."""
 
     def __init__(self) -> None:
         self._all = hashlib.sha256()
@@ -61,7 +61,7 @@ class Taping:
         self._rest = b""
 
     def take(self, data: bytes) -> None:
-        """More of it."""
+        """Take the next bytes."""
         self._all.update(data)
         self._size += len(data)
         self._beginning += data[: KEPT - len(self._beginning)]
@@ -72,7 +72,7 @@ class Taping:
                 self._pieces.append(_named(piece))
 
     def taped(self) -> Tape:
-        """All of it."""
+        """Return the tape of all bytes taken."""
         last = [_named(self._rest)] if self._rest and len(self._pieces) < MOST_PIECES else []
         return Tape(self._size, self._all.hexdigest(), self._beginning, (*self._pieces, *last))
 
@@ -82,7 +82,7 @@ def _named(piece: bytes) -> str:
 
 
 def first_difference(one: Tape, other: Tape) -> tuple[int, bool] | None:
-    """Where two streams begin to differ, and whether that is the very byte or only the piece that holds it; None when they are the same."""
+    """Return where two streams begin to differ, and whether that is the exact byte or only its piece; None if they are equal."""
     if (one.size, one.digest) == (other.size, other.digest):
         return None
     for index, (left, right) in enumerate(zip(one.beginning, other.beginning, strict=False)):
@@ -105,7 +105,7 @@ _HINT = "it must be one that this version wrote, unchanged"
 
 @dataclass(frozen=True)
 class Record:
-    """What a run was given, and what came of it. `code` and `stdin` are None where they were kept out, and only their digests are there."""
+    """The input and the outcome of a run. `code` and `stdin` are None if only their digests were recorded."""
 
     identity: Mapping[str, str]  # of the engine, the interpreter and the machine
     seed: int
@@ -131,17 +131,17 @@ class Record:
 
 
 def digest(data: bytes) -> str:
-    """Names content."""
+    """Return the digest of content."""
     return hashlib.sha256(data).hexdigest()
 
 
 def salted(salt: str, value: str) -> str:
-    """Names a value that may be a secret."""
+    """Return the salted digest of a value that may be a secret."""
     return hmac.new(bytes.fromhex(salt), value.encode("utf-8", "surrogateescape"), "sha256").hexdigest()
 
 
 def write(record: Record, path: str) -> None:
-    """Write it, whole or not at all. Raises `RecordError`."""
+    """Write a record, completely or not at all. Raises `RecordError`."""
     content = {"schema": SCHEMA, **{field.name: _plain(getattr(record, field.name)) for field in fields(record)}}
     try:
         write_atomically(os.path.abspath(path), json.dumps(content, indent=1) + "\n")
@@ -150,7 +150,7 @@ def write(record: Record, path: str) -> None:
 
 
 def check_place(path: str) -> None:
-    """Raise `RecordError` where a record could not be written, before there is one."""
+    """Raise `RecordError` if a record could not be written here."""
     directory = os.path.dirname(os.path.abspath(path))
     if not os.access(directory, os.W_OK | os.X_OK) or os.path.isdir(path):
         raise RecordError(f"no record can be written to {path!r}", hint="name a file in a directory of yours")
@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: str) -> Record:
-    """Read one, believing nothing. Raises `RecordError`."""
+    """Read a record, trusting nothing. Raises `RecordError`."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -295,7 +295,7 @@ class Departure:
 
 
 def departures(recorded: Record, now: Record) -> tuple[Departure, ...]:
-    """All of them, what may have caused the others first; nothing when the two runs were the same."""
+    """Return the differences of two records, likely causes first; nothing if the runs were the same."""
     return (
         *_inputs(recorded.inputs, now.inputs),
         *_stream("stdout", recorded.stdout, now.stdout),
@@ -353,7 +353,7 @@ class Recorder(Attachment):
     """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
 
     def __init__(self, work: Work, *, salt: str | None = None) -> None:
-        """`salt` is that of another record, to compare with. Raises `RecordError` for work that cannot be recorded."""
+        """`salt` is that of a record to compare with. Raises `RecordError` for work that cannot be recorded."""
         if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
             raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
         self._what, self._stdin = work.what, work.stdin
@@ -380,7 +380,7 @@ class Recorder(Attachment):
             self._given.on_changes(changes, contents)
 
     def record(self, outcome: Outcome, policy: Policy, identity: Mapping[str, str], *, keep: bool = True) -> Record:
-        """The record. Without `keep` the code and the input are not in it, only their digests."""
+        """Return the record. Without `keep` it has only the digests of code and input."""
         source, end = self._what.source.encode(), outcome.exit
         return Record(
             identity=identity,
@@ -429,12 +429,12 @@ def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str
 
 
 def rules_of(files: FileRules) -> str:
-    """Names what files a run is shown, without the secrets that are hidden from it: those are another user's on another machine."""
+    """Return the digest of the file rules without the masks: another user on another machine has other secrets."""
     return canonical.digest(replace(files, masks=()))
 
 
 def _parse_inputs(report: bytes) -> dict[str, str]:
-    """What a guest says that it looked into. Lines that are none are left out: it may say anything."""
+    """Parse the inputs that a guest reports. Other lines are left out: a guest may report anything."""
     found = {}
     for line in report.splitlines():
         kind, _, rest = line[:_LONGEST_LINE].partition(b" ")
@@ -448,7 +448,7 @@ def _parse_inputs(report: bytes) -> dict[str, str]:
 
 
 def _change_digest(change: Change, contents: Contents) -> str:
-    """A digest of all that a change is, but for whose it is and when it was: users differ, and the disk has the real time."""
+    """Return the digest of a change, without owner and time: users differ, and the disk has the real time."""
     after = change.after
     plain = [change.kind.value, change.renamed_from, change.link_of, *change.xattrs]
     if after is not None:

@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Absence:
-    """Why a runtime is not to be used, or nothing, and until when that is believed."""
+    """Why a runtime cannot be used, or nothing, and until when that is believed."""
 
     why: str
     until: float
@@ -83,7 +83,7 @@ class Runtimes:
         raise RuntimeUnavailable("there is no runtime for deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
 
     def choose(self, policy: Policy, ask: Callable[[], RoutingQuestion], *, acting: bool = True) -> Choice:
-        """Return the runtime for a piece of work. `ask` is called where there is a choice; without `acting` nothing is set going.
+        """Return the runtime for a piece of work. `ask` is called where there is a choice; without `acting` nothing is prepared.
 
         Raises `RuntimeUnavailable` when no runtime gives what the policy requires and takes the work.
         """
@@ -92,7 +92,7 @@ class Runtimes:
         return self._chosen(policy, ask(), acting)
 
     def after_failure(self, failed: Mapping[str, str], error: SandboxError, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice:
-        """Return the choice after launches that failed before anything had run, the last with `error`, which is raised if none is left."""
+        """Return the next choice after failed launches. Raises `error`, that of the last one, if none is left."""
         if self.wish != AUTO:
             raise error
         last = self._registry.get([*failed][-1])
@@ -106,7 +106,7 @@ class Runtimes:
             raise error from None
 
     def after_lack(self, choice: Choice, lack: str, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice | None:
-        """Return where a run starts again that lacked something and left no trace; None where it stays as it is."""
+        """Return the runtime for a second start of a run that lacked something; None if there is none."""
         if self.wish != AUTO:
             return None
         question = ask()
@@ -156,7 +156,7 @@ class Runtimes:
 
 
 def modules_in(directory: str) -> frozenset[str] | None:
-    """The names that Python could import from a directory; None where that is not known: it cannot be listed, or holds too much."""
+    """Return the names that Python could import from a directory; None if it cannot be listed, or is too large."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry, _ in zip(entries, range(_MOST_MODULES + 1), strict=False)]

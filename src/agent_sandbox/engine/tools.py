@@ -1,7 +1,7 @@
-"""Functions of the caller's that a program inside may call: each call through the gate, data in, data out.
+"""Tools: functions of the caller that a sandboxed program may call. Each call passes the gate; arguments and results are data.
 
-What the program says is hostile. It can name only what was handed over, and its arguments are data before anybody looks at them. What a
-tool raises is the caller's business: the program learns that it failed, and more only where the tool's author says so with `ToolError`.
+Requests of the program are hostile. They can name only the given tools, and arguments are decoded to data first. The program learns that
+a tool failed, and more only if the tool raises `ToolError`; other exceptions are for the caller.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Completed, Guest, Launch
 
 Tool = Callable[..., object]
-MOST_CALLS = 1000  # of one run, or of one turn: each is written down before it is done
+MOST_CALLS = 1000  # of one run, or of one turn: each is recorded before it is done
 LONGEST_NAME = 200
 KEPT_ERRORS = 100  # of a run: a program may have a tool fail as often as it likes
 _DUNDER = "__"
 
 
 def named(tools: object) -> dict[str, Tool]:
-    """Tools by name, from a mapping or from functions that have names. Raises `PolicyError` for what cannot be one."""
+    """Return tools by name, from a mapping or from functions with names. Raises `PolicyError` for anything else."""
     import builtins
 
     pairs = tools.items() if isinstance(tools, Mapping) else [(getattr(tool, "__name__", None), tool) for tool in _listed(tools)]
@@ -57,7 +57,7 @@ def _listed(tools: object) -> list[Any]:
 
 
 def described(name: str, tool: Tool) -> dict[str, Any]:
-    """What a program is told of a tool: its signature and its docstring. Defaults that are no data stay unknown."""
+    """Describe a tool for programs: its signature and docstring. Defaults that are not data are left out."""
     import inspect  # slow to load, and few runs have tools
 
     try:
@@ -124,7 +124,7 @@ class ToolCalls(Attachment):
         return Talk(self.hear, offer, self._clock)
 
     def hear(self, words: bytes) -> bytes:
-        """Answer a question. Raises `Nonsense` for one that no honest program asks, and whatever keeps the gate from recording."""
+        """Answer a request. Raises `Nonsense` for a malformed one, and what the gate raises when it cannot record."""
         try:
             match codec.understood(words):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
@@ -172,7 +172,7 @@ class ToolCalls(Attachment):
 
 
 class _Failed(Exception):
-    """A tool raised. What the ledger keeps of it is this name."""
+    """An exception of a tool. The ledger records this class name only."""
 
     def __init__(self, error: Exception, shown: str) -> None:
         super().__init__(shown)

@@ -1,7 +1,7 @@
-"""One interpreter, many turns: each an action of its own, through the gate and in the ledger, on what the one before has left.
+"""An interpreter that runs several turns. Each turn is an action of its own, through the gate and in the ledger.
 
-The interpreter is started with the first turn, after the gate has let that pass. It ends when it is closed, when it ends itself, and when a
-turn goes beyond a limit; the turn in which that happens says why, and there is none after it.
+The interpreter starts with the first turn, after the gate has allowed that. It ends when it is closed, when it ends itself, and when a
+turn exceeds a limit. That turn reports the reason, and no turn follows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_MORE = codec.packed(None)
 
 @dataclass(frozen=True)
 class Turn:
-    """What is given for one turn. `wall` seconds are its own; `on_start` receives the guest, to kill it from elsewhere."""
+    """The input of one turn. `wall` is its own time limit; `on_start` receives the guest, to kill it from elsewhere."""
 
     source: str
     stdin: bytes = b""
@@ -44,7 +44,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Turned:
-    """What came of it. `value` is that of a last expression, as data; or None, and `described` says what it was instead."""
+    """The outcome of a turn. `value` is the value of the last expression, as data; if it is not data, `described` is its repr."""
 
     outcome: Outcome
     value: Any = None
@@ -52,10 +52,10 @@ class Turned:
 
 
 class InterpreterTurns:
-    """One at a time, from any thread."""
+    """The turns of one interpreter: one at a time, from any thread."""
 
     def __init__(self, session: Session, work: Work) -> None:
-        """`work` holds what all turns share: environment, directory, arguments, tools, modules to have at hand."""
+        """`work` holds what all turns share: environment, directory, arguments, tools, preloaded modules."""
         self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more
         self.changes = ChangeSet()  # known when it has ended
@@ -68,9 +68,9 @@ class InterpreterTurns:
         self._process = os.getpid()
 
     def _leave_to_its_own_process(self) -> None:
-        """In a fork of the application: the interpreter is its parent's, who may be in the middle of a turn."""
+        """End this object in a fork of the application: the interpreter belongs to the parent, which may be in a turn."""
         if self._process != os.getpid():
-            self.ended, self._opened = "it is that of another process, which this one was forked from", None
+            self.ended, self._opened = "it belongs to another process, from which this one was forked", None
 
     def run(self, turn: Turn) -> Turned:
         """Take a turn. Raises as `Session.run` does, and `SandboxError` when there are no more."""
@@ -108,7 +108,7 @@ class InterpreterTurns:
                 end = replace(end, code=code)
             except ValueError as error:
                 end, said = Exit(137, ExitReason.GARBLED, 9, end.limits_hit, end.usage), None
-                opened.guest.refused = f"it ended its turn with something that is no value: {error}"
+                opened.guest.refused = f"it ended its turn with an invalid value: {error}"
         outcome = Outcome.of(replace(completed, exit=end), opened.guest, opened.route, allow, opened.notes)
         outcome = self._attached.ended(opened.guest, completed, outcome)
         outcome = replace(outcome, seconds=time.monotonic() - began)
@@ -118,7 +118,7 @@ class InterpreterTurns:
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
-        """What holds for one turn; mostly what held for the one before."""
+        """Return the launch for one turn; mostly that of the turn before."""
         if before.limits.wall_seconds == wall and before.on_output is on_output:
             return before
         return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
@@ -136,7 +136,7 @@ class InterpreterTurns:
         return {**facts(turned.outcome), "session": self.id, "turn": self._count}
 
     def kill(self) -> None:
-        """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
+        """End the interpreter at once, from any thread. A running turn reports it; otherwise the next turn is refused."""
         self._leave_to_its_own_process()
         opened = self._opened
         if opened is not None:
@@ -144,7 +144,7 @@ class InterpreterTurns:
             opened.guest.kill()
 
     def close(self) -> None:
-        """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
+        """Let the interpreter end like a program, and keep its changes. Not during a turn. Idempotent."""
         self._leave_to_its_own_process()
         try:
             if self._opened is not None:

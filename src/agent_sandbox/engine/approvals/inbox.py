@@ -1,4 +1,4 @@
-"""The inbox: questions wait here for somebody, on disk, and answers come back.
+"""The inbox: questions wait on disk for a person, and answers come back.
 
 One directory for each question; the same one asked again while it waits joins it, so nobody is asked a hundred times. Who asks keeps the
 question in memory and takes an answer only to exactly that: whatever happens to the file meanwhile, an answer to something else is none.
@@ -38,7 +38,7 @@ _LARGEST = 16 << 20  # bytes of a question with its diff: what takes a list of t
 
 @dataclass(frozen=True)
 class Waiting:
-    """A question that waits: the name to answer it by, what is shown, the digest of exactly that, and how often it was asked."""
+    """A waiting question: the name to answer it by, the text shown, its digest, and how often it was asked."""
 
     name: str
     text: str
@@ -64,7 +64,7 @@ class Inbox:
         on_wait: Callable[[Waiting], None] | None = None,
         visiting: bool = False,
     ) -> None:
-        """`factor` tells whether a second factor is good, and `on_wait` is told of a question that begins to wait."""
+        """`factor` returns whether a second factor is valid. `on_wait` is called with a question that begins to wait."""
         self._waiting = os.path.join(directory, "waiting")
         self._standing = os.path.join(directory, "standing")
         self._key = key
@@ -77,7 +77,7 @@ class Inbox:
         self._visiting = visiting
 
     def ask(self, question: Question) -> Granted | Refused:
-        """Wait for an answer to exactly this question. Raises as a ledger does when it cannot be recorded, OSError when it cannot wait."""
+        """Wait for an answer to exactly this question. Raises what the ledger raises, and OSError when it cannot wait."""
         while self._clock() < question.until:
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
                 return Granted(found[0].by, found[1])  # to the same question, earlier in this run
@@ -94,7 +94,7 @@ class Inbox:
         return Refused("nobody answered in time")
 
     def waiting(self) -> list[Waiting]:
-        """The questions that wait for somebody, the longest-waiting first."""
+        """Return the waiting questions, the oldest first."""
         if not self._visiting:
             self.sweep()
         found: list[tuple[float, Waiting]] = []
@@ -106,7 +106,7 @@ class Inbox:
         return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
 
     def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
-        """Answer a question. `digest` is that of what was shown, so that nothing can be put in its place between looking and saying yes.
+        """Answer a question. `digest` is that of the text shown, so that the question cannot be swapped before the yes.
         What is allowed for the whole run is taken back after so many `seconds`. `code` is a second factor; anybody may say no without.
 
         Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
@@ -130,7 +130,7 @@ class Inbox:
             raise PolicyError("somebody else has just answered, and that counts", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
-        """Raise `PolicyError` for a yes that would not count: better said now than to who waits for it."""
+        """Raise `PolicyError` now for a yes that would not count."""
         if ANOTHER_USER in question.needs and os.getuid() == question.asker:
             raise PolicyError("this needs the word of another user than the one who asks", hint="as root: agent-sandbox approve --of USER")
         if self._approvers is not None and os.getuid() not in self._approvers:
@@ -143,7 +143,7 @@ class Inbox:
             raise PolicyError("this needs a second factor, and that was none", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
-        """Take back what was allowed for a run. The return is recorded."""
+        """Take back what was allowed for a run, and record that."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             question = _question(place)
@@ -151,7 +151,7 @@ class Inbox:
                 self._take_back(place, question, "the run is over")
 
     def sweep(self) -> None:
-        """Take back what has expired, and clear away questions whose askers are gone."""
+        """Take back what has expired, and remove questions whose askers are gone."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
@@ -169,7 +169,7 @@ class Inbox:
                     _clear(place)
 
     def _put(self, question: Question) -> Question | Refused:
-        """Put the question, or join the same one that waits already. Returns the one that waits."""
+        """Write the question, or join the same one that waits already. Returns the one that waits."""
         with self._alone():  # or two that ask the same at once would not see one another
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
@@ -192,7 +192,7 @@ class Inbox:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else puts or sweeps meanwhile."""
+        """Hold the lock: nobody else writes or sweeps meanwhile."""
         make_private(self._waiting)
         lock = os.open(os.path.join(self._waiting, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -205,7 +205,7 @@ class Inbox:
         return os.path.join(self._waiting, question.digest())
 
     def _open_question(self, place: str) -> Question | None:
-        """The question that waits there, unless it is answered or its time is over, or it is not the one that its place is named by."""
+        """Return the question in this place; None if it is answered, expired, or not the one that names the place."""
         question = _question(place)
         if question is None or self._place(question) != place or not self._clock() < question.until:
             return None
@@ -215,7 +215,7 @@ class Inbox:
         return [os.path.join(self._waiting, name) for name in _names(self._waiting)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
-        """The answer to this question; None when it was good for another who asked the same, or nobody answered."""
+        """Wait for the answer; None if nobody answered, or another asker of the same question used it up."""
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
@@ -261,7 +261,7 @@ class Inbox:
                 return Granted(answer.by, word)
 
     def _valid(self, place: str, question: Question, *, refusals: bool = False) -> tuple[Answer, Word] | None:
-        """The answer in this place, if it is sealed, by somebody whose word counts, in time, and to exactly this question.
+        """Return the answer in this place if it is valid: sealed, in time, to this question, by somebody whose word counts.
 
         For a standing one the question of the time is read again, and has to be of the same group as this one.
         """
@@ -286,7 +286,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides."""
+        """Return whether the answer comes from somebody who may give it, with a second factor if needed. A no needs neither."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 
@@ -303,7 +303,7 @@ def _shown(question: Question, times: int) -> Waiting:
 
 
 def _write_answer(place: str, content: bytes, asker: int) -> None:
-    """Put an answer beside its question, whole or not at all. Raises FileExistsError when somebody else was first, and theirs counts.
+    """Write an answer beside its question, completely or not at all. Raises FileExistsError if there is one already.
 
     Where it goes belongs to who asks, so whatever lies on the way, nothing is written anywhere else by somebody who may write everywhere.
     They can read it, whoever wrote it.
@@ -328,7 +328,7 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
 
 
 def _opened(path: str) -> int:
-    """A regular file, open to be read. What else lies there may be anybody's, and could keep who looks waiting. Raises OSError."""
+    """Open a regular file for reading. Raises OSError for anything else, such as a pipe that would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

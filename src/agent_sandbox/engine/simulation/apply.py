@@ -1,4 +1,4 @@
-"""Carry a plan out: its file changes, exactly as they are, by the same promotion that carries over what a sandbox changed.
+"""Apply a plan: promote exactly its file changes, as `engine.promote` does with those of a sandbox.
 
 Before anything is done the layers of the plan are read again and compared with it, byte for byte; the policy and what waits in the
 project's sandbox have to be what they were; and reality has to be where the simulation began. A plan is good for once: from the moment
@@ -25,7 +25,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan that can be carried out, and the promotion that would do it; good for the block of `opened`."""
+    """A plan that can be applied, and its promotion. Valid in the block of `opened`."""
 
     plan: EffectPlan
     kept: Kept
@@ -46,7 +46,7 @@ def opened(
     system: bool = False,
     files_only: bool = False,
 ) -> Iterator[Ready]:
-    """The plan whose digest begins so, checked, with the project's sandbox held. Nothing is done yet.
+    """Open the plan with this digest, or beginning of one; check it, and lock the project's sandbox. Nothing is done yet.
 
     `stored_of` and `policy_of` give a project's sandbox and its policy as it is now. Raises `PolicyError` for a plan that is not there, was
     begun already, is not as it was shown, or is not good any more; `Drift` is raised when it is carried out.
@@ -65,7 +65,7 @@ def opened(
 
 
 def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Do it. `proposal` is that of `ready`, with what somebody agreed to. Raises as `promoting.carry_out`; then nothing was changed."""
+    """Apply a plan. `proposal` is that of `ready`, with what was approved. Raises as `promote.carry_out`; nothing was changed then."""
     ready.kept.begin()
     try:
         done = carry_out(proposal, ready.stored, gate, details=details)
@@ -79,7 +79,7 @@ def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *
 
 
 def kept_plans(plans: Plans) -> list[EffectPlan]:
-    """All that could be carried out, the newest first."""
+    """Return all plans that can be applied, the newest first."""
     found: list[EffectPlan] = []
     for _, text in plans.all():
         with suppress(ValueError):  # of another version
@@ -116,7 +116,7 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
 
 
 def _scratch(plan: EffectPlan, *, system: bool) -> Iterator[str]:
-    """What would be carried over nowhere: by-products outside the project."""
+    """Return the by-products outside the project, which are not promoted."""
     inside = plan.project.rstrip("/") + "/"
     return (effect.path for effect in plan.files if effect.place == "noise" and not effect.path.startswith(inside) and not system)
 

@@ -1,4 +1,4 @@
-"""From what came of a simulated run to the effects of a plan: each changed path with the digest of its content, and the rest."""
+"""Turn the outcome of a simulated run into effects: changed files with digests, programs, network requests, secrets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPENING = ("read", "write", "execute")
 
 
 def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
-    """Each change as an effect, by its path, without its risk; and why not all of their content was read, or nothing."""
+    """Return the effects of changes by path, without risks; and why some content was not read, or nothing."""
     room, problem = MOST_READ, ""
     found: dict[str, FileEffect] = {}
     for change in changes:
@@ -72,7 +72,7 @@ def _digest(change: Change, contents: Contents) -> str:
 
 
 def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Contents, project: str) -> tuple[FileEffect, ...]:
-    """The effects with the risk of each. `changes` are those that they were made from."""
+    """Return the effects with their risks. `changes` are their changes."""
     classes: dict[str, frozenset[str]] = {}
     for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
         if len(part):
@@ -88,7 +88,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
 
 
 def understood(work: Work) -> Understanding | None:
-    """What the text of the work says that it does; None for code that is no command line."""
+    """Return what the command line says that it does; None for other code."""
     if isinstance(work.what, Code):
         return understand(work.what.source) if work.what.language == "bash" else None
     argv = work.what.argv
@@ -96,7 +96,7 @@ def understood(work: Work) -> Understanding | None:
 
 
 def predictions(read: Understanding | None) -> Iterator[Prediction]:
-    """What a command says that it does, as far as somebody should mind."""
+    """Yield the predictions that a person should see."""
     for effect in read.effects if read else ():
         minded = risk.of_prediction(effect.kind)
         if minded is not risk.NONE:
@@ -106,7 +106,7 @@ def predictions(read: Understanding | None) -> Iterator[Prediction]:
 
 
 def programs(observed: Iterable[Observed], read: Understanding | None, *, watched: bool) -> tuple[ProgramUse, ...]:
-    """What was started, how often; where nobody watched, what the text names."""
+    """Return started programs and how often; without observation, those that the text names."""
     if not watched:
         return tuple(ProgramUse(tool) for tool in (read.tools if read else ()))
     times: dict[tuple[str, bool], int] = {}
@@ -118,7 +118,7 @@ def programs(observed: Iterable[Observed], read: Understanding | None, *, watche
 
 
 def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
-    """What would have gone over the network."""
+    """Return requests that would have used the network."""
     return tuple(
         NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target))
         for each in observed
@@ -127,7 +127,7 @@ def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
 
 
 def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[str, str]) -> tuple[SecretUse, ...]:
-    """Hidden files that it tried to open, and variables that look secret and were handed in."""
+    """Return hidden files that it tried to open, and given variables that look secret."""
     why = {mask.path: mask.why for mask in masks}
     found: dict[tuple[str, str], SecretUse] = {}
     for each in observed:
@@ -173,7 +173,7 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
 
 
 def moved(inputs: Iterable[Input], project: str) -> Iterator[str]:
-    """The paths of those that are not what they were."""
+    """Return the paths of inputs that have changed since."""
     with _opened(project) as top:
         for each in inputs:
             seen = _look(top, each.path, project, MOST_BYTES)
@@ -191,7 +191,7 @@ def _opened(project: str) -> Iterator[int]:
 
 
 def _look(top: int, path: str, project: str, most: int) -> tuple[int, int, str] | None:
-    """Size, time of the last change and digest of a real file; None for what is no regular file, cannot be read, or lies behind a link."""
+    """Return size, change time and digest of a regular file; None if it is no such file, or unreadable, or behind a link."""
     try:
         fd = beneath.open_file(top, path[len(project.rstrip("/")) :].lstrip("/"), one_filesystem=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""Run something on a clone of the machine as the project's sandbox sees it, and make a plan of what it did there.
+"""Simulate a command: run it on a clone of the machine as the project's sandbox sees it, and plan its effects.
 
 The clone has a copy of what waits in the sandbox, and layers of its own on top of that. Neither the sandbox nor the machine is written.
 Where something waits, a path that both have changed is in the plan as it would be on the machine: what is shown is all that is carried
@@ -29,7 +29,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Simulated:
-    """A plan, how its run went, and the layers of it; `kept` says whether it can still be carried out later. Good for the block."""
+    """A plan, the outcome of its run, and its layers. `kept` says whether the plan was stored. Valid in the block."""
 
     plan: EffectPlan
     outcome: Outcome
@@ -99,7 +99,7 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
 
 
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
-    """The plan of work that runs on layers of its own anyway, in a sandbox without a project. It cannot be carried out."""
+    """Plan work in a sandbox without a project, on throw-away layers. The plan cannot be applied."""
     found: list[tuple[FileEffect, ...]] = []
     problems: list[str] = []
 
@@ -120,7 +120,7 @@ def _given_up(path: str) -> str:
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
-    """Give the clone what waits in the sandbox. Returns that, as effects."""
+    """Copy the unpromoted changes of the sandbox into the clone; return them as effects."""
     if not waiting.state.exists:
         return {}
     with ExitStack() as held:
@@ -138,7 +138,7 @@ def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable
 
 
 def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
-    """What waits in a sandbox, as effects. Raises `WorkspaceError` when it cannot be read whole."""
+    """Return the unpromoted changes of a sandbox as effects. Raises `WorkspaceError` if they cannot be read completely."""
     if not stored.state.exists:
         return {}
     with stored.opened() as stack:
@@ -152,7 +152,7 @@ def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
 
 
 def base_of(found: dict[str, FileEffect]) -> str:
-    """What names a state of a sandbox by what waits in it."""
+    """Return the digest of unpromoted changes."""
     return digest_of_plain([plain(effect) for effect in found.values()]) if found else NOTHING_WAITS
 
 
@@ -166,7 +166,7 @@ def plan_of(
     governed: str,
     clock: Callable[[], float],
 ) -> EffectPlan:
-    """The plan of a run, without what only its layers tell."""
+    """Return the plan of a run, without what only its layers tell."""
     read = effects.understood(work)
     observed = outcome.observed
     watched = bool(observed)  # the start of the program at least, where somebody watches
@@ -191,7 +191,7 @@ def plan_of(
 
 
 def _command(work: Work) -> tuple[str, ...]:
-    """What names it: its words, or of code the language and the digest."""
+    """Return the words of a command; for code its language, digest and arguments."""
     if isinstance(work.what, Code):
         return (f"{work.what.language} code", f"sha256:{sha256(work.what.source.encode()).hexdigest()}", *work.what.arguments)
     return work.what.argv
