@@ -1,4 +1,4 @@
-"""The sandbox for asyncio: the same names, awaited. A thread for each running execution, over the very same code.
+"""The sandbox for asyncio: the same methods, awaited. Each execution runs in a thread, by the same code.
 
 Kept apart so that programs without an event loop do not pay for importing one.
 """
@@ -27,7 +27,7 @@ MOST_AT_ONCE = 64
 
 
 class AsyncSandbox:
-    """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills what it runs, and the task ends when that is gone.
+    """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills the run; the task ends after it.
 
     `on_output` is called in the event loop's thread, in order, before the result is returned. Tools may be coroutines: they are awaited in
     that loop; other tools are called in the thread of their run. Up to 64 executions run at once; others wait.
@@ -43,7 +43,7 @@ class AsyncSandbox:
 
     @property
     def id(self) -> str:
-        """Names this sandbox in its results."""
+        """The id of this sandbox in its results."""
         return self._sandbox.id
 
     @property
@@ -130,7 +130,7 @@ class AsyncSession:
 
 
 class _Loop:
-    """The event loop that awaits something done in a thread, and awaits for that thread the tools that are coroutines."""
+    """The event loop that awaits a thread, and runs the coroutine tools of that thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ class _Loop:
         return made
 
     def tools(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The option with those that are coroutines made functions for the thread of the run; others are called there as they are."""
+        """Return the tools with coroutines wrapped as functions for the thread of the run. Other tools are called there directly."""
         every = {**config.toolbox, **named(options.get("tools", ()))}
         return {"tools": {name: self._called(tool) if iscoroutinefunction(tool) else tool for name, tool in every.items()}} if every else {}
 

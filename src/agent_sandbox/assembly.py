@@ -101,17 +101,17 @@ class Host:
 
     @property
     def elevations(self) -> str:
-        """The directory of standing elevations. As a rule it is not there."""
+        """The directory of standing elevations. Usually it does not exist."""
         return os.path.join(self.state, APPROVALS, "elevations")
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The user's home, and that of the account where the environment names another."""
+        """The user's home, and that of the account if the environment names another."""
         return tuple(dict.fromkeys((self.home, *_homes({_account_home()}))))
 
     @property
     def homes_of_others(self) -> tuple[str, ...]:
-        """The homes of other users, for root, who can look into them.
+        """The homes of other users, if this is root, who can read them.
 
         Service accounts that name `/`, `/bin` or `/usr/sbin` do not count. One below `/home` counts before it exists, as it may be made
         while something runs.
@@ -324,8 +324,9 @@ def _registry(cache: str, state: str) -> Registry:
 
 @lru_cache(maxsize=1)
 def _process() -> ProcessRuntime:
-    """A zygote costs time and memory, and serves any number of sandboxes, as do the guests that wait ready. All of it starts with the first
-    run and ends by itself when this process does; a forked child gets its own."""
+    """Return the process runtime of this process: a zygote and its waiting guests cost time and memory, so all sandboxes share them.
+
+    They start with the first run and end with this process; a forked child gets its own."""
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
     return ProcessRuntime(warm=WARM)

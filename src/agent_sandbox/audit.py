@@ -1,4 +1,4 @@
-"""The audit log: a view in memory over the ledger, for a program that wants to know what its sandboxes did.
+"""The audit log: a view of the ledger in memory, for programs that want to know what their sandboxes did.
 
 What is recorded goes to the ledger first and is shown here afterwards, so nothing can be here that is not there. It forgets the oldest
 when it is full; the ledger does not. `load` brings back what was recorded earlier, by whomever.
@@ -39,7 +39,7 @@ class AuditLevel(Enum):
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One entry. `target` is what the action was done to, as the policy judged it; it may hold anything that was asked for."""
+    """An audit entry. `target` is the object of the action, as the policy judged it; it may hold any text."""
 
     sequence: int
     timestamp: float
@@ -53,15 +53,15 @@ class AuditEntry:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the entry as JSON types."""
         return vars(self) | {"level": self.level.value, "details": wrapped(self.details)}
 
 
 class AuditLog:
-    """What sandboxes did, newest last. Safe to share between threads and sandboxes.
+    """The actions of sandboxes, newest last. Safe to share between threads and sandboxes.
 
-    `on_entry` is called for each entry, in the thread that acts: after what it tells of is recorded, and for an action before that is done.
-    What it raises stops nothing and is counted in the summary.
+    `on_entry` is called for each entry, in the thread that acts, after the ledger has it; for an intent that is before the action. An
+    exception in it stops nothing, and is counted in the summary.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class AuditLog:
         return len(self._entries)
 
     def over(self, ledger: EntryWriter) -> EntryWriter:
-        """The ledger, with this as its onlooker."""
+        """Return the ledger with this log attached."""
         return _Watched(ledger, self)
 
     def load(self, ledger: str | os.PathLike[str]) -> None:
-        """Show what a ledger holds already. Raises `LedgerBroken` when it was changed, OSError when it cannot be read."""
+        """Add the entries of a ledger file. Raises `LedgerBroken` if it was changed, OSError if it cannot be read."""
         for entry in entries(os.fspath(ledger)):
             self.show(entry)
 
     def show(self, entry: Entry) -> None:
-        """Take in one entry of the ledger."""
+        """Add one entry of the ledger."""
         with self._lock:
             made = self._made(entry)
             if not made.level >= self._level:
@@ -101,7 +101,7 @@ class AuditLog:
         if self._on_entry is not None:
             try:
                 self._on_entry(made)
-            except Exception:  # an onlooker decides nothing, so its mistake neither stops nor changes what is done
+            except Exception:  # a callback decides nothing, so its error neither stops nor changes the action
                 self._failed += 1
 
     def get_entries(
@@ -114,7 +114,7 @@ class AuditLog:
         allowed: bool | None = None,
         since: float | None = None,
     ) -> list[AuditEntry]:
-        """Those of this level or graver, in order; with a limit, the newest so many."""
+        """Return entries of this level or above, in order; with a limit, the newest."""
         with self._lock:
             held = list(self._entries)
         found = [
@@ -129,11 +129,11 @@ class AuditLog:
         return found if limit is None else found[max(len(found) - limit, 0) :]
 
     def get_denied_actions(self, sandbox_id: str | None = None, limit: int | None = None) -> list[AuditEntry]:
-        """What was refused."""
+        """Return the refused actions."""
         return self.get_entries(sandbox_id=sandbox_id, limit=limit, allowed=False)
 
     def get_summary(self) -> dict[str, Any]:
-        """How many entries there are, of which sort, and how many have been forgotten."""
+        """Return the numbers of entries by kind, and how many were dropped."""
         held = self.get_entries()
         denied = sum(not entry.allowed for entry in held)
         return {
@@ -155,7 +155,7 @@ class AuditLog:
         return len(held)
 
     def clear(self) -> None:
-        """Forget everything here. The ledger keeps it."""
+        """Remove all entries from this log. The ledger keeps them."""
         with self._lock:
             self._entries.clear()
             self._seen = 0
@@ -179,7 +179,7 @@ class AuditLog:
 
 
 class _Watched:
-    """A ledger that shows what it has recorded."""
+    """A ledger that shows its entries to an audit log."""
 
     def __init__(self, ledger: EntryWriter, audit: AuditLog) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""A lower-level way to run code: look at it first, then run it under permissions, with a context that says whose it is.
+"""A lower-level way to run code: check it first, then run it under permissions, with a context.
 
 `validate_code` is an early warning. It stops ordinary mistakes before they run and says why in words; who wants to get past a reader of
 text can. The sandbox is the wall, and it is there in any case.
@@ -27,7 +27,7 @@ from agent_sandbox.sandbox import Sandbox, code_of
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """Whose execution it is, and its surroundings. `metadata` is the caller's own and comes back with the result."""
+    """The user, session and environment of an execution. `metadata` is the caller's, and is returned with the result."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     language: str = "python"
@@ -45,14 +45,14 @@ class ExecutionContext:
 
 @dataclass(frozen=True)
 class ExecutionResult(SandboxResult):
-    """What came of an execution: a result as of a sandbox, the context it ran in, and what was found in the code."""
+    """The result of an execution: that of the sandbox, the context, and the issues found in the code."""
 
     context: ExecutionContext | None = None
     issues: tuple[Mapping[str, Any], ...] = ()
 
 
 class CodeExecutor:
-    """Runs code under permissions once it has been looked at. Safe to use from many threads."""
+    """Checks code, and runs it under permissions. Safe to use from many threads."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class CodeExecutor:
         blocked_patterns: Iterable[str | Rule] | None = None,
         validate: bool = True,
     ) -> None:
-        """Without permissions everything is denied but the code itself.
+        """Without permissions nothing is allowed but running code.
 
         `blocked_patterns` are used in place of the default ones; a default pattern keeps all that it catches, any other is a name, a dotted
         name or `name(`. `validate=False` turns the early warning off, never the wall. Every execution and every refusal is in the ledger,
@@ -78,14 +78,14 @@ class CodeExecutor:
             raise PolicyError(f"{self.backend!r} takes no permissions", hint="use ProcessIsolation(), or no permissions")
 
     def validate_code(self, code: str, language: str = "python") -> dict[str, Any]:
-        """`valid`, and `issues`: for each pattern that was found its name, the reason why it is one, and the line. Runs nothing."""
+        """Return `valid` and `issues`: pattern, reason and line of each. Runs nothing."""
         if canonical_language(language) not in LANGUAGES:
             raise PolicyError(f"unknown language {language!r}", hint=f"use one of {', '.join(LANGUAGES)}")
         issues = self._issues(code, language)
         return {"valid": not issues, "issues": issues}
 
     def execute(self, code: str, context: ExecutionContext | None = None) -> ExecutionResult:
-        """Look at the code, run it if nothing is wrong, and wait for its end. What is refused is FAILED, with `issues` and `verdict`.
+        """Check the code, run it if there are no issues, and wait for its end. A refusal is FAILED, with `issues` and `verdict`.
 
         Raises as `Sandbox.execute` does.
         """
@@ -122,7 +122,7 @@ class CodeExecutor:
         return self.backend.execute(code, context.language, IsolationConfig(**surroundings))
 
     def _look_first(self, what: Code, context: ExecutionContext) -> None:
-        """Before another's backend runs it: a refusal is in the ledger as every other is."""
+        """Check code before a backend of the caller runs it. A refusal is recorded in the ledger."""
         config = SandboxConfig(**self._looking)
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)

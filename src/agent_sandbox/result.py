@@ -1,4 +1,4 @@
-"""What came of a run, as the SDK hands it out: flat fields, text, and one line that says what went wrong.
+"""The result of a run in the SDK: flat fields, text, and one line for an error.
 
 Everything a program says about itself, its error line included, is only what it said: a hostile one may say anything. `status`, `exit`,
 `limits_hit` and `verdict` are ours.
@@ -27,7 +27,7 @@ _LONGEST_ERROR = 2000  # characters; the whole of it is in stderr
 
 
 class SandboxStatus(Enum):
-    """Where a run, or a sandbox's latest run, stands."""
+    """The status of a run, or of a sandbox's latest run."""
 
     PENDING = "pending"  # nothing has run yet
     RUNNING = "running"
@@ -83,7 +83,7 @@ class SandboxResult:
 
 
 def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: str) -> SandboxResult:
-    """The result of something that ran. `wall` is the name of the limit that the wall time stood for."""
+    """Return the result of a finished run. `wall` is the name of the limit behind the wall time."""
     end = outcome.exit
     hit = tuple(wall if name == "wall" else name for name in end.limits_hit)
     status = _status(end, outcome.refused)
@@ -107,7 +107,7 @@ def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: 
 
 
 def refused(error: str, *, sandbox_id: str, language: str | None, verdict: Verdict | None = None) -> SandboxResult:
-    """The result of something that was not run."""
+    """Return the result of a refused run."""
     return SandboxResult(SandboxStatus.FAILED, b"", b"", None, error, 0.0, sandbox_id, language, verdict=verdict)
 
 
@@ -150,7 +150,7 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
 
 
 def _last_words(stderr: str, language: str | None) -> str:
-    """The line of a program's error output that says what went wrong."""
+    """Return the line of a program's error output that tells what went wrong."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     if language == "python" and _TRACEBACK in lines:
         # Frames are indented; the first line that is not names the exception. Notes and further lines of its message follow.

@@ -1,7 +1,7 @@
-"""One run, as its supervisor sees it: a guest that waits for its program, gets it, is pumped, and ends.
+"""The supervisor's handle of one guest: it waits for its program, gets it, is pumped, and ends.
 
-Everything that crosses to the guest's side is here: the request (paths and limits) to init, the program to the guest alone, orders to init,
-and its reports back. So is what takes the supervisor's own power: init is moved into its cgroup and, as root, given its ids.
+All messages to the guest's side are here: the request (paths and limits) to init, the program to the guest alone, orders to init, and its
+reports. So is what needs the supervisor's own power: init is moved into its cgroup and, as root, given its ids.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
 
 
 def counted(launch: Launch) -> dict[str, Any]:
-    """What a guest that counts is told besides."""
+    """Return the settings of a guest that counts fuel or is deterministic."""
     return {
         "fuel": launch.limits.fuel,
         "seed": launch.deterministic,
@@ -86,16 +86,16 @@ def counted(launch: Launch) -> dict[str, Any]:
 
 
 def watched(launch: Launch) -> tuple[str, int] | None:
-    """Layers that the keeper has to measure, and what they may hold: those on disk have no size of their own."""
+    """Return the layers that the keeper has to measure, and their limit: layers on disk have no size of their own."""
     if isinstance(launch.root.layers, mount_plan.OnDisk) and launch.limits.disk_bytes is not None:
         return launch.root.layers.path, launch.limits.disk_bytes
     return None
 
 
 class ProcessGuest:
-    """One run, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
+    """A guest, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
 
-    `layers` is a descriptor of its upper layers, readable until `close`; None when the launch lets nothing be written.
+    `layers` is a descriptor of its upper layers, readable until `close`; None if nothing can be written.
     """
 
     def __init__(self, launch: Launch, keeper: Zygote, inner_root: str = "") -> None:
@@ -105,7 +105,7 @@ class ProcessGuest:
         self.layers: int | None = None
         self._init = 0  # its pid; not another's before we are done with the run
         self._cgroup = cgroups.Cgroup()
-        self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
+        self.irrevocable = False  # whether a tool was called, which a second run must not repeat
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
         self._messages: dict[str, dict[str, Any]] = {}
@@ -145,7 +145,7 @@ class ProcessGuest:
             wire.close_all(theirs)
 
     def prepare(self) -> None:
-        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
+        """Make the guest, and return when every guarantee is in force. It then waits for its program, and ends if none comes."""
         try:
             self._make_cgroup()
             if layers := watched(self.launch):
@@ -177,13 +177,13 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is still there, when it has no program yet or no turn: nothing is said on the control socket then but of its end."""
+        """Whether it lives and waits for its program or turn. The control socket is then readable only at its end."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
 
     def begin(self, launch: Launch) -> None:
-        """Start the clock and hand over the program. `launch` is built for the same view and limits, wall time aside."""
+        """Start the clock and send the program. `launch` has the same view and limits, except wall time."""
         self.launch = launch
         self._began = time.monotonic()
         if self._observer is not None:
@@ -199,14 +199,14 @@ class ProcessGuest:
             raise LaunchFailed(f"the program could not be handed over: {error.strerror or error}", hint="try again") from error
 
     def _start_clock(self) -> None:
-        """Have init end it when its time is over, whatever becomes of us. A turn that is over in a moment need not trouble init."""
+        """Make init end the run at its deadline, even if we die. A very short turn does not involve init."""
         if not self._clocked:
             self._clocked, wall = True, self.launch.limits.wall_seconds
             with suppress(OSError):  # it has ended, as we are about to hear
                 self._allow(None if wall is None else self._left(wall))
 
     def _deadline(self, wall: float) -> float:
-        """When its time is over. That in which it waited for its host is not its own."""
+        """Return the deadline. Time spent waiting for the host does not count."""
         talk = self.launch.talk
         return min(self._began + self._waited + wall, math.inf if talk is None else talk.clock.ends)
 
@@ -221,7 +221,7 @@ class ProcessGuest:
                 self._allow(self._left(math.inf))
 
     def _resume_clock(self) -> None:
-        """Count from here on. Init is told when there is more to tell than a moment: each message costs it a wake-up."""
+        """Let the clock run again. Init is told of more than a moment only: each message wakes it."""
         talk, wall = self.launch.talk, self.launch.limits.wall_seconds
         if self._stopped is None or talk is None:
             return
@@ -232,7 +232,7 @@ class ProcessGuest:
                 self._allow(self._left(wall))
 
     def _allow(self, wall: float | None) -> None:
-        """So many seconds from now."""
+        """Tell init that the run has so many seconds from now."""
         self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
 
     def _await_readiness(self) -> None:
@@ -263,11 +263,11 @@ class ProcessGuest:
         self._control.settimeout(None)
 
     def _init_is_there(self) -> bool:
-        """Wait for init. When its byte does not come, what comes instead is a message that says what is wrong, or nothing at all."""
+        """Wait for init's byte, and return whether it came: instead there may be an error message, or nothing."""
         return self._control.recv(1, socket.MSG_PEEK) == HERE
 
     def _hand_over(self) -> None:
-        """Send the program. An empty answer will say that it has started, anything else why it could not."""
+        """Send the program. An empty reply means that it has started; another one is the reason why not."""
         program = self.launch.program
         message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
         match program:
@@ -290,7 +290,7 @@ class ProcessGuest:
 
     @property
     def init(self) -> int:
-        """The pid of its init, for whoever has to look into its namespaces while it runs."""
+        """The pid of its init, to look into its namespaces while it runs."""
         return self._init
 
     @property
@@ -299,7 +299,7 @@ class ProcessGuest:
         return self._terminal
 
     def wake_on(self, fd: int) -> None:
-        """Have `wait` also watch a non-blocking descriptor, the far end of `signal.set_wakeup_fd`, and read away what it holds.
+        """Make `wait` watch and drain a non-blocking descriptor, too: the far end of `signal.set_wakeup_fd`.
 
         Python runs signal handlers between its own steps: one that comes just before a call that waits would be noticed only at its end.
         """
@@ -329,7 +329,7 @@ class ProcessGuest:
             return
 
     def wait(self) -> Completed:
-        """Pump until nothing of the guest lives, then say how it ended. What may remain for an instant is our own clean-up."""
+        """Pump until nothing of the guest lives, and return its end. Only our own clean-up may go on for a moment."""
         limit = self.launch.limits.output_bytes
         poller = Poller()
         source: Source | None
@@ -350,7 +350,7 @@ class ProcessGuest:
         return self._with_observed(replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs))
 
     def _with_observed(self, completed: Completed) -> Completed:
-        """With what it was seen to try since the last time."""
+        """Return it with the attempts observed since the last time."""
         if self._observer is None:
             return completed
         observed, said = self._observer.taken()
@@ -358,10 +358,10 @@ class ProcessGuest:
         return replace(completed, observed=observed)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
-        """Answer the guest's question for its next turn, with the limits and callbacks of `launch`, and pump until it asks again.
+        """Give the guest its next turn, with the limits and callbacks of `launch`, and pump until it asks for another.
 
-        What it asks with is returned beside what it put out meanwhile; None, and how it ended, when it ended instead. Between turns nothing
-        of it is listened to, and it has `idle` seconds. One at a time.
+        Returns the output and the request for the next turn; if it ended instead, its end and None. Between turns nothing is read from it,
+        and it has `idle` seconds. One turn at a time.
         """
         assert self._talk is not None
         self.launch, self._began = launch, time.monotonic()
@@ -387,7 +387,7 @@ class ProcessGuest:
         return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
-        """Until nothing of the guest lives; or until it asks for its next turn, and then with what."""
+        """Pump until nothing of the guest lives, or until it asks for its next turn; return that request."""
         wall = self.launch.limits.wall_seconds
         late = False
         talk = self._talk
@@ -470,7 +470,7 @@ class ProcessGuest:
         return replace(end, code=self._refused) if self._refused is not None and end.reason is ExitReason.EXITED else end
 
     def _outgrown(self) -> bool:
-        """Whether the keeper has ended the run because its layers hold more than they may."""
+        """Return whether the keeper has ended the run because its layers exceed their limit."""
         if self._full is None:
             return False
         try:
@@ -491,7 +491,7 @@ class ProcessGuest:
             await_end_of(self._init, GRACE_SECONDS)
 
     def ended(self) -> Exit:
-        """How it ended, when that was between two turns."""
+        """Return the end of a guest that ended between two turns."""
         self.settle()
         return self._exit({})
 

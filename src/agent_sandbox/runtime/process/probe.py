@@ -1,4 +1,4 @@
-"""What the `process` runtime would enforce on this host, as a launch shows that goes through everything a real one does.
+"""Probe the `process` runtime: a real launch shows what it enforces on this host.
 
 The guest itself looks around and says what it sees; being told that a protection was switched on is not enough.
 """
@@ -65,7 +65,7 @@ def probe(runtime: ProcessRuntime) -> Support:
 
 
 def trial(code: str) -> Launch:
-    """A launch of code on a view that needs next to nothing of the machine."""
+    """Return a launch of code on a minimal view."""
     plan = MountPlan(
         ThrowAway(SIZE),
         (

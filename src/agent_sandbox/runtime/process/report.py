@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """What it came to. `refused` is the exit code for a program that was not started, for the reason in `why`; else None."""
+    """The last words of a guest. `refused` is the exit code of a program that could not start, for the reason in `why`; else None."""
 
     inputs: bytes = b""
     refused: int | None = None
@@ -25,14 +25,14 @@ class GuestReport:
 
 
 class Reply:
-    """Taken as it comes, or at the end."""
+    """The bytes that a guest sends to its supervisor, read as they come, or at the end."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._kept = b""
 
     def refusal(self) -> str | None:
-        """Wait for the first byte. None when the guest is ready, otherwise its reason. Raises TimeoutError as the socket's timeout says.
+        """Wait for the first byte; return None if the guest is ready, else its reason. Raises TimeoutError.
 
         No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
         """
@@ -45,7 +45,7 @@ class Reply:
         return parsed(words).why or "it ended before it was ready"
 
     def take(self) -> bool:
-        """Take what there is. False when the other side has gone."""
+        """Read what there is. Returns False when the other side has closed."""
         self._socket.settimeout(0)
         try:
             said = self._socket.recv(65536)
@@ -57,7 +57,7 @@ class Reply:
         return bool(said)
 
     def said(self) -> GuestReport:
-        """All of it, once nobody can say more. Nothing may have come: it was ended before it could answer."""
+        """Return the report once nobody can send more. It is empty for a guest that was ended before."""
         before = -1
         while len(self._kept) != before and self.take():
             before = len(self._kept)
@@ -65,7 +65,7 @@ class Reply:
 
 
 def parsed(words: bytes) -> GuestReport:
-    """What a guest's last words mean."""
+    """Parse the last words of a guest."""
     if words.startswith(INPUTS):
         return GuestReport(words.removeprefix(INPUTS))
     if not words:
@@ -77,8 +77,10 @@ def parsed(words: bytes) -> GuestReport:
 def exit_of(
     ended: dict[str, Any] | None, used: cgroups.Usage, *, full: bool, cut: bool, killed: str, fuel: int | None, wall: float
 ) -> Exit:
-    """`ended` is what init says, unless it was killed itself. `full` are its layers, `cut` its output, `killed` is why we ended it, if we
-    did, `fuel` its limit, and `wall` how long it took as seen from here."""
+    """Return how a run ended.
+
+    `ended` is init's report, unless it was killed itself. `full` says that the layers were, `cut` that output was; `killed` is why we ended
+    it, if we did; `fuel` is its limit, and `wall` its duration as seen from here."""
     hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
     hit += sorted(used.hit.difference(hit))
     if cut:
@@ -114,7 +116,7 @@ def exit_of(
 
 
 def await_end_of(init: int, seconds: float) -> None:
-    """It was killed, and could not say that nothing of the guest lives; when it has gone, that is so. The kernel sees to it."""
+    """Wait for the end of an init that was killed: the kernel then ends everything in its namespace."""
     if not init:
         return
     try:

@@ -1,7 +1,7 @@
 """The `process` runtime: a native program or Python code on a copy-on-write view of this machine, as root and rootless.
 
-Here guests are asked for: from a zygote, from the pool of those already waiting, or by forking the caller when it says that it has but one
-thread. `running` is the supervisor's side of one run, and what confines the guest is in `kernel.guest_setup`.
+Guests come from a zygote, from the pool of waiting ones, or from a fork of the caller if that has one thread. `guest_handle` is the
+supervisor's side of one guest; `kernel.guest_setup` confines it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRAITS = Traits("process", 20, frozenset({"python", "javascript", "ruby", "bash"
 
 
 class ProcessRuntime:
-    """Guests forked from zygotes, one zygote per set of preloaded modules. Safe to use from many threads, and on both sides of a fork."""
+    """The process runtime: one zygote for each set of preloaded modules. Safe to use from many threads, and on both sides of a fork."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ProcessRuntime:
             os.register_at_fork(after_in_child=lambda: (method := start_afresh()) and method())
 
     def _start_afresh(self) -> None:
-        """Also in a fork of the application: zygotes and waiting guests are its parent's, and another thread may have held the lock."""
+        """Start without zygotes and waiting guests, also in a fork of the application: they belong to the parent, and so may the lock."""
         self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
         self._lock = _thread.allocate_lock()
         self._pool = self._new_pool()
@@ -89,7 +89,7 @@ class ProcessRuntime:
         return Pool(self._make, most=self._warm)
 
     def probe(self) -> Support:
-        """What a launch would enforce here, as a live one shows."""
+        """Return what a launch would enforce here, shown by a live one."""
         from agent_sandbox.runtime.process.probe import probe
 
         return probe(self)
@@ -142,7 +142,7 @@ class ProcessRuntime:
         return guest
 
     def _make(self, launch: Launch) -> ProcessGuest:
-        """A guest for this launch, confined and waiting for its program."""
+        """Make a guest for this launch, confined and waiting for its program."""
         zygote = self._zygote(launch)
         try:
             return self._prepared(launch, zygote)
@@ -175,7 +175,7 @@ class ProcessRuntime:
             zygote.close(leaving=leaving)
 
     def _zygote(self, launch: Launch) -> Zygote:
-        """The one that has the launch's modules; for a program that is executed anyway, a fork of the caller where that may be."""
+        """Return the zygote with the launch's modules; for a native program a fork of the caller, if that has one thread."""
         key = None if self._single_threaded and not isinstance(launch.program, PythonCode) else launch.preload
         with self._lock:
             zygote = self._zygotes.get(key)
