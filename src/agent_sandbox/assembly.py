@@ -192,8 +192,8 @@ class Assembly:
         except (FileNotFoundError, PermissionError) as error:
             if not visiting:
                 raise
-            why = f"there are no questions to be seen in {asked.state!r}: {error.strerror}"
-            raise PolicyError(why, hint="be root, and name who asks") from None
+            why = f"no approval questions can be read in {asked.state!r}: {error.strerror}"
+            raise PolicyError(why, hint="run it as root, with --of USER") from None
         approvers = policy.asks.approvers if policy is not None else None
         own = Assembly(self.host.unchosen()) if visiting else self
         factor = own.second_factor()

@@ -151,7 +151,7 @@ class SandboxConfig:
             check_pattern(pattern)
         for name in self.preload:
             if not _is_module(name):
-                raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')
+                raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
         object.__setattr__(self, "tools", named(self.tools))
         _ = self.cwd, self.policy()  # both raise for what cannot be

@@ -80,7 +80,7 @@ def within_reason(record: Record) -> tuple[str, ...]:
     for name, (setting, _) in SHAPING.items():
         value, most = record.limits[name], getattr(CLONED_LIMITS, name)
         if most is not None and (value is None or value > most):
-            why = f"the record asks for {setting} = {value}, which is more than is given to records"
+            why = f"the record needs {setting} = {value}, more than a replay is given"
             raise RecordError(why, hint="replay it in a sandbox of your own: replay(path, sandbox=Sandbox(...))")
     return tuple(SHAPING)
 
@@ -108,7 +108,7 @@ def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: s
             raise RecordError(why, hint="replay it with the versions it was made with, or record it anew")
     if record.rules != rules_of(policy.files):
         raise RecordError(
-            "it was recorded with other rules about files than this sandbox has",
+            "it was recorded with other file rules",
             hint="replay it in a sandbox with the settings that it was recorded with: replay(path, sandbox=Sandbox(...))",
         )
     for name, (setting, _) in SHAPING.items():

@@ -135,7 +135,7 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
         case ExitReason.DISK_LIMIT:
             return "too much written: the disk limit was reached"
         case ExitReason.GARBLED:
-            return f"ended for what it said to its host: {outcome.refused}"
+            return f"ended for a malformed message to its host: {outcome.refused}"
         case ExitReason.KILLED:
             return "killed: the sandbox was closed or the run was cancelled"
         case ExitReason.SIGNALLED:

@@ -105,7 +105,7 @@ class Workspace:
         found = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
         policy = config.policy() if config is not None else cloned(masks=here().masks_for(found.path))
         if not policy.files.write:
-            raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
+            raise PolicyError("a workspace needs file writes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
         stored = Stored(Store.open(here().host.state).sandbox_for(found.path))
         made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)

@@ -160,7 +160,7 @@ def test_tools_work_in_turns_and_cannot_take_one(sandboxes: Make) -> None:
     with sandboxes(tools={"double": lambda x: 2 * x}).session(tools=[again]) as session:
         assert session.run("y = double(4)\ny").value == 8
         failed = session.run("again('1')")
-        assert failed.error == "ToolError: again failed" and "middle of a turn" in str(failed.tool_errors[0])
+        assert failed.error == "ToolError: again failed" and "in a turn, which waits" in str(failed.tool_errors[0])
         fine = session.run("[double(n) for n in range(3)]")
         assert (fine.value, fine.tool_errors) == ([0, 2, 4], ())
 

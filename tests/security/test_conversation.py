@@ -105,7 +105,7 @@ GARBAGE = {
 def test_garbage_ends_the_run_and_says_why(sandbox: Sandbox, taken: list[Any], words: str) -> None:
     ran = sandbox.execute(f"{WIRE}\n{words}\nwhile True: line.recv(1) or os._exit(9)")
     assert ran.exit is not None and ran.exit.reason is ExitReason.GARBLED, ran
-    assert ran.status is SandboxStatus.FAILED and "ended for what it said to its host" in (ran.error or "")
+    assert ran.status is SandboxStatus.FAILED and "ended for a malformed message to its host" in (ran.error or "")
     assert taken == []
 
 

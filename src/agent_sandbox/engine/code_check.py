@@ -39,7 +39,7 @@ IN_A_PROGRAM = Words(
         "network": "a later version: this one has no network",
     },
     "blocked_patterns without it",
-    "validate_code=False, which turns this early warning off and never the wall",
+    "validate_code=False, which turns off this early warning, never the sandbox",
 )
 IN_A_FILE = Words(
     {
@@ -49,7 +49,7 @@ IN_A_FILE = Words(
         "network": "a later version: this one has no network",
     },
     "a policy file without it in code.blocked, or without code.validate",
-    "policy files without [code], which is an early warning and never the wall",
+    "policy files without [code], which is an early warning, never the sandbox",
 )
 
 
@@ -87,8 +87,8 @@ class EarlyLook:
     def _reason(self, found: Validation) -> Reason:
         told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in found.issues[:MOST_TOLD])
         rest = len(found.issues) - MOST_TOLD
-        why = f"the code reaches for what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
-        return Reason("code", why, f"change the code, or lift what stops it: {'; '.join(self._lifting(found))}; or {self.words.all_of_it}")
+        why = f"the code uses what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
+        return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(found))}; or {self.words.all_of_it}")
 
     def _lifting(self, found: Validation) -> list[str]:
         ways: dict[str, list[str]] = {}

@@ -70,7 +70,7 @@ class Elevations:
         Raises `PolicyError` for nothing or for ever, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """
         if not what.sorts():
-            raise PolicyError("an elevation lifts something", hint="agent-sandbox grant --elevate --allow curl --for 10m")
+            raise PolicyError("an elevation needs something to relax", hint="agent-sandbox grant --elevate --allow curl --for 10m")
         if not 0 < seconds <= LONGEST_SECONDS:
             raise PolicyError("an elevation lasts a day at most", hint="--for 10m")
         name, now = os.urandom(16).hex(), self._clock()

@@ -118,11 +118,11 @@ class Capabilities:
             return found
         place = os.path.join(self._directory, found.names[0])
         if not os.path.exists(os.path.join(place, _GRANT)):
-            return Refused("the capability is not known here, or no longer")
+            return Refused("unknown capability")
         if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in found.names):
             return Refused("the capability was revoked")
         if counts is not None and ((standing := self._standing(found.names[0])) is None or not counts(standing.word)):
-            return Refused("the capability was granted by somebody whose word is not enough here")
+            return Refused("the capability was granted by somebody who may not approve this")
         return found if self._counted(place, found.counts) else Refused("the capability is used up")
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:

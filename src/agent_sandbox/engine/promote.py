@@ -264,11 +264,9 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
     changed under two rules on files.
     """
     if wanted.drift not in _DRIFTED:
-        raise PolicyError(f"not a way to treat drift: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
+        raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
     if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
-        raise PolicyError(
-            "conflicts are resolved in a merge, by one of these words or by a function", hint=f"there are: {', '.join(_WORDS)}"
-        )
+        raise PolicyError('resolve needs drift="merge", and one of these words or a function', hint=f"there are: {', '.join(_WORDS)}")
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:

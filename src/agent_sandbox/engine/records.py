@@ -178,10 +178,10 @@ def read(path: str) -> Record:
     try:
         document = json.loads(content)
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
-            raise RecordError(f"{path!r} is no record of this version: its schema is not {SCHEMA}", hint=_HINT)
+            raise RecordError(f"{path!r} is not a record of this version: its schema is not {SCHEMA}", hint=_HINT)
         return _checked(document)
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
-        raise RecordError(f"{path!r} is not what a record looks like: {error}"[:500], hint=_HINT) from error
+        raise RecordError(f"{path!r} is not a valid record: {error}"[:500], hint=_HINT) from error
 
 
 def _checked(document: dict[str, Any]) -> Record:
@@ -219,7 +219,7 @@ def _checked(document: dict[str, Any]) -> Record:
 
 def _tape(document: Any) -> Tape:
     if not isinstance(document, dict) or set(document) != {field.name for field in fields(Tape)}:
-        raise ValueError("an output stream is not described as one")
+        raise ValueError("an output stream is malformed")
     take = _Taking(document)
     beginning, pieces = take.bytes("beginning"), take.texts("pieces")
     if len(beginning) > KEPT or len(pieces) > MOST_PIECES or any(len(piece) != _PIECE for piece in pieces):

@@ -40,7 +40,7 @@ def named(tools: object) -> dict[str, Tool]:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith(_DUNDER):
             raise PolicyError(f"{name!r} cannot be the name of a tool", hint='hand it over as {"name": function}, with a name like lookup')
         if hasattr(builtins, name) or name == "ToolError":
-            raise PolicyError(f"a tool cannot be called {name!r}: programs know another thing by that name", hint="choose another name")
+            raise PolicyError(f"a tool cannot be called {name!r}: it is a builtin of Python", hint="choose another name")
         if name in found:
             raise PolicyError(f"two tools are called {name!r}", hint='hand them over as {"name": function, "other": function}')
         if not callable(tool):
@@ -73,7 +73,7 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
                 about["default"] = codec.plain(parameter.default)
             except (TypeError, ValueError):
                 if parameter.kind is parameter.POSITIONAL_ONLY:
-                    why = f"the default of {parameter.name!r} of the tool {name!r} is no data, and it can be given by place alone"
+                    why = f"the default of {parameter.name!r} of the tool {name!r} is not data, and the parameter is positional-only"
                     raise PolicyError(why, hint="make it a parameter that has a name") from None
         parameters.append(about)
         if parameter.annotation is not parameter.empty:
@@ -94,8 +94,8 @@ class ToolCalls(Attachment):
         from inspect import iscoroutinefunction
 
         if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
-            why = f"nobody would await these tools: {', '.join(coroutines)}"
-            raise PolicyError(why, hint="use AsyncSandbox, or hand over functions that are no coroutines")
+            why = f"these tools are coroutines, and nobody would await them: {', '.join(coroutines)}"
+            raise PolicyError(why, hint="use AsyncSandbox, or give plain functions")
         self.errors: list[Exception] = []
         self._gate = gate
         self._tools = tools
@@ -130,9 +130,9 @@ class ToolCalls(Attachment):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
                     pass
                 case _:
-                    raise ValueError("it asks for nothing that there is")
+                    raise ValueError("no such request")
         except ValueError as error:
-            raise Nonsense(f"it said something that is no question: {error}") from None
+            raise Nonsense(f"it sent a malformed request: {error}") from None
         self._calls += 1
         if self._calls > self._most_calls:
             return _raised("ToolError", f"{name}: no more than {self._most_calls} calls are answered")
@@ -168,7 +168,7 @@ class ToolCalls(Attachment):
         try:
             return codec.packed({"value": codec.plain(value)})
         except (TypeError, ValueError, RecursionError) as error:
-            raise _Failed(error, f"{name} failed: what it returned cannot cross") from error
+            raise _Failed(error, f"{name} failed: what it returned is not data") from error
 
 
 class _Failed(Exception):

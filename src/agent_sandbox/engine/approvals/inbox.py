@@ -116,7 +116,7 @@ class Inbox:
         if question is None:
             raise PolicyError("there is no such question waiting", hint="list what is waiting, and look again")
         if question.digest() != digest:
-            raise PolicyError("the question is not the one that was shown", hint="look at it again before you answer")
+            raise PolicyError("the question has changed since it was shown", hint="look at it again before you answer")
         if decision is not Decision.NO:
             self._check_needs(question, code)
         until = self._clock() + seconds if decision is Decision.FOR_THIS_RUN else question.until
@@ -127,20 +127,20 @@ class Inbox:
         except FileNotFoundError:  # its time was over in this moment
             raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
         except FileExistsError:
-            raise PolicyError("somebody else has just answered, and that counts", hint="list what is waiting, and look again") from None
+            raise PolicyError("somebody else has already answered", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
         """Raise `PolicyError` now for a yes that would not count."""
         if ANOTHER_USER in question.needs and os.getuid() == question.asker:
-            raise PolicyError("this needs the word of another user than the one who asks", hint="as root: agent-sandbox approve --of USER")
+            raise PolicyError("this needs the approval of another user than the asker", hint="as root: agent-sandbox approve --of USER")
         if self._approvers is not None and os.getuid() not in self._approvers:
-            raise PolicyError("your word does not count here: the policy names others", hint="ask one of its approvers")
+            raise PolicyError("the policy does not accept your approval: it names other approvers", hint="ask one of its approvers")
         if SECOND_FACTOR not in question.needs:
             return
         if self._factor is None:
-            raise PolicyError("this needs a second factor, and there is none here", hint="agent-sandbox approve --enroll")
+            raise PolicyError("this needs a second factor, and none is set up", hint="agent-sandbox approve --enroll")
         if code is None or not self._factor(code):
-            raise PolicyError("this needs a second factor, and that was none", hint="give a fresh code: --code 123456")
+            raise PolicyError("this needs a second factor, and the code is not valid", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
         """Take back what was allowed for a run, and record that."""
@@ -183,7 +183,7 @@ class Inbox:
                 return Refused(f"{len(waiting)} questions are waiting already")
             content = question.encoded()
             if len(content) > _LARGEST:
-                return Refused("the question is too long for anybody to read")
+                return Refused("the question is too long to be shown")
             facts = {"digest": question.digest(), "target": _target(question), "why": question.why, "run": question.run}
             self._ledger.record(Noted("approval.asked", facts, question.sandbox), lasting=True)
             make_private(self._place(question))
@@ -225,7 +225,7 @@ class Inbox:
                 if not os.path.exists(os.path.join(place, _ANSWER)):
                     return None  # another took it between the two looks
                 _clear(place)
-                return Refused("the answer is not to what was asked, or not by somebody whose word counts")
+                return Refused("the answer is not valid: it is for another question, or by somebody who may not approve")
             if not os.path.exists(os.path.join(place, _QUESTION)):
                 return None
             self._pause()
@@ -311,7 +311,7 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if asker >= 0 and os.fstat(directory).st_uid != asker:
-            raise PolicyError("the place of the question is not that of who asks", hint="look at who owns the directory of approvals")
+            raise PolicyError("the directory of the question belongs to another user", hint="look at who owns the directory of approvals")
         new = f"{_ANSWER}.{os.urandom(8).hex()}.new"
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
         try:

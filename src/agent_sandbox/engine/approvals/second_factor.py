@@ -39,7 +39,7 @@ class SecondFactor:
     def enroll(self, account: str) -> str:
         """Make the secret, and return it as a URI for authenticators. Raises `PolicyError` if there is one already."""
         if self.enrolled:
-            why = "a second factor is enrolled already, and who could replace it would not need it"
+            why = "a second factor is set up already"
             raise PolicyError(why, hint=f"remove {os.path.join(self._directory, _SECRET)} by hand, if that is what you want")
         make_private(self._directory)
         write_once(os.path.join(self._directory, _SECRET), os.urandom(_BYTES))

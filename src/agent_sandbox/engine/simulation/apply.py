@@ -100,8 +100,8 @@ def _read(kept: Kept) -> EffectPlan:
 def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
     if plan.requests and not files_only:
         raise PolicyError(
-            f"the plan reaches beyond files, and that part cannot be carried out: it asked for {', '.join(plan.requests[:5])}"
-            f"{' and more' if len(plan.requests) > 5 else ''} over the network, which sandboxes of this version do not have",
+            f"the plan needs the network, which sandboxes of this version do not have: it asked for {', '.join(plan.requests[:5])}"
+            f"{' and more' if len(plan.requests) > 5 else ''}",
             hint="--files-only carries over what it changed, and nothing else; or run the command yourself",
         )
 
@@ -126,7 +126,7 @@ def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[s
     if plan.governed != governed:
         raise PolicyError("the policy has changed since the plan was made", hint=again)
     if plan.base not in (BARE, base):
-        raise PolicyError("what waits in the project's sandbox has changed since the plan was made", hint=again)
+        raise PolicyError("the unpromoted changes of the project's sandbox have changed since the plan was made", hint=again)
     if read := next(effects.moved(plan.read, plan.project), None):
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
@@ -136,4 +136,4 @@ def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[s
         raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
     wanted = chosen.difference(proposal.settled)
     if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
-        raise PolicyError("the plan's files are not what was shown any more", hint=again)
+        raise PolicyError("the plan's files have changed since it was shown", hint=again)

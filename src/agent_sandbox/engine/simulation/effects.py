@@ -138,7 +138,7 @@ def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[st
             found.setdefault((each.target, each.program), use)
     for name, value in sorted(env.items()):
         if names_a_secret(name):
-            found[("", name)] = SecretUse("variable", name, "it is called like a secret", risk=risk.of_secret("variable", ""))
+            found[("", name)] = SecretUse("variable", name, "its name looks like a secret", risk=risk.of_secret("variable", ""))
         elif without_secrets({"value": value})["value"] != value:
             found[("", name)] = SecretUse("variable", name, "its value looks like a secret", risk=risk.of_secret("variable", ""))
     return tuple(found.values())

@@ -72,7 +72,7 @@ def _by_kind(change: Change) -> Iterable[Risk]:
     if after is not None and after.type is EntryType.DEVICE:
         yield Risk(Level.HIGH, "it is a device")
     if after is not None and after.type is not EntryType.SYMLINK and after.mode & _OTHERS_MAY_WRITE and not after.mode & 0o1000:
-        yield Risk(Level.MEDIUM, "everybody on the machine may write to it")
+        yield Risk(Level.MEDIUM, "everybody on the machine can write to it")
     if change.kind is Kind.OWNER:
         yield Risk(Level.MEDIUM, "it gets another owner")
 
@@ -85,7 +85,7 @@ def of_deletions(count: int) -> Risk:
 
 
 _PREDICTED = {
-    Does.DESTROYS: Risk(Level.HIGH, "what it takes away cannot be had back by the same tool"),
+    Does.DESTROYS: Risk(Level.HIGH, "the same tool cannot bring back what it removes"),
     Does.PRIVILEGE: Risk(Level.HIGH, "it becomes somebody else"),
     Does.SYSTEM: Risk(Level.HIGH, "it is about services, mounts, accounts or the kernel"),
     Does.NETWORK: Risk(Level.MEDIUM, "it reaches beyond this machine"),
@@ -108,7 +108,7 @@ def of_request(kind: str, target: str) -> Risk:
     """Return the risk of a network request."""
     host = target if kind == "resolve" else target.rpartition(":")[0]
     if host in _METADATA:
-        return Risk(Level.HIGH, "credentials of this machine are handed out there")
+        return Risk(Level.HIGH, "the machine's credentials are handed out there")
     if kind == "listen":
         return Risk(Level.LOW, "it waits for others to connect, inside the sandbox")
     return Risk(Level.MEDIUM, "it would reach beyond this machine")

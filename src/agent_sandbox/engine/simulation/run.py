@@ -95,7 +95,7 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
     try:
         return read(), ""
     except WorkspaceError as error:
-        return ChangeSet(), f"what it changed cannot be listed: {error.message}"
+        return ChangeSet(), f"its changes cannot be listed: {error.message}"
 
 
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
@@ -112,7 +112,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
     policy = session.policy
     plan = plan_of(work, outcome, policy, project, found[0] if found else (), governed=policy.digest(), clock=clock)
     listed = bool(problems) or not policy.files.write
-    return replace(plan, unlisted=problems[0] if problems else "" if listed else "what it changed cannot be listed")
+    return replace(plan, unlisted=problems[0] if problems else "" if listed else "its changes cannot be listed")
 
 
 def _given_up(path: str) -> str:
@@ -145,7 +145,7 @@ def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
         found, problem = effects.file_effects(stored.changes_in(stack, policy), stack, stored.state.project)
     if problem:
         raise WorkspaceError(
-            f"what waits in the sandbox cannot be read whole, so nothing can be simulated on it: {problem}",
+            f"the unpromoted changes of the sandbox cannot be read completely, so nothing can be simulated on them: {problem}",
             hint="promote it or drop it first, or simulate on the bare machine: --throw-away",
         )
     return found
