@@ -340,6 +340,19 @@ def code_can_be_killed_from_another_thread(bench: Bench) -> None:
         process.close()
 
 
+def callers_are_told_of_a_guest_that_is_ready_and_while_it_runs(bench: Bench) -> None:
+    """`on_ready` once, before the launch returns; `on_tick` while it runs."""
+    moments: list[str] = []
+    told = replace(bench.launch, program=PythonCode("print('here')"), cwd="/tmp", on_tick=(lambda: moments.append("tick"),))
+    guest = bench.runtime.launch(replace(told, on_ready=(lambda confined: moments.append("ready"),)))
+    try:
+        assert moments == ["ready"], moments
+        assert guest.wait().stdout == b"here\n"
+        assert moments.count("ready") == 1 and "tick" in moments, moments
+    finally:
+        guest.close()
+
+
 def two_runs_of_code_share_nothing(bench: Bench) -> None:
     """Not what one left in memory or in its scratch directory, and not the numbers they draw."""
     draw = "import os, random, sys, uuid; sys.left = 1; open('/tmp/left', 'w'); print(random.random(), os.urandom(8).hex(), uuid.uuid4())"
@@ -437,6 +450,7 @@ CODE_CLAIMS: tuple[Claim, ...] = (
     memory_of_code_is_limited,
     code_can_be_killed_from_another_thread,
     two_runs_of_code_share_nothing,
+    callers_are_told_of_a_guest_that_is_ready_and_while_it_runs,
 )
 JAVASCRIPT_CLAIMS: tuple[Claim, ...] = (
     javascript_ends_with_its_own_exit_code,

@@ -8,6 +8,7 @@ watches its limits. Nothing here or in `one_wall_program` needs Linux.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import shutil
@@ -22,7 +23,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, ExitReason, Launch, PythonCode, Support, Traits, Usage
+from agent_sandbox.runtime.base import DEVNULL, Completed, Confined, Demands, Exit, ExitReason, Launch, PythonCode, Support, Traits, Usage
 from agent_sandbox.runtime.process.zygote import argv_for, packages
 from agent_sandbox.runtime.router.wasm_python import ABSENT, MODULES
 from agent_sandbox.runtime.wasm import recipe
@@ -53,6 +54,7 @@ _REASONS = {"wall": ExitReason.TIMED_OUT, "cpu": ExitReason.CPU_LIMIT, "disk": E
 _PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 _CHUNK = 65536
 _STARTING_SECONDS = 60.0  # for the engine to load, at most
+_TICK = 0.05  # seconds between calls of `on_tick`
 _ABORT = 6  # SIGABRT: a trap ends the program so in every runtime
 
 
@@ -129,12 +131,16 @@ class OneWallGuest:
         wall = self.launch.limits.wall_seconds
         deadline = None if wall is None else self._began + wall + _STARTING_SECONDS  # the run watches its own clock once it has begun
         while open_streams:
-            left = None if deadline is None or ended_by is not None else max(0.0, deadline - time.monotonic())
+            left = math.inf if deadline is None or ended_by is not None else max(0.0, deadline - time.monotonic())
+            for tick in self.launch.on_tick:
+                tick()
+                left = min(left, _TICK)
             try:
-                name, data = arrived.get(timeout=left)
+                name, data = arrived.get(timeout=None if left == math.inf else left)
             except queue.Empty:
-                ended_by = ExitReason.TIMED_OUT
-                self._process.kill()
+                if ended_by is None and deadline is not None and time.monotonic() >= deadline:
+                    ended_by = ExitReason.TIMED_OUT
+                    self._process.kill()
                 continue
             if not data:
                 open_streams.discard(name)
@@ -335,6 +341,8 @@ class OneWall:
         if entry is None:
             hint = "run: agent-sandbox setup"
             raise RuntimeUnavailable("the interpreter has not been compiled for this machine yet", missing=("compiled-module",), hint=hint)
+        for tell in launch.on_ready:
+            tell(Confined(None, None))
         package = self._package
         return OneWallGuest(launch, launch.program, entry, package)
 
