@@ -79,10 +79,9 @@ class Launches:
                 self._attached.release()
 
     def held(self, launch: Launch) -> Launch:
-        """Return the launch with its output held back, if it may have to start again."""
+        """Return the launch with its output held back, if it may have to start again. A second start is the last."""
         assert self._choice is not None
-        self._held = None
-        if launch.on_output is None or not self._choice.may_lack:
+        if self._guest is not None or launch.on_output is None or not self._choice.may_lack:
             return launch
         self._held = HeldOutput(launch.on_output)
         return replace(launch, on_output=self._held)
@@ -91,6 +90,7 @@ class Launches:
         """Note that the launch has succeeded: what is raised from now on ends the run. A first guest is not needed any more."""
         if self._guest is not None:
             self._guest.close()
+            self._held = None  # its output is replaced by that of the second run
         self._guest, self._running = guest, True
         return guest
 

@@ -129,7 +129,11 @@ class InterpreterTurns:
         assert isinstance(self._work.what, Code)
         what = replace(self._work.what, source=seen)
         self._opened = self._session.open(replace(self._work, what=what), self._attached)
-        self._attached.started(self._opened.guest)
+        try:
+            self._attached.started(self._opened.guest)
+        except BaseException:
+            self._end("it could not be started")
+            raise
         return self._opened
 
     def _facts(self, turned: Turned) -> Facts:
