@@ -146,7 +146,7 @@ class _Loop:
         job = threads.submit(perform, run, what, **{**options, "on_output": listener})
         working = asyncio.wrap_future(job, loop=self._loop)
         try:
-            made = await asyncio.shield(working)
+            outcome = await asyncio.shield(working)
         except asyncio.CancelledError:
             if not job.cancel():  # it has begun
                 run.cancel()
@@ -158,7 +158,7 @@ class _Loop:
             raise
         if listener is not None and listener.raised is not None:
             raise listener.raised
-        return made
+        return outcome
 
     def tools(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tools with coroutines wrapped as functions for the thread of the run. Other tools are called there directly."""

@@ -42,7 +42,7 @@ class Asking:
 
     def approver(self, policy: Policy) -> Approver:
         """Return the approver for a policy."""
-        made: Approver = (
+        approver: Approver = (
             here().desk(policy, here().inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
             if self._given is None
             else CapabilityApprover(
@@ -53,8 +53,8 @@ class Asking:
                 counts=words_that_count(policy),
             )
         )
-        self._made.append(made)
-        return made
+        self._made.append(approver)
+        return approver
 
     def grant(self, patterns: Iterable[str], *, seconds: float, times: int | None) -> Token:
         """Make a token and give it to the sandbox."""

@@ -315,11 +315,11 @@ def _runtimes(wish: str, cache: str, state: str, background: bool) -> Runtimes:
 
 @lru_cache(maxsize=2)
 def _registry(cache: str, state: str) -> Registry:
-    made = Registry()
-    made.register("process", _process)
-    made.register("wasm", lambda: _wasm(cache, state, WARM))
-    made.register(ONE_WALL, lambda: _one_wall(cache, state), automatic=False)
-    return made
+    registry = Registry()
+    registry.register("process", _process)
+    registry.register("wasm", lambda: _wasm(cache, state, WARM))
+    registry.register(ONE_WALL, lambda: _one_wall(cache, state), automatic=False)
+    return registry
 
 
 @lru_cache(maxsize=1)

@@ -93,14 +93,14 @@ class AuditLog:
     def show(self, entry: Entry) -> None:
         """Add one entry of the ledger."""
         with self._lock:
-            made = self._made(entry)
-            if not made.level >= self._level:
+            audited = self._made(entry)
+            if not audited.level >= self._level:
                 return
-            self._entries.append(made)
+            self._entries.append(audited)
             self._seen += 1
         if self._on_entry is not None:
             try:
-                self._on_entry(made)
+                self._on_entry(audited)
             except Exception:  # a callback decides nothing, so its error neither stops nor changes the action
                 self._failed += 1
 
@@ -117,7 +117,7 @@ class AuditLog:
         """Return entries of this level or above, in order; with a limit, the newest."""
         with self._lock:
             held = list(self._entries)
-        found = [
+        chosen = [
             entry
             for entry in held
             if (level is None or entry.level >= level)
@@ -126,7 +126,7 @@ class AuditLog:
             and allowed in (None, entry.allowed)
             and (since is None or entry.timestamp >= since)
         ]
-        return found if limit is None else found[max(len(found) - limit, 0) :]
+        return chosen if limit is None else chosen[max(len(chosen) - limit, 0) :]
 
     def get_denied_actions(self, sandbox_id: str | None = None, limit: int | None = None) -> list[AuditEntry]:
         """Return the refused actions."""
@@ -164,18 +164,18 @@ class AuditLog:
         told = tell(entry)
         level = AuditLevel(told.level)
         details = {**told.details, "hash": entry.hash}
-        made = AuditEntry(
+        audited = AuditEntry(
             entry.sequence, entry.time, level, told.category, told.action, told.target, told.allowed, told.sandbox, told.why, details
         )
         if isinstance(entry.event, Intent):
-            self._begun[entry.sequence] = made
+            self._begun[entry.sequence] = audited
             if len(self._begun) > _REMEMBERED:
                 del self._begun[next(iter(self._begun))]
         elif isinstance(entry.event, Outcome) and (begun := self._begun.pop(entry.event.intent, None)) is not None:
             action = f"{begun.action}_{'completed' if entry.event.ended == 'done' else 'failed'}"
             names = (begun.category, action, begun.target, True, begun.sandbox_id, "", details)
             return AuditEntry(entry.sequence, entry.time, level, *names)
-        return made
+        return audited
 
 
 class _Watched:

@@ -153,7 +153,7 @@ class SandboxConfig:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
-        object.__setattr__(self, "tools", named(self.tools))
+        object.__setattr__(self, "tools", named(self.tools) if self.tools != () else {})
         _ = self.cwd, self.policy()  # both raise for what cannot be
 
     @property

@@ -90,18 +90,18 @@ class CodeExecutor:
         Raises as `Sandbox.execute` does.
         """
         context = context or ExecutionContext()
-        made = self._run(code, context)
-        because_of_code = isinstance(made.verdict, Deny) and made.verdict.because.rule == "code"
+        result = self._run(code, context)
+        because_of_code = isinstance(result.verdict, Deny) and result.verdict.because.rule == "code"
         issues = self._issues(code, context.language) if because_of_code else []
         return ExecutionResult(
-            **{each.name: getattr(made, each.name) for each in fields(SandboxResult)}, context=context, issues=tuple(issues)
+            **{each.name: getattr(result, each.name) for each in fields(SandboxResult)}, context=context, issues=tuple(issues)
         )
 
     def _issues(self, code: str, language: str) -> list[dict[str, Any]]:
         look = self.permissions.settings(**{**self._looking, "validate_code": True}).early_look()
         assert look is not None, "it was asked for"
-        found = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
-        return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in found.issues]
+        validation = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
+        return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in validation.issues]
 
     def _run(self, code: str, context: ExecutionContext) -> SandboxResult:
         surroundings: dict[str, Any] = {

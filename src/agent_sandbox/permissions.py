@@ -168,12 +168,12 @@ class PermissionSet:
 
 
 def _settings(held: dict[type, Permission]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     files, processes, network = (held.get(kind) for kind in (FilePermission, ProcessPermission, NetworkPermission))
     if isinstance(network, NetworkPermission):
-        found["allow_network"] = network.rules().asks
+        settings["allow_network"] = network.rules().asks
     if isinstance(files, FilePermission):
-        found |= {
+        settings |= {
             "allow_file_read": files.level >= PermissionLevel.READ,
             "allow_file_write": files.level >= PermissionLevel.WRITE,
             "allowed_paths": files.allowed_paths,
@@ -182,14 +182,14 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
             "allow_hidden": files.allow_hidden or files.level in (PermissionLevel.NONE, PermissionLevel.FULL),
         }
     if isinstance(processes, ProcessPermission):
-        found |= {
+        settings |= {
             "allow_subprocess": processes.allow_subprocess,
             "allow_shell": processes.allow_shell,
             "allowed_commands": processes.allowed_commands,
             "denied_commands": processes.denied_commands,
         }
-        found |= {} if processes.max_processes is None else {"max_processes": processes.max_processes}
-    return found
+        settings |= {} if processes.max_processes is None else {"max_processes": processes.max_processes}
+    return settings
 
 
 def _together(one: Permission, other: Permission) -> Permission:

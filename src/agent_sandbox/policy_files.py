@@ -66,13 +66,13 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] |
     from agent_sandbox.policy.files.layers import effective
 
     top = effective(ceiling, layers.system, home=here().host.home)
-    found = effective(top, layers.below, home=here().host.home)
+    narrowed = effective(top, layers.below, home=here().host.home)
     # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
-    most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
+    most = {name: getattr((narrowed if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
-    limits = replace(found.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
-    requires = found.policy.requires | implied(found.policy.processes, limits, found.policy.programs)
-    return replace(found, policy=replace(found.policy, limits=limits, requires=requires))
+    limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
+    requires = narrowed.policy.requires | implied(narrowed.policy.processes, limits, narrowed.policy.programs)
+    return replace(narrowed, policy=replace(narrowed.policy, limits=limits, requires=requires))
 
 
 def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
@@ -80,10 +80,10 @@ def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -
     layers = layers_of(project)
     if not layers.all:  # as a rule; and nothing more is loaded
         return Bound(policy, early)
-    found = under(layers, policy)
+    narrowed = under(layers, policy)
     endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
     most = under(Layers(layers.system), endless).policy.limits.wall_seconds
-    return Bound(found.policy, early_look(found, early), found.warnings, most)
+    return Bound(narrowed.policy, early_look(narrowed, early), narrowed.warnings, most)
 
 
 def _within(value: float | None, most: float | None) -> float | None:
@@ -94,24 +94,24 @@ def chosen(names: Sequence[str]) -> tuple[Document, ...]:
     """Return the presets and files that a person names. Raises `PolicyError` for anything else."""
     from agent_sandbox.policy.files.presets import PRESETS, preset
 
-    found: list[Document] = []
+    documents: list[Document] = []
     for name in names:
         data = None if name in PRESETS else _trusted(name)
         if data is None and name not in PRESETS:
             raise PolicyError(f"there is no preset and no file {name!r}", hint=f"name a file, or one of {', '.join(PRESETS)}")
-        found.append(preset(name) if data is None else _parsed(name, data))
-    return tuple(found)
+        documents.append(preset(name) if data is None else _parsed(name, data))
+    return tuple(documents)
 
 
-def early_look(found: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
+def early_look(narrowed: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
     """Return the rules of the early code check: those of the files and one's own; None without any."""
-    if not (found.validate or found.blocked):
+    if not (narrowed.validate or narrowed.blocked):
         return own
     from agent_sandbox.engine.code_check import IN_A_FILE, EarlyLook
 
     if own is None:
-        return EarlyLook(None if found.validate else (), found.blocked, IN_A_FILE)
-    return replace(own, rules=None if found.validate else own.rules, more=(*own.more, *found.blocked))
+        return EarlyLook(None if narrowed.validate else (), narrowed.blocked, IN_A_FILE)
+    return replace(own, rules=None if narrowed.validate else own.rules, more=(*own.more, *narrowed.blocked))
 
 
 def _of(path: str) -> tuple[Document, ...]:

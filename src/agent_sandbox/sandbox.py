@@ -215,8 +215,8 @@ class Sandbox:
         without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
         whole run holds until this sandbox is closed. Capabilities are for the sandbox with this `name`, or else this `id`.
         """
-        made = replace(config or SandboxConfig(), **settings)
-        self.config = made if permissions is None else permissions.over(made)
+        chosen = replace(config or SandboxConfig(), **settings)
+        self.config = chosen if permissions is None else permissions.over(chosen)
         self.id = secrets.token_hex(8)
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
         bound = policy_files.bound(wanted, self.config.early_look())
@@ -307,11 +307,11 @@ class Sandbox:
         """
         from agent_sandbox.session import SandboxSession  # which is made of this module
 
-        made = SandboxSession(self, **options)
+        session = SandboxSession(self, **options)
         with self._lock:
             self.check_open()
-            self._sessions.add(made)
-        return made
+            self._sessions.add(session)
+        return session
 
     def forget(self, session: SandboxSession) -> None:
         """Drop a session that was closed."""
@@ -356,13 +356,13 @@ class Sandbox:
             same = self.config.deterministic if deterministic is None else deterministic
             if self.observes and not same:
                 work = replace(work, observe=True, log_observed=True)
-            made = self._result(work, timeout, same)
-            status = made.status
+            outcome = self._result(work, timeout, same)
+            status = outcome.status
         finally:
             self.end(run, status)
         if listener is not None:
             listener.finish()
-        return made
+        return outcome
 
     def replay(
         self,
@@ -388,11 +388,11 @@ class Sandbox:
             work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
             recorder = Recorder(work, salt=recorded.salt)
             outcome = self._session_for(policy, None).run(recorder.work)  # what was recorded was looked at then, if at all
-            made = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
-            status = made.status
+            second = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
+            status = second.status
         finally:
             self.end(run, status)
-        return replays.compared(recorded, recorder.record(outcome, policy, identity), made)
+        return replays.compared(recorded, recorder.record(outcome, policy, identity), second)
 
     def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
@@ -415,9 +415,9 @@ class Sandbox:
             raise
         return self.told(result.completed(outcome, sandbox_id=self.id, language=language, wall=wall))
 
-    def told(self, made: SandboxResult) -> SandboxResult:
+    def told(self, outcome: SandboxResult) -> SandboxResult:
         """Return a result with the warnings of this sandbox in its notes."""
-        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+        return replace(outcome, notes=(*outcome.notes, *self._warnings)) if self._warnings else outcome
 
     def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
         """Pre-approve actions by patterns such as "call lookup *", for a time, or for a number of uses.

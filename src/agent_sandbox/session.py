@@ -104,8 +104,8 @@ class SandboxSession:
             status = SandboxStatus.FAILED  # also when an exception passes through
             try:
                 listener = TextListener(call) if call is not None else None
-                made = self._result(source, run, encoded(stdin), timeout, listener)
-                status = made.status
+                outcome = self._result(source, run, encoded(stdin), timeout, listener)
+                status = outcome.status
             finally:
                 self._taking = 0
                 if self._closing:
@@ -113,7 +113,7 @@ class SandboxSession:
                 self._sandbox.end(run, status)
             if listener is not None:
                 listener.finish()
-            return made
+            return outcome
 
     def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: TextListener | None) -> SandboxResult:
         about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": "python"}
@@ -124,8 +124,8 @@ class SandboxSession:
             return self._sandbox.told(result.refused(str(error), **about))
         except Denied as error:
             return self._sandbox.told(result.refused(str(error), verdict=error.verdict, **about))
-        made = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
-        return replace(made, value=turned.value, value_repr=turned.described)
+        outcome = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
+        return replace(outcome, value=turned.value, value_repr=turned.described)
 
     def kill(self) -> None:
         """Kill the interpreter, from any thread. A running turn reports it."""

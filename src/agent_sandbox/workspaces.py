@@ -102,16 +102,16 @@ class Workspace:
         policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
         Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
         """
-        found = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
-        policy = config.policy() if config is not None else cloned(masks=here().masks_for(found.path))
+        place = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
+        policy = config.policy() if config is not None else cloned(masks=here().masks_for(place.path))
         if not policy.files.write:
             raise PolicyError("a workspace needs file writes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
-        stored = Stored(Store.open(here().host.state).sandbox_for(found.path))
-        made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
-        for warning in made._warnings:
+        stored = Stored(Store.open(here().host.state).sandbox_for(place.path))
+        workspace = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
+        for warning in workspace._warnings:
             warnings.warn(warning, SandboxWarning, stacklevel=2)
-        return made
+        return workspace
 
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
@@ -143,8 +143,8 @@ class Workspace:
             session.gate.end()
         if listener is not None:
             listener.finish()
-        made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
-        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+        finished = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+        return replace(finished, notes=(*finished.notes, *self._warnings)) if self._warnings else finished
 
     def _work(
         self,
@@ -186,8 +186,8 @@ class Workspace:
         plans, governed = Plans(self._stored.state.store), self.policy.digest()
         with simulated(
             self._session(timeout), asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=lambda busy: None
-        ) as made:
-            return made.plan
+        ) as simulation:
+            return simulation.plan
 
     def carry_out(
         self, plan: EffectPlan | str, *, approve: str | Iterable[str] = (), system: bool = False, files_only: bool = False

@@ -68,8 +68,8 @@ class EarlyLook:
 
     def against(self, policy: Policy, what: Code | Command) -> Reason | None:
         """Return why the code may not run under this policy; None without issues."""
-        found = self.issues(policy, what)
-        return None if found is None or found.valid else self._reason(found)
+        validation = self.issues(policy, what)
+        return None if validation is None or validation.valid else self._reason(validation)
 
     def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
         """Return the issues of the code under this policy; None for work that is not code, or cannot run."""
@@ -84,15 +84,15 @@ class EarlyLook:
 
         return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)
 
-    def _reason(self, found: Validation) -> Reason:
-        told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in found.issues[:MOST_TOLD])
-        rest = len(found.issues) - MOST_TOLD
+    def _reason(self, validation: Validation) -> Reason:
+        told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
+        rest = len(validation.issues) - MOST_TOLD
         why = f"the code uses what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
-        return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(found))}; or {self.words.all_of_it}")
+        return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(validation))}; or {self.words.all_of_it}")
 
-    def _lifting(self, found: Validation) -> list[str]:
+    def _lifting(self, validation: Validation) -> list[str]:
         ways: dict[str, list[str]] = {}
-        for issue in found.issues[:MOST_TOLD]:
+        for issue in validation.issues[:MOST_TOLD]:
             grants = [self.words.permissions[each.value] for each in sorted(issue.granted_by, key=lambda grant: grant.value)]
             ways.setdefault(" and ".join(grants) or self.words.the_list, []).append(issue.pattern)
         return [f"{', '.join(patterns)} by {way}" for way, patterns in ways.items()]

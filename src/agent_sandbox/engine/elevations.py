@@ -74,7 +74,7 @@ class Elevations:
         if not 0 < seconds <= LONGEST_SECONDS:
             raise PolicyError("an elevation lasts a day at most", hint="--for 10m")
         name, now = os.urandom(16).hex(), self._clock()
-        made = {
+        elevation = {
             "name": name,
             "sandbox": sandbox,
             "programs": list(what.programs),
@@ -91,7 +91,7 @@ class Elevations:
         facts: Facts = {"name": name, "target": what.describe(), "by": by, "seconds": seconds, "until": now + seconds}
         self._ledger.record(Noted("elevation.began", facts, sandbox), lasting=True)
         make_private(self._directory)
-        message = as_json(made).encode("ascii")
+        message = as_json(elevation).encode("ascii")
         write_once(os.path.join(self._directory, name), message + b"\n" + self._key.on(message).hex().encode())
         sync_directory(self._directory)
         return name
@@ -99,8 +99,8 @@ class Elevations:
     def standing(self) -> list[Raised]:
         """Return those that hold now, the oldest first. Expired ones are recorded and removed."""
         self.sweep()
-        found = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
-        return sorted(found, key=lambda each: (each.began, each.name))
+        standing = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
+        return sorted(standing, key=lambda each: (each.began, each.name))
 
     def end(self, name: str, *, by: str) -> None:
         """End an elevation early. Raises `PolicyError` if there is none of this name."""
@@ -143,19 +143,21 @@ class Elevations:
             return None
         if not same(self._key.on(message).hex().encode(), mark):
             return None
-        made: dict[str, Any] = loads(message)
-        if made["name"] != name:
+        elevation: dict[str, Any] = loads(message)
+        if elevation["name"] != name:
             return None
-        limits = tuple((field, value) for field, value in made["limits"])
-        what = Elevation(tuple(made["programs"]), limits, tuple(made["paths"]))
-        word = Word(made["user"], made["factor"])
-        return Raised(name, made["sandbox"], what, made["by"], made["began"], made["seconds"], self._left(made), word)
+        limits = tuple((field, value) for field, value in elevation["limits"])
+        what = Elevation(tuple(elevation["programs"]), limits, tuple(elevation["paths"]))
+        word = Word(elevation["user"], elevation["factor"])
+        return Raised(
+            name, elevation["sandbox"], what, elevation["by"], elevation["began"], elevation["seconds"], self._left(elevation), word
+        )
 
-    def _left(self, made: dict[str, Any]) -> float:
-        passed = self._since_boot() - made["since_boot"]
-        if made["boot"] != self._boot() or passed < 0:
+    def _left(self, elevation: dict[str, Any]) -> float:
+        passed = self._since_boot() - elevation["since_boot"]
+        if elevation["boot"] != self._boot() or passed < 0:
             return 0.0
-        return float(min(made["seconds"] - passed, made["began"] + made["seconds"] - self._clock()))
+        return float(min(elevation["seconds"] - passed, elevation["began"] + elevation["seconds"] - self._clock()))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -113,17 +113,17 @@ class Capabilities:
 
         `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
         """
-        found = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
-        if isinstance(found, Refused):
-            return found
-        place = os.path.join(self._directory, found.names[0])
+        check = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
+        if isinstance(check, Refused):
+            return check
+        place = os.path.join(self._directory, check.names[0])
         if not os.path.exists(os.path.join(place, _GRANT)):
             return Refused("unknown capability")
-        if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in found.names):
+        if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in check.names):
             return Refused("the capability was revoked")
-        if counts is not None and ((standing := self._standing(found.names[0])) is None or not counts(standing.word)):
+        if counts is not None and ((standing := self._standing(check.names[0])) is None or not counts(standing.word)):
             return Refused("the capability was granted by somebody who may not approve this")
-        return found if self._counted(place, found.counts) else Refused("the capability is used up")
+        return check if self._counted(place, check.counts) else Refused("the capability is used up")
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
         """Revoke a token and all derived from it. The revocation is recorded first.
@@ -152,8 +152,8 @@ class Capabilities:
     def standing(self) -> list[Standing]:
         """Return all that have not ended, the oldest first."""
         self.sweep()
-        found = [standing for name in self._known() if (standing := self._standing(name)) is not None]
-        return sorted(found, key=lambda each: (each.granted, each.name))
+        capabilities = [standing for name in self._known() if (standing := self._standing(name)) is not None]
+        return sorted(capabilities, key=lambda each: (each.granted, each.name))
 
     def sweep(self) -> None:
         """Record and remove expired capabilities, also those that a dead process should have removed."""
@@ -165,10 +165,10 @@ class Capabilities:
                 self._forget(name)
 
     def _names(self, token: Token) -> tuple[str, ...]:
-        found = core.genuine(self._key, token)
-        if isinstance(found, Refused):
-            raise PolicyError(found.why, hint="the list of capabilities has their names")
-        return found.names
+        check = core.genuine(self._key, token)
+        if isinstance(check, Refused):
+            raise PolicyError(check.why, hint="the list of capabilities has their names")
+        return check.names
 
     def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:
         """Count one use of each name, all or none. They are locked in the order of derivation, the same for everybody."""
@@ -203,21 +203,21 @@ class Capabilities:
         except (OSError, ValueError):
             return None
         token = core.parse(text)
-        found = core.genuine(self._key, token) if token is not None else None
-        if token is None or not isinstance(found, Genuine) or found.names[0] != name:
+        check = core.genuine(self._key, token) if token is not None else None
+        if token is None or not isinstance(check, Genuine) or check.names[0] != name:
             return None
         caveats = core.caveats_of(token)
-        limit = found.counts[0] if found.counts else None
+        limit = check.counts[0] if check.counts else None
         return Standing(
             name,
             sandbox=next(each.sandbox for each in caveats if isinstance(each, ForSandbox)),
             patterns=next(each.patterns for each in caveats if isinstance(each, Only)),
             by=by.encode().decode("unicode_escape"),
             granted=since,
-            until=found.until,
+            until=check.until,
             limit=limit[1] if limit else None,
             used=_size(os.path.join(place, _USED + limit[0])) if limit else 0,
-            revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in found.names),
+            revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in check.names),
             word=word,
         )
 

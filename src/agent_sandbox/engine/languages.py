@@ -69,14 +69,14 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
     from shutil import which
 
     interpreter = NATIVE[language]
-    found = next((path for name in interpreter.commands if (path := which(name, path=search_path))), None)
-    if found is None:
+    command = next((path for name in interpreter.commands if (path := which(name, path=search_path))), None)
+    if command is None:
         raise RuntimeUnavailable(
             f"{language} code needs {interpreter.commands[0]}, which is not in {search_path}",
             missing=(interpreter.commands[0],),
             hint=f"install it: apt-get install {interpreter.package}",
         )
-    binary = os.path.realpath(found)
+    binary = os.path.realpath(command)
     trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary))
     program = Script((binary, *interpreter.flags), source, interpreter.file, arguments)
     return PreparedCode(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))

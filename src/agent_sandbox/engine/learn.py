@@ -54,8 +54,8 @@ def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: 
     natures = _natures(seen, changes)
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
     place = Place(project, home, starts, given, policy.files, policy.limits)
-    made = {path for path, nature in natures.items() if nature is Nature.MADE}
-    return learn(seen, natures, place, _programs(runs, project, made), _spent(runs), leads)
+    created = {path for path, nature in natures.items() if nature is Nature.MADE}
+    return learn(seen, natures, place, _programs(runs, project, created), _spent(runs), leads)
 
 
 def difference(first: Outcome, again: Outcome) -> str:
@@ -119,14 +119,14 @@ def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dic
 
     Names below /proc and /dev are left alone: /proc/self there is not ours.
     """
-    found: dict[str, tuple[str, list[Observed]]] = {}
+    targets: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:
         followed = each.kind in FILE_KINDS and not (each.kind == WRITE and each.target in changed)
         if followed and not any(covers(place, each.target) for place in _OF_A_PROCESS):
             real = os.path.realpath(each.target)
             if real != each.target:
-                found.setdefault(each.target, (real, []))[1].append(replace(each, target=real))
-    return found
+                targets.setdefault(each.target, (real, []))[1].append(replace(each, target=real))
+    return targets
 
 
 def _comes_with(path: str, real: str, seen: Iterable[Observed]) -> bool:
@@ -165,12 +165,12 @@ def _spent(runs: Sequence[ObservedRun]) -> Spent:
     )
 
 
-def _programs(runs: Sequence[ObservedRun], project: str, made: Collection[str]) -> Programs:
+def _programs(runs: Sequence[ObservedRun], project: str, created: Collection[str]) -> Programs:
     """Return the fewest program names that cover every started program and every name in the commands."""
     lines = all(isinstance(ran.work.what, Command) and reads_a_line(ran.work.what.argv) for ran in runs)
     search_path = next((ran.work.env.get("PATH", os.defpath) for ran in runs), os.defpath)
     started = {each.target: each.program for ran in runs for each in ran.outcome.observed if each.kind == EXECUTE and each.allowed}
-    started = {path: by for path, by in started.items() if os.access(path, os.X_OK) or path in made}
+    started = {path: by for path, by in started.items() if os.access(path, os.X_OK) or path in created}
     named = {name.rpartition("/")[2] for ran in runs for name in _named(ran.work)}
     reasons: dict[str, str] = {}
     for path, by in started.items():

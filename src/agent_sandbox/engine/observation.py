@@ -55,13 +55,13 @@ def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Laun
     A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
     """
     judge = _Judge(policy, launch)
-    found: dict[tuple[str, str, str, bool], int] = {}
+    counts: dict[tuple[str, str, str, bool], int] = {}
     for each, times in seen:
         allowed = judge.allows(each)
         if each.there or (not allowed and os.path.lexists(each.target)):
             key = (each.kind, each.target, each.program, allowed)
-            found[key] = found.get(key, 0) + times
-    return tuple(Observed(*key, times) for key, times in found.items())
+            counts[key] = counts.get(key, 0) + times
+    return tuple(Observed(*key, times) for key, times in counts.items())
 
 
 def noted(observed: Observed) -> tuple[str, Facts]:

@@ -59,11 +59,11 @@ class Mixed:
         """See `Contents`."""
         if change.path not in self._made:
             return self._sandbox.open_file(change)
-        made = os.memfd_create("merged", os.MFD_CLOEXEC)
-        with open(os.dup(made), "wb") as file:
+        fd = os.memfd_create("merged", os.MFD_CLOEXEC)
+        with open(os.dup(fd), "wb") as file:
             file.write(self._made[change.path])
-        os.lseek(made, 0, os.SEEK_SET)
-        return made
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
 
 
 def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | None:
@@ -229,11 +229,11 @@ class PromotionProposal:
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Return the changed paths of each protected class."""
-        found: dict[str, list[str]] = {}
+        paths: dict[str, list[str]] = {}
         for path, names in self.classes.items():
             for name in names:
-                found.setdefault(name, []).append(path)
-        return {name: tuple(found[name]) for name in sorted(found)}
+                paths.setdefault(name, []).append(path)
+        return {name: tuple(paths[name]) for name in sorted(paths)}
 
     def approving(self, names: frozenset[str]) -> PromotionProposal:
         """Return the proposal with these classes approved, too."""

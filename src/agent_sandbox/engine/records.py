@@ -186,7 +186,7 @@ def read(path: str) -> Record:
 
 def _checked(document: dict[str, Any]) -> Record:
     take = _Taking(document)
-    made = Record(
+    record = Record(
         identity=take.names("identity", str),
         seed=take.number("seed", 0, (1 << 64) - 1),
         language=take.text("language"),
@@ -209,12 +209,12 @@ def _checked(document: dict[str, Any]) -> Record:
         limits_hit=take.texts("limits_hit"),
         fuel=None if document["fuel"] is None else take.number("fuel", 0, (1 << 64) - 1),
     )
-    if strange := set(document) - {field.name for field in fields(made)}:
+    if strange := set(document) - {field.name for field in fields(record)}:
         raise ValueError(f"unknown fields: {', '.join(sorted(strange))[:100]}")
-    for content, named, what in ((made.code, made.code_digest, "code"), (made.stdin, made.stdin_digest, "stdin")):
+    for content, named, what in ((record.code, record.code_digest, "code"), (record.stdin, record.stdin_digest, "stdin")):
         if content is not None and digest(content.encode() if isinstance(content, str) else content) != named:
             raise ValueError(f"its {what} is not what its digest says")
-    return made
+    return record
 
 
 def _tape(document: Any) -> Tape:
@@ -316,10 +316,10 @@ def _inputs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Dep
 
 
 def _stream(name: str, before: Tape, after: Tape) -> Iterator[Departure]:
-    found = first_difference(before, after)
-    if found is None:
+    difference = first_difference(before, after)
+    if difference is None:
         return
-    at, exact = found
+    at, exact = difference
     if not exact or at >= max(len(before.beginning), len(after.beginning)):
         yield Departure(name, f"{name} differs from byte {at} on{'' if exact else ', or shortly after'}")
         return
@@ -435,16 +435,16 @@ def rules_of(files: FileRules) -> str:
 
 def _parse_inputs(report: bytes) -> dict[str, str]:
     """Parse the inputs that a guest reports. Other lines are left out: a guest may report anything."""
-    found = {}
+    inputs = {}
     for line in report.splitlines():
         kind, _, rest = line[:_LONGEST_LINE].partition(b" ")
         name, _, path = rest.partition(b" ")
         if kind in (b"file", b"directory") and len(name) == 64 and not name.strip(b"0123456789abcdef"):
             try:
-                found[f"{kind.decode()} {os.fsdecode(bytes.fromhex(path.decode('ascii', 'replace')))}"] = name.decode()
+                inputs[f"{kind.decode()} {os.fsdecode(bytes.fromhex(path.decode('ascii', 'replace')))}"] = name.decode()
             except ValueError:
                 continue
-    return found
+    return inputs
 
 
 def _change_digest(change: Change, contents: Contents) -> str:

@@ -68,8 +68,8 @@ class UnderWay:
 
         try:
             with open(_place(stored.state), "rb") as file:
-                found = loads(file.read())
-            return cls(**{**found, "leaving": found["leaving"] and Leaving(**found["leaving"])})
+                note = loads(file.read())
+            return cls(**{**note, "leaving": note["leaving"] and Leaving(**note["leaving"])})
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError):
@@ -111,9 +111,9 @@ def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, .
 
     with nullcontext() if held else stored.state.lock(command="recovery"):
         note = UnderWay.recall(stored)
-        found = recover(stored.state.promotions, Holder(os.getpid(), "recovery", time.time()))
-        said = tuple(_words(found))
-        return said if note is None or found.problems else (*said, *_concluded(note, stored, gate))
+        recovery = recover(stored.state.promotions, Holder(os.getpid(), "recovery", time.time()))
+        said = tuple(_words(recovery))
+        return said if note is None or recovery.problems else (*said, *_concluded(note, stored, gate))
 
 
 def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
@@ -149,14 +149,14 @@ def not_let_go(error: Exception) -> str:
     return f"it is done, but the sandbox still holds these changes: {error}; dropping them is tried again the next time"
 
 
-def _words(found: Recovery) -> Iterator[str]:
-    for number in found.rolled_back:
+def _words(recovery: Recovery) -> Iterator[str]:
+    for number in recovery.rolled_back:
         yield f"promotion {number} had been interrupted; it was taken back, and the tree is as it was before"
-    for number in found.finished:
+    for number in recovery.finished:
         yield f"promotion {number} had been interrupted after it was done; it was finished"
-    for kept in found.kept:
-        yield f"what somebody else saved meanwhile is kept in {kept}"
-    yield from found.problems
+    for path in recovery.kept:
+        yield f"what somebody else saved meanwhile is kept in {path}"
+    yield from recovery.problems
 
 
 def _layers(stored: Stored) -> object:

@@ -35,19 +35,19 @@ def named(tools: object) -> dict[str, Tool]:
     import builtins
 
     pairs = tools.items() if isinstance(tools, Mapping) else [(getattr(tool, "__name__", None), tool) for tool in _listed(tools)]
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for name, tool in pairs:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith(_DUNDER):
             raise PolicyError(f"{name!r} cannot be the name of a tool", hint='hand it over as {"name": function}, with a name like lookup')
         if hasattr(builtins, name) or name == "ToolError":
             raise PolicyError(f"a tool cannot be called {name!r}: it is a builtin of Python", hint="choose another name")
-        if name in found:
+        if name in by_name:
             raise PolicyError(f"two tools are called {name!r}", hint='hand them over as {"name": function, "other": function}')
         if not callable(tool):
             raise PolicyError(f"the tool {name!r} is no function, but {type(tool).__name__}", hint="hand over the function itself")
-        found[name] = tool
+        by_name[name] = tool
         described(name, tool)
-    return found
+    return by_name
 
 
 def _listed(tools: object) -> list[Any]:
@@ -145,7 +145,7 @@ class ToolCalls(Attachment):
             return self._gate.perform(
                 action,
                 lambda _: self._result(name, args, kwargs),
-                describe=lambda made: {"result_bytes": len(made)},
+                describe=lambda result: {"result_bytes": len(result)},
                 details=lambda: f"{name}(*{args!r}, **{kwargs!r})",
             )
         except Denied as refusal:

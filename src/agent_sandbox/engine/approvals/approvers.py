@@ -82,13 +82,13 @@ class CapabilityApprover:
         """Use the first token that covers this action. Raises OSError when the use cannot be counted."""
         why = "no capability covers it"
         for token in tuple(self._tokens):
-            found = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
-            if isinstance(found, Genuine):
-                name = found.names[0]
+            check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
+            if isinstance(check, Genuine):
+                name = check.names[0]
                 if name not in self._marks:  # so that who revokes it is told what goes on
                     self._marks[name] = self._capabilities.mark(name)
                 return Granted(f"capability {name}")
-            why = found.why
+            why = check.why
         return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
 
     def end(self) -> None:

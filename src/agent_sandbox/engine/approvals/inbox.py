@@ -219,9 +219,9 @@ class Inbox:
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
-                found = self._valid(place, question, refusals=True)
-                if found is not None:
-                    return self._taken(place, question, *found)
+                answer = self._valid(place, question, refusals=True)
+                if answer is not None:
+                    return self._taken(place, question, *answer)
                 if not os.path.exists(os.path.join(place, _ANSWER)):
                     return None  # another took it between the two looks
                 _clear(place)

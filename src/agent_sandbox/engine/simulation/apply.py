@@ -80,11 +80,11 @@ def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *
 
 def kept_plans(plans: Plans) -> list[EffectPlan]:
     """Return all plans that can be applied, the newest first."""
-    found: list[EffectPlan] = []
+    readable: list[EffectPlan] = []
     for _, text in plans.all():
         with suppress(ValueError):  # of another version
-            found.append(read(text))
-    return found
+            readable.append(read(text))
+    return readable
 
 
 def _read(kept: Kept) -> EffectPlan:

@@ -37,7 +37,7 @@ _OPENING = ("read", "write", "execute")
 def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
     """Return the effects of changes by path, without risks; and why some content was not read, or nothing."""
     room, problem = MOST_READ, ""
-    found: dict[str, FileEffect] = {}
+    effects: dict[str, FileEffect] = {}
     for change in changes:
         digest = ""
         if change.after is not None and change.after.type is EntryType.FILE:
@@ -47,8 +47,8 @@ def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[
                 problem = problem or ("" if room >= 0 else "it changed more than is read for a plan")
             except OSError as error:
                 problem = problem or f"what it wrote to {change.path!r} cannot be read: {error.strerror}"
-        found[change.path] = _effect(change, place_of(change.path, project), digest)
-    return found, problem
+        effects[change.path] = _effect(change, place_of(change.path, project), digest)
+    return effects, problem
 
 
 def _effect(change: Change, place: str, digest: str) -> FileEffect:
@@ -63,10 +63,10 @@ def _effect(change: Change, place: str, digest: str) -> FileEffect:
 def _digest(change: Change, contents: Contents) -> str:
     fd = contents.open_file(change)
     try:
-        made = sha256()
+        digest = sha256()
         while piece := os.read(fd, _CHUNK):
-            made.update(piece)
-        return made.hexdigest()
+            digest.update(piece)
+        return digest.hexdigest()
     finally:
         os.close(fd)
 
@@ -129,19 +129,19 @@ def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
 def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[str, str]) -> tuple[SecretUse, ...]:
     """Return hidden files that it tried to open, and given variables that look secret."""
     why = {mask.path: mask.why for mask in masks}
-    found: dict[tuple[str, str], SecretUse] = {}
+    uses: dict[tuple[str, str], SecretUse] = {}
     for each in observed:
         barred = each.kind in _OPENING and not each.allowed
         mask = next((path for path in ancestors(each.target) if path in why), None) if barred else None
         if mask is not None:
             use = SecretUse("file", each.target, why[mask], each.program, risk.of_secret("file", why[mask]))
-            found.setdefault((each.target, each.program), use)
+            uses.setdefault((each.target, each.program), use)
     for name, value in sorted(env.items()):
         if names_a_secret(name):
-            found[("", name)] = SecretUse("variable", name, "its name looks like a secret", risk=risk.of_secret("variable", ""))
+            uses[("", name)] = SecretUse("variable", name, "its name looks like a secret", risk=risk.of_secret("variable", ""))
         elif without_secrets({"value": value})["value"] != value:
-            found[("", name)] = SecretUse("variable", name, "its value looks like a secret", risk=risk.of_secret("variable", ""))
-    return tuple(found.values())
+            uses[("", name)] = SecretUse("variable", name, "its value looks like a secret", risk=risk.of_secret("variable", ""))
+    return tuple(uses.values())
 
 
 MOST_FILES = 5_000
@@ -155,7 +155,7 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
 
     `besides` are paths that the plan changes: those are compared with reality anyway.
     """
-    found: list[Input] = []
+    inputs: list[Input] = []
     room = MOST_BYTES
     with _opened(project) as top:
         for path in dict.fromkeys(each.target for each in observed if each.kind == "read" and each.allowed):
@@ -166,10 +166,10 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
                 continue
             size, changed_ns, digest = seen
             room -= size
-            if room < 0 or len(found) == MOST_FILES:
-                return tuple(found), False
-            found.append(Input(path, digest if changed_ns <= since_ns else ""))
-    return tuple(found), True
+            if room < 0 or len(inputs) == MOST_FILES:
+                return tuple(inputs), False
+            inputs.append(Input(path, digest if changed_ns <= since_ns else ""))
+    return tuple(inputs), True
 
 
 def moved(inputs: Iterable[Input], project: str) -> Iterator[str]:
@@ -198,9 +198,9 @@ def _look(top: int, path: str, project: str, most: int) -> tuple[int, int, str] 
         return None
     try:
         status = os.fstat(fd)
-        made = sha256()
+        digest = sha256()
         while status.st_size <= most and (piece := os.read(fd, _CHUNK)):
-            made.update(piece)
-        return status.st_size, status.st_ctime_ns, made.hexdigest()
+            digest.update(piece)
+        return status.st_size, status.st_ctime_ns, digest.hexdigest()
     finally:
         os.close(fd)

@@ -128,12 +128,12 @@ class EffectPlan:
     @property
     def risk(self) -> Risk:
         """Return the highest risk in the plan."""
-        found = [self.ended.risk, of_unlisted(self.unlisted), of_unseen(self.unseen), of_deletions(self.deletions)]
-        found += [each.risk for each in self.files]
-        found += [each.risk for each in self.programs]
-        found += [each.risk for each in self.network]
-        found += [each.risk for each in self.secrets]
-        return worst([*found, *(each.risk for each in self.predicted)])
+        risks = [self.ended.risk, of_unlisted(self.unlisted), of_unseen(self.unseen), of_deletions(self.deletions)]
+        risks += [each.risk for each in self.files]
+        risks += [each.risk for each in self.programs]
+        risks += [each.risk for each in self.network]
+        risks += [each.risk for each in self.secrets]
+        return worst([*risks, *(each.risk for each in self.predicted)])
 
     @property
     def on_the_sandbox(self) -> bool:
@@ -169,10 +169,10 @@ class EffectPlan:
 
     def text(self) -> str:
         """Return the canonical text. Made once: a plan may have a hundred thousand files."""
-        made: str | None = self.__dict__.get("_text")
-        if made is None:
-            made = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
-        return made
+        text: str | None = self.__dict__.get("_text")
+        if text is None:
+            text = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+        return text
 
     @property
     def digest(self) -> str:
@@ -190,10 +190,10 @@ def read(text: str) -> EffectPlan:
     from json import loads
 
     try:
-        found = loads(text)
-        if found["format"] != FORMAT:
+        document = loads(text)
+        if document["format"] != FORMAT:
             raise ValueError("written by another version")
-        plan = _value(found["plan"])
+        plan = _value(document["plan"])
         if isinstance(plan, EffectPlan) and plan.text() == text:
             return plan
     except (KeyError, TypeError, AttributeError, RecursionError, UnicodeEncodeError) as error:

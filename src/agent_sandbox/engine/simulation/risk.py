@@ -52,14 +52,14 @@ def worst(risks: Iterable[Risk]) -> Risk:
 
 def of_change(change: Change, classes: Collection[str], *, place: str) -> Risk:
     """Return the risk of a change. `classes` are its protected classes; `place` is project, elsewhere or noise."""
-    found = [Risk(Level.MEDIUM if name == HISTORY else Level.HIGH, CLASSES[name]) for name in sorted(classes)]
+    risks = [Risk(Level.MEDIUM if name == HISTORY else Level.HIGH, CLASSES[name]) for name in sorted(classes)]
     if change.masks_real:
-        found.append(Risk(Level.HIGH, "something real that was hidden from the sandbox is here"))
+        risks.append(Risk(Level.HIGH, "something real that was hidden from the sandbox is here"))
     if place == "elsewhere":
         system = change.path.startswith(tuple(f"{each}/" for each in _SYSTEM)) or change.path in _SYSTEM
-        found.append(Risk(Level.HIGH, "it belongs to the system") if system else Risk(Level.MEDIUM, "it lies outside the project"))
-    found += _by_kind(change) if place != "noise" else ()
-    return worst((*found, NONE))
+        risks.append(Risk(Level.HIGH, "it belongs to the system") if system else Risk(Level.MEDIUM, "it lies outside the project"))
+    risks += _by_kind(change) if place != "noise" else ()
+    return worst((*risks, NONE))
 
 
 def _by_kind(change: Change) -> Iterable[Risk]:

@@ -100,17 +100,17 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
 
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
     """Plan work in a sandbox without a project, on throw-away layers. The plan cannot be applied."""
-    found: list[tuple[FileEffect, ...]] = []
+    file_effects: list[tuple[FileEffect, ...]] = []
     problems: list[str] = []
 
     def keep(changes: ChangeSet, contents: Contents) -> None:
         known, unread = effects.file_effects(changes, contents, project)
         problems.append(unread)
-        found.append(effects.with_risks(known.values(), changes, contents, project))
+        file_effects.append(effects.with_risks(known.values(), changes, contents, project))
 
     outcome = session.run(replace(work, on_changes=keep, observe=True))
     policy = session.policy
-    plan = plan_of(work, outcome, policy, project, found[0] if found else (), governed=policy.digest(), clock=clock)
+    plan = plan_of(work, outcome, policy, project, file_effects[0] if file_effects else (), governed=policy.digest(), clock=clock)
     listed = bool(problems) or not policy.files.write
     return replace(plan, unlisted=problems[0] if problems else "" if listed else "its changes cannot be listed")
 
@@ -131,10 +131,10 @@ def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable
                 raise
             on_busy(busy)
             held.enter_context(waiting.state.lock(wait=True, command="simulation"))
-        found = pending(waiting, policy)
-        if found:
+        unpromoted = pending(waiting, policy)
+        if unpromoted:
             waiting.copy_to(state, policy.limits.disk_bytes)
-    return found
+    return unpromoted
 
 
 def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
@@ -151,9 +151,9 @@ def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
     return found
 
 
-def base_of(found: dict[str, FileEffect]) -> str:
+def base_of(unpromoted: dict[str, FileEffect]) -> str:
     """Return the digest of unpromoted changes."""
-    return digest_of_plain([plain(effect) for effect in found.values()]) if found else NOTHING_WAITS
+    return digest_of_plain([plain(effect) for effect in unpromoted.values()]) if unpromoted else NOTHING_WAITS
 
 
 def plan_of(
