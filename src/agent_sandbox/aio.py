@@ -140,7 +140,7 @@ class _Loop:
     async def have(
         self, threads: ThreadPoolExecutor, perform: Callable[..., SandboxResult], what: object, options: dict[str, Any]
     ) -> SandboxResult:
-        """What `perform` returns. A cancelled task ends what it runs."""
+        """Return the result of `perform`. A cancelled task ends the run."""
         run = Run()
         listener = _Relay(options["on_output"], self._loop, run.cancel) if options.get("on_output") is not None else None
         job = threads.submit(perform, run, what, **{**options, "on_output": listener})
@@ -150,7 +150,7 @@ class _Loop:
         except asyncio.CancelledError:
             if not job.cancel():  # it has begun
                 run.cancel()
-                self._over = True  # first: who awaits a tool looks at it after the tool is in the set, so one of the two ends it
+                self._over = True  # first: `tools` looks at it after adding its tool to the set, so that one of the two ends the tool
                 for future in list(self._awaited):
                     future.cancel()
                 with suppress(Exception):  # the task is over; how the run took its end no longer matters

@@ -1,6 +1,6 @@
 """Build the parts of the product for one host: ledger, gates, approvals, grants, runtimes and sessions.
 
-Whoever needs one of these gets it here; nothing else builds them. `Host.here()` is, with the command line, the only code that reads the
+Nothing else builds them. `Host.here()` is, with the command line, the only code that reads the
 environment; everything below takes paths as arguments. A host is read afresh by each `here()`: a test, or a process that changes its user,
 gets a fresh answer.
 """
@@ -55,7 +55,7 @@ class Host:
     home: str  # as the shell has it; `/` for a user without one
     state: str  # sandboxes, layers and the ledger
     cache: str  # what can be made again
-    keys: str  # key and anchor of the ledger: away from it, or whoever can change the one can change the others
+    keys: str  # key and anchor of the ledger: in another directory, so that write access to one is not access to both
     config: str  # the user's own settings
     background: bool = True  # whether a process may be left behind that works on when the caller has its answer
 
@@ -210,7 +210,7 @@ class Assembly:
         )
 
     def desk(self, policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
-        """Return who answers for one run under a policy that asks: its capability tokens, then a person."""
+        """Return the approver of one run: its capability tokens, then a person."""
         from agent_sandbox.engine.approvals.approvers import Desk
 
         counts, run = words_that_count(policy), os.urandom(8).hex()

@@ -1,7 +1,7 @@
 """The audit log: a view of the ledger in memory, for programs that want to know what their sandboxes did.
 
-What is recorded goes to the ledger first and is shown here afterwards, so nothing can be here that is not there. It forgets the oldest
-when it is full; the ledger does not. `load` brings back what was recorded earlier, by whomever.
+Entries go to the ledger first, so the log never has more than the ledger. When it is full it drops the oldest; the ledger does not. `load`
+adds earlier entries of a ledger file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REMEMBERED = 10_000  # intents whose outcome is still to come
 
 
 class AuditLevel(Enum):
-    """How serious an entry is, mildest first."""
+    """Levels of entries, mildest first."""
 
     DEBUG = "debug"
     INFO = "info"

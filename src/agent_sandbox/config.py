@@ -84,7 +84,7 @@ class SandboxConfig:
         preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
         tools: functions of yours that Python code may call, in a list, or in a dict by the names they have inside. Data crosses: None,
             bool, int, float, str, bytes, lists, and dicts with text for keys.
-        denied_tools: names of tools that are refused, whoever hands them over.
+        denied_tools: names of tools that are refused.
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
         deterministic: have every run be the same each time its input is: output, changes and fuel. Time is virtual, randomness comes from
             `seed`, listings are sorted. Only code inside WebAssembly can be run so.

@@ -10,13 +10,14 @@
     │   ├── Busy             another run holds it
     │   ├── ForeignStore     another version wrote it
     │   └── Unfinished       a promotion was interrupted and cannot be brought to an end yet
-    ├── Drift                reality is not what a promotion was to change (carries the paths); nothing was changed
-    ├── Conflicted           both sides changed the same, and somebody has to choose (carries the conflicts); nothing was changed
+    ├── Drift                the real tree has changed meanwhile (carries the paths); nothing was changed
+    ├── Conflicted           both sides changed the same file, and somebody has to choose (carries the conflicts); nothing was changed
+    ├── RecordError          the record of a run cannot be read, written or replayed
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
-`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is raised only by who asks Python for
-that: it says that something was asked for and is not had.
+`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is a warning: a setting has no effect
+here.
 
 A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """

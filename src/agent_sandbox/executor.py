@@ -1,7 +1,7 @@
 """A lower-level way to run code: check it first, then run it under permissions, with a context.
 
-`validate_code` is an early warning. It stops ordinary mistakes before they run and says why in words; who wants to get past a reader of
-text can. The sandbox is the wall, and it is there in any case.
+`validate_code` is an early warning. It stops ordinary mistakes before they run, and says why. A program can hide from a
+reader of text; the sandbox is the wall in any case.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from agent_sandbox.policy.programs import ProgramRules
 
 
 class PermissionLevel(IntEnum):
-    """How much may be done with files. Each level includes those before it."""
+    """Levels of access to files. Each includes those before it."""
 
     NONE = 0
     READ = 1

@@ -37,14 +37,13 @@ class Layers:
 
     @property
     def all(self) -> tuple[Document, ...]:
-        """All of them."""
+        """All documents, from the top."""
         return (*self.system, *self.below)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A policy that the files have taken away from; what code is looked at for, what people should know, and the longest time that a run
-    can be given by who asks for another than the policy's."""
+    """A policy narrowed by the files, the rules of the early code check, warnings, and the longest time that a caller may choose."""
 
     policy: Policy
     early: EarlyLook | None
@@ -53,8 +52,7 @@ class Bound:
 
 
 def layers_of(project: str | None, *, system: str | None = None, user: str | None = None) -> Layers:
-    """The policy files for a project; without one, the system's alone. Raises `PolicyError` for one that is there and cannot be read or
-    understood."""
+    """Read the policy files for a project; without one, the system's alone. Raises `PolicyError` for an invalid or unreadable file."""
     top = _of(SYSTEM if system is None else system)
     if project is None:
         return Layers(top)

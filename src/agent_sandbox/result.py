@@ -38,7 +38,7 @@ class SandboxStatus(Enum):
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a run ended and what it left. `error` is None when it completed, else one line; `exit_code` and `exit` are None when nothing ran.
+    """The result of a run. `error` is None when it completed, else one line; `exit_code` and `exit` are None if nothing ran.
 
     `stdout` and `stderr` are decoded as UTF-8 with replacement characters; the exact bytes are in `stdout_bytes` and `stderr_bytes`.
     """

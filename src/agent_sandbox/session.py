@@ -139,7 +139,7 @@ class SandboxSession:
             return
         if not self._lock.acquire(blocking=False):
             self._turns.kill()
-            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: who waits for it will close
+            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: the turn that waits for it will close
                 return
         try:
             self._close()

@@ -1,7 +1,7 @@
 """Check code before it runs, and refuse through the gate what uses more than the sandbox gives.
 
-An early warning in words, never the wall: who wants to get past a reader of text can, and then meets the sandbox itself. It is here, in
-front of every run and turn, so that the refusal is in the ledger whoever asked.
+An early warning in words, never the wall: a program can hide from a reader of text, and then meets the sandbox itself. The check stands
+before every run and turn, so that every refusal is in the ledger.
 """
 
 from __future__ import annotations

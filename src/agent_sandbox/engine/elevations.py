@@ -1,9 +1,7 @@
 """Standing elevations: which sandbox has more than its policy, since when, and for how long. Stored on disk, sealed.
 
-One ends by itself: whether it holds is asked of the clock each time, and nothing has to happen for it to be over. Two clocks are asked, and
-the less generous one counts: that of the machine, which somebody may set back, and the time since the machine was started, which nobody
-can. A machine that was started anew has none of them left. That it is over is recorded by whoever comes next, with the time at which it
-was: the return to the sandbox is on record even if nobody was there.
+An elevation ends by itself: each use compares it with two clocks, the wall clock, which can be set back, and the time since boot, which
+cannot; the earlier end counts. After a reboot none is left. The next process that looks records the end, with the time at which it was.
 """
 
 from __future__ import annotations
@@ -114,7 +112,7 @@ class Elevations:
         """Remove expired elevations, and record when each ended."""
         if not self._names():
             return
-        with self._alone():  # or two who come at once would both record it
+        with self._alone():  # or two processes at once would both record it
             for name in self._names():
                 raised = self._read(name)
                 if raised is not None and not raised.left > 0:

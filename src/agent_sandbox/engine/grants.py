@@ -1,9 +1,8 @@
 """Granted capabilities: who has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
 
-Each has a directory, named by what the token's own signature is called: its grant, a file for each limit on its use that is as long as it
-was used often, and a mark for each revocation. A use is counted, and forced to the disk, before what it allows is done: a crash in between
-costs a use and never gives one. Revoking takes effect with the next look, which is before every action that passes here; a program that is
-running already and needs nothing more from us is not stopped by it.
+Each has a directory, named by its signature: the grant, a file for each limit on uses, with a byte for each use, and a mark for each
+revocation. A use is counted, and forced to the disk, before the action: a crash in between costs a use and never gives one. A revocation
+takes effect with the next action; it does not stop a program that is running already and needs nothing more from us.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Capabilities:
     ) -> Token:
         """Make a token for a sandbox. It is recorded before it exists, and ends after `seconds` or so many uses.
 
-        `factor` says that whoever grants it has shown a second factor.
+        `factor` says that the grantor has given a second factor.
 
         Raises `PolicyError` for what cannot be granted, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """

@@ -30,7 +30,7 @@ _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each ru
 
 
 class Observation(Attachment):
-    """What a run tries, judged by the policy that it runs under."""
+    """The attempts of a run, judged by its policy."""
 
     def __init__(self, gate: Gate, *, log: bool) -> None:
         """With `log` the ledger has it too, before the outcome of the run."""

@@ -193,7 +193,7 @@ def _all(change: Change) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which changes to promote, and how. `chosen` selects them."""
+    """The options of a promotion. `chosen` selects the changes."""
 
     chosen: Callable[[Change], bool] = _all
     system: bool = False  # also what lies outside the project

@@ -1,6 +1,6 @@
 """Records of deterministic runs: the recorder, the record, and its file, one JSON document that only its owner can read.
 
-A record is code to run, from somebody else perhaps. Its form and size are checked here, permission by whoever replays it. Environment
+A record is code to run, from somebody else perhaps. Its form and size are checked here, permission by the replay. Environment
 variables are in it as salted digests, which hide no value that can be guessed.
 """
 

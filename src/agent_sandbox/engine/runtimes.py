@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Absence:
-    """Why a runtime cannot be used, or nothing, and until when that is believed."""
+    """The reason why a runtime cannot be used, or nothing, and until when that is cached."""
 
     why: str
     until: float

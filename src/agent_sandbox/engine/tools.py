@@ -136,7 +136,7 @@ class ToolCalls(Attachment):
         self._calls += 1
         if self._calls > self._most_calls:
             return _raised("ToolError", f"{name}: no more than {self._most_calls} calls are answered")
-        # What is judged is named by the very words: whoever spells the same otherwise asks for something else.
+        # The action is identified by the exact bytes: the same call, encoded otherwise, is another action.
         return self._called(CallTool.of(name, words), args, kwargs)
 
     def _called(self, action: CallTool, args: list[Any], kwargs: dict[str, Any]) -> bytes:

@@ -26,7 +26,7 @@ DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
 class ExitReason(Enum):
-    """Why a run ended."""
+    """Reasons why a run ended."""
 
     EXITED = "exited"
     SIGNALLED = "signalled"

@@ -1,13 +1,12 @@
 """The inbox: questions wait on disk for a person, and answers come back.
 
-One directory for each question; the same one asked again while it waits joins it, so nobody is asked a hundred times. Who asks keeps the
-question in memory and takes an answer only to exactly that: whatever happens to the file meanwhile, an answer to something else is none.
-An answer is taken once, by one of those who wait. Nobody answering is a refusal, and so is more than anybody could answer.
+Each question has a directory. The same question asked again joins the waiting one, so that a person sees it once. The asker keeps the
+question in memory and accepts an answer to exactly that one, whatever happens to the file. An answer is used once, by one asker. No answer
+is a refusal, and so are too many questions.
 
-The directory is hidden from guests, and they have no other way to it. A program of the same user outside a sandbox can read the key and
-write an answer; where that matters, the question needs another user's, or `approvers` names the users whose answers count, and the kernel
-tells who wrote a file. That other user is root, who alone can write here besides its owner. Root is a visitor then: what is not an answer
-is left as it is, and the answer is put only into a directory that belongs to who asks.
+The directory is hidden from guests. A program of the same user outside a sandbox can read the key and write an answer. Where that matters,
+the question needs the answer of another user, or `approvers` names the users whose answers count; the kernel tells the writer of a file.
+Besides the owner only root can write here. Root is a visitor then: it writes nothing but answers, and only into a directory of the asker.
 """
 
 from __future__ import annotations
@@ -305,8 +304,7 @@ def _shown(question: Question, times: int) -> Waiting:
 def _write_answer(place: str, content: bytes, asker: int) -> None:
     """Write an answer beside its question, completely or not at all. Raises FileExistsError if there is one already.
 
-    Where it goes belongs to who asks, so whatever lies on the way, nothing is written anywhere else by somebody who may write everywhere.
-    They can read it, whoever wrote it.
+    The directory must belong to the asker: root could otherwise be led to write elsewhere. The asker can read the answer.
     """
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

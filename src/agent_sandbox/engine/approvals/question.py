@@ -21,8 +21,8 @@ _NARROW = 10  # columns of the names at the left
 
 @dataclass(frozen=True)
 class Question:
-    """What somebody is asked. `details` is text that belongs to it; times are since the epoch. `nonce` makes each question another one; it
-    is given to it where it is put."""
+    """A question to a person. `details` is text that belongs to it; times are since the epoch. The inbox sets `nonce`, which makes each
+    question unique."""
 
     action: Mapping[str, Any]  # in JSON types, as the gate judged and will record it
     policy: str
@@ -33,7 +33,7 @@ class Question:
     until: float
     details: str = ""
     nonce: str = ""
-    needs: str = ""  # what a yes takes besides, in the words of `policy.approval_rules`
+    needs: str = ""  # what a yes requires, in the words of `policy.approval_rules`
     asker: int = -1  # the user who asks, by number
 
     def encoded(self) -> bytes:

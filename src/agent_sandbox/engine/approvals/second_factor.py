@@ -1,7 +1,7 @@
 """A second factor for answers: TOTP codes (RFC 6238), each valid once, with few guesses at a time.
 
-The secret lies with the keys, and whoever can read those can make the digits. It keeps out who can start our program and nothing more,
-such as an agent whose only tool is `agent-sandbox`; against a shell of the same user it takes another user.
+The secret lies beside the keys, so any program that can read those can make codes. It stops an agent whose only tool is `agent-sandbox`;
+against a shell of the same user, require another user.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SecondFactor:
     def accepts(self, code: str) -> bool:
         """Return whether this is the current code, or a neighbouring one, and unused. Raises OSError if the state is unreadable.
 
-        Every look is counted before its answer is known: who is killed in between has guessed.
+        Each guess is counted before it is checked, so that killing the process does not give another.
         """
         with self._state() as file:
             now = self._clock()

@@ -1,7 +1,7 @@
 """The effect plan: what a command did in a simulation, as a value with one canonical text.
 
-The spelling is what a digest names, what is kept, and what a person agrees to. So the plan holds the digest of every file's content, and
-whoever carries it out reads the content again and compares.
+The text is what the digest identifies, what is stored, and what a person approves. So the plan holds the digest of every file's content,
+and applying it compares each content again.
 """
 
 from __future__ import annotations

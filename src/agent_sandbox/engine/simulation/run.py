@@ -1,8 +1,7 @@
 """Simulate a command: run it on a clone of the machine as the project's sandbox sees it, and plan its effects.
 
-The clone has a copy of what waits in the sandbox, and layers of its own on top of that. Neither the sandbox nor the machine is written.
-Where something waits, a path that both have changed is in the plan as it would be on the machine: what is shown is all that is carried
-over, and a path that only the sandbox has changed is not part of it.
+The clone has a copy of the sandbox's unpromoted changes, and layers of its own on top. Neither the sandbox nor the machine is written. A
+path that both have changed is in the plan as it would be on the machine; one that only the sandbox has changed is not part of the plan.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ def simulated(
 ) -> Iterator[Simulated]:
     """Simulate the work. Raises as `Session.run` does.
 
-    `waiting` is the project's sandbox, for what waits in it, and None for a clone of the bare machine; `governed` the digest of the policy
-    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised. Without
-    `keep` nothing is left of it after the block.
+    `waiting` is the project's sandbox with unpromoted changes, and None for a clone of the bare machine. `governed` is the digest of the
+    policy under which the plan is valid. `on_busy` is told who uses the sandbox, which is then waited for; without it `Busy` is raised.
+    Without `keep` nothing is left after the block.
     """
     policy = session.policy
     with plans.making(project) as state:

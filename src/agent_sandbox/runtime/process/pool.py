@@ -24,8 +24,8 @@ from agent_sandbox.runtime.process.guest_handle import ProcessGuest, request_for
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
 HECTIC_SECONDS = 0.2  # for so long after a run found nothing, the next guest is made at once, beside the runs
-LOOK_SECONDS = 1.0  # between looks at guests that nobody takes: whoever killed one does not tell us
-POLITE_SECONDS = 0.003  # after a run: whoever waits for its outcome comes before those who will want the next
+LOOK_SECONDS = 1.0  # between looks at waiting guests: one may have been killed from outside
+POLITE_SECONDS = 0.003  # after a run: its caller comes before the next guest
 
 
 @dataclass

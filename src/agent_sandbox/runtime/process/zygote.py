@@ -242,7 +242,7 @@ def _fork(link: socket.socket, supervisor: int) -> int:
     """Fork the caller as keeper. The fork has nothing of the caller but its memory.
 
     No descriptor stays: a copy of the far end of a guest's input would keep that input from ending, one of a lock would hold the lock, one
-    of the caller's output would keep whoever reads it waiting for us.
+    of the caller's output would keep its reader waiting for us.
     """
     child = os.fork()
     if child:
