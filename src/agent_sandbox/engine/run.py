@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
-from agent_sandbox.engine.attachments import Attachment, Attachments, attachments_of
+from agent_sandbox.engine.attachments import Attachment, Attachments, ReadTracking, attachments_of
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.plan_launch import LaunchPlanner
 from agent_sandbox.engine.retry import Launches, question_of
@@ -115,8 +115,6 @@ class Session:
             stored = StoredRun(self.state, self.gate, ends, command=title(work), on_busy=self.on_busy, beside=self.beside)
             layers, run, attachments = stored.layers, stored.since_ns, (*attachments, stored)
         if work.watch_reads:
-            from agent_sandbox.engine.attachments import ReadTracking
-
             attachments = (*attachments, ReadTracking(self.state, run))
         return layers, Attachments(*attachments)
 
