@@ -15,7 +15,7 @@ from agent_sandbox.assembly import WARM, here
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
-from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.model import cloned
@@ -73,7 +73,7 @@ def turn(job: Job) -> Call:
 
 def wasm_turn(job: Job) -> Call:
     """The same inside WebAssembly."""
-    turns = Turns(_wasm_session(), Work(Code("python", ""), {**ENVIRONMENT, "HOME": "/tmp"}))
+    turns = InterpreterTurns(_wasm_session(), Work(Code("python", ""), {**ENVIRONMENT, "HOME": "/tmp"}))
 
     def call() -> None:
         outcome = turns.run(Turn(job.code, wall=READY_SECONDS)).outcome

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from agent_sandbox.aio import AsyncSandbox
     from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
     from agent_sandbox.config import SandboxConfig
-    from agent_sandbox.engine.inputs import shell
     from agent_sandbox.errors import (
         Busy,
         Conflicted,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.approval_rules import AskRules
     from agent_sandbox.replays import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
-    from agent_sandbox.sandbox import Sandbox, create_sandbox
+    from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
     from agent_sandbox.session import SandboxSession
     from agent_sandbox.workspaces import Workspace
 
@@ -109,9 +108,8 @@ _HOMES = {
     "workspaces": ("Workspace",),
     "replays": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),
-    "sandbox": ("Sandbox", "create_sandbox"),
+    "sandbox": ("Sandbox", "create_sandbox", "shell"),
     "session": ("SandboxSession",),
-    "engine.inputs": ("shell",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

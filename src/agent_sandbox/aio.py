@@ -1,4 +1,4 @@
-"""The sandbox for asyncio: the same names, awaited. A thread for each running execution, over the very same code.
+"""The sandbox for asyncio: the same methods, awaited. Each execution runs in a thread, by the same code.
 
 Kept apart so that programs without an event loop do not pay for importing one.
 """
@@ -15,11 +15,10 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from agent_sandbox.config import SandboxConfig
-from agent_sandbox.engine.inputs import OnOutput, RunOptions, SessionOptions, Shell, TurnOptions, code_of, work_of
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import Run, Sandbox
+from agent_sandbox.sandbox import OnOutput, Run, RunOptions, Sandbox, SessionOptions, Shell, TurnOptions, code_of, work_of
 from agent_sandbox.session import SandboxSession
 from agent_sandbox.workspace.changes import ChangeSet
 
@@ -28,7 +27,7 @@ MOST_AT_ONCE = 64
 
 
 class AsyncSandbox:
-    """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills what it runs, and the task ends when that is gone.
+    """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills the run; the task ends after it.
 
     `on_output` is called in the event loop's thread, in order, before the result is returned. Tools may be coroutines: they are awaited in
     that loop; other tools are called in the thread of their run. Up to 64 executions run at once; others wait.
@@ -44,7 +43,7 @@ class AsyncSandbox:
 
     @property
     def id(self) -> str:
-        """Names this sandbox in its results."""
+        """The id of this sandbox in its results."""
         return self._sandbox.id
 
     @property
@@ -131,7 +130,7 @@ class AsyncSession:
 
 
 class _Loop:
-    """The event loop that awaits something done in a thread, and awaits for that thread the tools that are coroutines."""
+    """The event loop that awaits a thread, and runs the coroutine tools of that thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -141,17 +140,17 @@ class _Loop:
     async def have(
         self, threads: ThreadPoolExecutor, perform: Callable[..., SandboxResult], what: object, options: dict[str, Any]
     ) -> SandboxResult:
-        """What `perform` returns. A cancelled task ends what it runs."""
+        """Return the result of `perform`. A cancelled task ends the run."""
         run = Run()
         listener = _Relay(options["on_output"], self._loop, run.cancel) if options.get("on_output") is not None else None
         job = threads.submit(perform, run, what, **{**options, "on_output": listener})
         working = asyncio.wrap_future(job, loop=self._loop)
         try:
-            made = await asyncio.shield(working)
+            outcome = await asyncio.shield(working)
         except asyncio.CancelledError:
             if not job.cancel():  # it has begun
                 run.cancel()
-                self._over = True  # first: who awaits a tool looks at it after the tool is in the set, so one of the two ends it
+                self._over = True  # first: `tools` looks at it after adding its tool to the set, so that one of the two ends the tool
                 for future in list(self._awaited):
                     future.cancel()
                 with suppress(Exception):  # the task is over; how the run took its end no longer matters
@@ -159,10 +158,10 @@ class _Loop:
             raise
         if listener is not None and listener.raised is not None:
             raise listener.raised
-        return made
+        return outcome
 
     def tools(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The option with those that are coroutines made functions for the thread of the run; others are called there as they are."""
+        """Return the tools with coroutines wrapped as functions for the thread of the run. Other tools are called there directly."""
         every = {**config.toolbox, **named(options.get("tools", ()))}
         return {"tools": {name: self._called(tool) if iscoroutinefunction(tool) else tool for name, tool in every.items()}} if every else {}
 

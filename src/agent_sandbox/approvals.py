@@ -1,4 +1,4 @@
-"""Approvers of the SDK: a function of the caller's, capability tokens, or a person at the inbox; and tokens granted to a sandbox."""
+"""Approvers of the SDK: a function of the caller, capability tokens, or a person at the inbox; and tokens granted to a sandbox."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Answering = Callable[[Action, Ask], bool]
 
 
 class Function:
-    """A function of the caller's as an approver: True is yes, and nothing else is."""
+    """A function of the caller as an approver: only True is a yes."""
 
     def __init__(self, function: Answering) -> None:
         self._function = function
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """Its answer."""
+        """Return the answer of the function."""
         return Granted("the application") if self._function(action, verdict) is True else Refused("the application said no")
 
     def end(self) -> None:
-        """It keeps nothing."""
+        """Do nothing: a function keeps no approvals."""
 
 
 class Asking:
-    """Makes the approvers of one sandbox, one for each policy that its runs have, and ends them."""
+    """The approvers of one sandbox, one for each policy of its runs."""
 
     def __init__(self, sandbox: str, approver: Approver | Answering | None, tokens: Iterable[Token | str]) -> None:
         self._sandbox = sandbox
@@ -41,8 +41,8 @@ class Asking:
         self._made: list[Approver] = []
 
     def approver(self, policy: Policy) -> Approver:
-        """Who answers under a policy."""
-        made: Approver = (
+        """Return the approver for a policy."""
+        approver: Approver = (
             here().desk(policy, here().inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
             if self._given is None
             else CapabilityApprover(
@@ -53,11 +53,11 @@ class Asking:
                 counts=words_that_count(policy),
             )
         )
-        self._made.append(made)
-        return made
+        self._made.append(approver)
+        return approver
 
     def grant(self, patterns: Iterable[str], *, seconds: float, times: int | None) -> Token:
-        """A new token for the sandbox, which holds it from now on."""
+        """Make a token and give it to the sandbox."""
         from shlex import split
 
         words = tuple(tuple(split(pattern)) for pattern in patterns)
@@ -66,11 +66,11 @@ class Asking:
         return token
 
     def revoke(self, token: Token | str) -> None:
-        """No token that was derived from this one allows anything from now on."""
+        """Revoke a token and all derived from it."""
         self._capabilities.revoke(token if isinstance(token, Token) else parse(token) or token, by="the application")
 
     def end(self) -> None:
-        """What was allowed for as long as the sandbox was there is taken back."""
+        """Take back what was allowed for the lifetime of the sandbox."""
         while self._made:
             self._made.pop().end()
 
@@ -82,8 +82,8 @@ def _approver(given: Approver | Answering | None) -> Approver | None:
 
 
 def token_of(text: Token | str) -> Token:
-    """The token, from however it was handed over. Raises `PolicyError` for what is none, without repeating it."""
+    """Return the token of a text or token. Raises `PolicyError` for an invalid one, without repeating it."""
     token = parse(text) if isinstance(text, str) else text
     if not isinstance(token, Token):
-        raise PolicyError("what was given as a capability is none", hint="hand over what grant() returned, or the text of it")
+        raise PolicyError("invalid capability token", hint="give what grant() returned, or its text")
     return token

@@ -1,6 +1,6 @@
 """Build the parts of the product for one host: ledger, gates, approvals, grants, runtimes and sessions.
 
-Whoever needs one of these gets it here; nothing else builds them. `Host.here()` is, with the command line, the only code that reads the
+Nothing else builds them. `Host.here()` is, with the command line, the only code that reads the
 environment; everything below takes paths as arguments. A host is read afresh by each `here()`: a test, or a process that changes its user,
 gets a fresh answer.
 """
@@ -23,18 +23,23 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.approvers import Desk
     from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
+    from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.elevations import Elevations
-    from agent_sandbox.engine.gate import Approver, Gate, Recorder
+    from agent_sandbox.engine.gate import Approver, EntryWriter, Gate
     from agent_sandbox.engine.grants import Capabilities
+    from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.runtimes import Runtimes
+    from agent_sandbox.errors import Busy
     from agent_sandbox.ledger.writer import Ledger
     from agent_sandbox.policy.approval_rules import Word
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.policy.tokens import Token
+    from agent_sandbox.runtime.base import Runtime
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
     from agent_sandbox.runtime.process.zygote import Zygote
     from agent_sandbox.runtime.wasm.one_wall import OneWall
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+    from agent_sandbox.workspace.store import SandboxState
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
 ONE_WALL = "wasm-one-wall"  # used only by name, or on a system that has no other
@@ -50,7 +55,7 @@ class Host:
     home: str  # as the shell has it; `/` for a user without one
     state: str  # sandboxes, layers and the ledger
     cache: str  # what can be made again
-    keys: str  # key and anchor of the ledger: away from it, or whoever can change the one can change the others
+    keys: str  # key and anchor of the ledger: in another directory, so that write access to one is not access to both
     config: str  # the user's own settings
     background: bool = True  # whether a process may be left behind that works on when the caller has its answer
 
@@ -96,17 +101,17 @@ class Host:
 
     @property
     def elevations(self) -> str:
-        """The directory of standing elevations. As a rule it is not there."""
+        """The directory of standing elevations. Usually it does not exist."""
         return os.path.join(self.state, APPROVALS, "elevations")
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The user's home, and that of the account where the environment names another."""
+        """The user's home, and that of the account if the environment names another."""
         return tuple(dict.fromkeys((self.home, *_homes({_account_home()}))))
 
     @property
     def homes_of_others(self) -> tuple[str, ...]:
-        """The homes of other users, for root, who can look into them.
+        """The homes of other users, if this is root, who can read them.
 
         Service accounts that name `/`, `/bin` or `/usr/sbin` do not count. One below `/home` counts before it exists, as it may be made
         while something runs.
@@ -142,11 +147,27 @@ class Assembly:
 
         return Ledger(os.path.join(self.host.state, LEDGER), clock=time.time, keys=self.host.keys)
 
-    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: Recorder | None = None) -> Gate:
+    def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: EntryWriter | None = None) -> Gate:
         """Return the gate of a sandbox under a policy, which records in the user's ledger unless another is given."""
         from agent_sandbox.engine.gate import Gate
 
         return Gate(policy, ledger or self.ledger(), clock=time.time, approver=approver, sandbox=sandbox)
+
+    def session(
+        self,
+        gate: Gate,
+        runtimes: Runtimes,
+        *,
+        project: str | None = None,
+        state: SandboxState | None = None,
+        on_busy: Callable[[Busy], None] | None = None,
+        beside: Callable[[Callable[[], None]], None] | None = None,
+        early: EarlyLook | None = None,
+    ) -> Session:
+        """Return a session to run work in: on a stored sandbox if there is a `state`, else on throw-away layers. See `Session`."""
+        from agent_sandbox.engine.run import Session
+
+        return Session(gate, runtimes, project=project, state=state, on_busy=on_busy, beside=beside, early=early)
 
     def inbox(
         self,
@@ -171,8 +192,8 @@ class Assembly:
         except (FileNotFoundError, PermissionError) as error:
             if not visiting:
                 raise
-            why = f"there are no questions to be seen in {asked.state!r}: {error.strerror}"
-            raise PolicyError(why, hint="be root, and name who asks") from None
+            why = f"no approval questions can be read in {asked.state!r}: {error.strerror}"
+            raise PolicyError(why, hint="run it as root, with --of USER") from None
         approvers = policy.asks.approvers if policy is not None else None
         own = Assembly(self.host.unchosen()) if visiting else self
         factor = own.second_factor()
@@ -189,7 +210,7 @@ class Assembly:
         )
 
     def desk(self, policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
-        """Return who answers for one run under a policy that asks: its capability tokens, then a person."""
+        """Return the approver of one run: its capability tokens, then a person."""
         from agent_sandbox.engine.approvals.approvers import Desk
 
         counts, run = words_that_count(policy), os.urandom(8).hex()
@@ -228,16 +249,27 @@ class Assembly:
         state, keys = os.path.realpath(host.state), os.path.realpath(host.keys)
         return default_masks(homes=host.homes, homes_of_others=host.homes_of_others, projects=(project,), state_dir=state, keys_dir=keys)
 
-    def runtimes(self, wish: str) -> Runtimes:
-        """Return the runtimes that all sandboxes of this process share, and this wish. What one run learns of them, the next one knows.
+    def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
+        """Return the runtimes of a registry, and this wish: the name of one, or "auto".
 
-        Raises `RuntimeUnavailable` where the wish is for a runtime that only Linux has.
+        Without a registry they are those that all sandboxes of this process share: what one run learns of them, the next one knows. Raises
+        `RuntimeUnavailable` if the wish is for a runtime that only Linux has.
         """
+        if registry is not None:
+            from agent_sandbox.engine.runtimes import Runtimes
+
+            return Runtimes(wish, registry, background=self.host.background)
         if sys.platform != "linux":
             if wish == "process":
                 raise _not_linux()
             wish = ONE_WALL
         return _runtimes(wish, self.host.cache, self.host.state, self.host.background)
+
+    def only(self, runtime: Runtime) -> Runtimes:
+        """Return this one runtime as the caller's wish."""
+        from agent_sandbox.engine.runtimes import only
+
+        return only(runtime)
 
     def process(self) -> ProcessRuntime:
         """Return the process runtime that this process shares. Raises `RuntimeUnavailable` outside Linux."""
@@ -283,17 +315,18 @@ def _runtimes(wish: str, cache: str, state: str, background: bool) -> Runtimes:
 
 @lru_cache(maxsize=2)
 def _registry(cache: str, state: str) -> Registry:
-    made = Registry()
-    made.register("process", _process)
-    made.register("wasm", lambda: _wasm(cache, state, WARM))
-    made.register(ONE_WALL, lambda: _one_wall(cache, state), automatic=False)
-    return made
+    registry = Registry()
+    registry.register("process", _process)
+    registry.register("wasm", lambda: _wasm(cache, state, WARM))
+    registry.register(ONE_WALL, lambda: _one_wall(cache, state), automatic=False)
+    return registry
 
 
 @lru_cache(maxsize=1)
 def _process() -> ProcessRuntime:
-    """A zygote costs time and memory, and serves any number of sandboxes, as do the guests that wait ready. All of it starts with the first
-    run and ends by itself when this process does; a forked child gets its own."""
+    """Return the process runtime of this process: a zygote and its waiting guests cost time and memory, so all sandboxes share them.
+
+    They start with the first run and end with this process; a forked child gets its own."""
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
     return ProcessRuntime(warm=WARM)

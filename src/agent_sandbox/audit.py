@@ -1,7 +1,7 @@
-"""The audit log: a view in memory over the ledger, for a program that wants to know what its sandboxes did.
+"""The audit log: a view of the ledger in memory, for programs that want to know what their sandboxes did.
 
-What is recorded goes to the ledger first and is shown here afterwards, so nothing can be here that is not there. It forgets the oldest
-when it is full; the ledger does not. `load` brings back what was recorded earlier, by whomever.
+Entries go to the ledger first, so the log never has more than the ledger. When it is full it drops the oldest; the ledger does not. `load`
+adds earlier entries of a ledger file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from agent_sandbox._fast.values import dataclass, field
-from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.ledger.chain import entries
 from agent_sandbox.ledger.encoding import wrapped
 from agent_sandbox.ledger.event import Entry, Event, Intent, OutcomeEvent
@@ -25,7 +25,7 @@ _REMEMBERED = 10_000  # intents whose outcome is still to come
 
 
 class AuditLevel(Enum):
-    """How serious an entry is, mildest first."""
+    """Levels of entries, mildest first."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -39,7 +39,7 @@ class AuditLevel(Enum):
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One entry. `target` is what the action was done to, as the policy judged it; it may hold anything that was asked for."""
+    """An audit entry. `target` is the object of the action, as the policy judged it; it may hold any text."""
 
     sequence: int
     timestamp: float
@@ -53,15 +53,15 @@ class AuditEntry:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the entry as JSON types."""
         return vars(self) | {"level": self.level.value, "details": wrapped(self.details)}
 
 
 class AuditLog:
-    """What sandboxes did, newest last. Safe to share between threads and sandboxes.
+    """The actions of sandboxes, newest last. Safe to share between threads and sandboxes.
 
-    `on_entry` is called for each entry, in the thread that acts: after what it tells of is recorded, and for an action before that is done.
-    What it raises stops nothing and is counted in the summary.
+    `on_entry` is called for each entry, in the thread that acts, after the ledger has it; for an intent that is before the action. An
+    exception in it stops nothing, and is counted in the summary.
     """
 
     def __init__(
@@ -81,27 +81,27 @@ class AuditLog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def over(self, ledger: Recorder) -> Recorder:
-        """The ledger, with this as its onlooker."""
+    def over(self, ledger: EntryWriter) -> EntryWriter:
+        """Return the ledger with this log attached."""
         return _Watched(ledger, self)
 
     def load(self, ledger: str | os.PathLike[str]) -> None:
-        """Show what a ledger holds already. Raises `LedgerBroken` when it was changed, OSError when it cannot be read."""
+        """Add the entries of a ledger file. Raises `LedgerBroken` if it was changed, OSError if it cannot be read."""
         for entry in entries(os.fspath(ledger)):
             self.show(entry)
 
     def show(self, entry: Entry) -> None:
-        """Take in one entry of the ledger."""
+        """Add one entry of the ledger."""
         with self._lock:
-            made = self._made(entry)
-            if not made.level >= self._level:
+            audited = self._made(entry)
+            if not audited.level >= self._level:
                 return
-            self._entries.append(made)
+            self._entries.append(audited)
             self._seen += 1
         if self._on_entry is not None:
             try:
-                self._on_entry(made)
-            except Exception:  # an onlooker decides nothing, so its mistake neither stops nor changes what is done
+                self._on_entry(audited)
+            except Exception:  # a callback decides nothing, so its error neither stops nor changes the action
                 self._failed += 1
 
     def get_entries(
@@ -114,10 +114,10 @@ class AuditLog:
         allowed: bool | None = None,
         since: float | None = None,
     ) -> list[AuditEntry]:
-        """Those of this level or graver, in order; with a limit, the newest so many."""
+        """Return entries of this level or above, in order; with a limit, the newest."""
         with self._lock:
             held = list(self._entries)
-        found = [
+        chosen = [
             entry
             for entry in held
             if (level is None or entry.level >= level)
@@ -126,14 +126,14 @@ class AuditLog:
             and allowed in (None, entry.allowed)
             and (since is None or entry.timestamp >= since)
         ]
-        return found if limit is None else found[max(len(found) - limit, 0) :]
+        return chosen if limit is None else chosen[max(len(chosen) - limit, 0) :]
 
     def get_denied_actions(self, sandbox_id: str | None = None, limit: int | None = None) -> list[AuditEntry]:
-        """What was refused."""
+        """Return the refused actions."""
         return self.get_entries(sandbox_id=sandbox_id, limit=limit, allowed=False)
 
     def get_summary(self) -> dict[str, Any]:
-        """How many entries there are, of which sort, and how many have been forgotten."""
+        """Return the numbers of entries by kind, and how many were dropped."""
         held = self.get_entries()
         denied = sum(not entry.allowed for entry in held)
         return {
@@ -155,7 +155,7 @@ class AuditLog:
         return len(held)
 
     def clear(self) -> None:
-        """Forget everything here. The ledger keeps it."""
+        """Remove all entries from this log. The ledger keeps them."""
         with self._lock:
             self._entries.clear()
             self._seen = 0
@@ -164,24 +164,24 @@ class AuditLog:
         told = tell(entry)
         level = AuditLevel(told.level)
         details = {**told.details, "hash": entry.hash}
-        made = AuditEntry(
+        audited = AuditEntry(
             entry.sequence, entry.time, level, told.category, told.action, told.target, told.allowed, told.sandbox, told.why, details
         )
         if isinstance(entry.event, Intent):
-            self._begun[entry.sequence] = made
+            self._begun[entry.sequence] = audited
             if len(self._begun) > _REMEMBERED:
                 del self._begun[next(iter(self._begun))]
         elif isinstance(entry.event, OutcomeEvent) and (begun := self._begun.pop(entry.event.intent, None)) is not None:
             action = f"{begun.action}_{'completed' if entry.event.ended == 'done' else 'failed'}"
             names = (begun.category, action, begun.target, True, begun.sandbox_id, "", details)
             return AuditEntry(entry.sequence, entry.time, level, *names)
-        return made
+        return audited
 
 
 class _Watched:
-    """A ledger that shows what it has recorded."""
+    """A ledger that shows its entries to an audit log."""
 
-    def __init__(self, ledger: Recorder, audit: AuditLog) -> None:
+    def __init__(self, ledger: EntryWriter, audit: AuditLog) -> None:
         self._ledger = ledger
         self._audit = audit
 

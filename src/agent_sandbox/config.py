@@ -1,4 +1,4 @@
-"""What a user may set about a sandbox, checked when it is made and turned into a policy.
+"""The settings of a sandbox, checked when they are made, and turned into a policy.
 
 Nothing here is silently ignored: a value that cannot be enforced, and a permission that no part of this version can grant, raise
 `PolicyError` naming the field. The policy that comes out is what decides and what the kernel enforces; this is only its friendly face.
@@ -84,7 +84,7 @@ class SandboxConfig:
         preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
         tools: functions of yours that Python code may call, in a list, or in a dict by the names they have inside. Data crosses: None,
             bool, int, float, str, bytes, lists, and dicts with text for keys.
-        denied_tools: names of tools that are refused, whoever hands them over.
+        denied_tools: names of tools that are refused.
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
         deterministic: have every run be the same each time its input is: output, changes and fuel. Time is virtual, randomness comes from
             `seed`, listings are sorted. Only code inside WebAssembly can be run so.
@@ -151,18 +151,18 @@ class SandboxConfig:
             check_pattern(pattern)
         for name in self.preload:
             if not _is_module(name):
-                raise PolicyError(f"preload holds {name!r}, which is no name of a module", hint='write preload=["numpy"]')
+                raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
-        object.__setattr__(self, "tools", named(self.tools))
+        object.__setattr__(self, "tools", named(self.tools) if self.tools != () else {})
         _ = self.cwd, self.policy()  # both raise for what cannot be
 
     @property
     def cwd(self) -> str | None:
-        """`working_dir` as the policy knows it."""
+        """`working_dir` as an absolute path, or None."""
         return None if self.working_dir is None else normalise(os.fsencode(_path(self.working_dir)))
 
     def limits(self, *, timeout_seconds: float | None = None) -> Limits:
-        """The limits of one run, its wall time replaced if one is given."""
+        """Return the limits of one run, with this wall time if one is given."""
         # Backwards, so that the lifetime, which is checked as a wall time too, is replaced by the timeout.
         values = {theirs: _limit(ours, getattr(self, ours), theirs, unit) for ours, theirs, unit in reversed(_LIMITS)}
         if timeout_seconds is not None:
@@ -170,7 +170,7 @@ class SandboxConfig:
         return Limits(**values)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it has just said so
 
     def policy(self) -> Policy:
-        """The policy these settings mean for this user on this machine."""
+        """Return the policy of these settings for this user on this machine."""
         home = here().host.home
         allowed = tuple(parse(_path(path), home=home) for path in self.allowed_paths)
         denied = tuple(parse(_path(path), home=home) for path in self.denied_paths)
@@ -197,26 +197,26 @@ class SandboxConfig:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is asked for and not had, in words for the person who asked."""
+        """Messages on settings that have no effect here."""
         return (NO_NETWORK,) if self.allow_network else ()
 
     def early_look(self) -> EarlyLook | None:
-        """What code is looked at for before it runs; None if it is not."""
+        """Return the rules of the early code check; None without a check."""
         rules = self.blocked_patterns
         return EarlyLook(None if rules is None else tuple(rules)) if self.validate_code else None
 
     def callable_tools(self, more: Iterable[str]) -> tuple[str, ...]:
-        """The names of those that may be called, when these are handed over as well."""
+        """Return the names of callable tools, including these."""
         return tuple(sorted({*self.toolbox, *more} - {*self.denied_tools}))
 
     @property
     def toolbox(self) -> dict[str, Callable[..., object]]:
-        """`tools` by name."""
+        """The tools by name."""
         assert isinstance(self.tools, Mapping), "it was made one"
         return dict(self.tools)
 
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
-        """Secrets that what is shown could reach.
+        """Return the masks of secrets within the shown files.
 
         Each allowed directory, and where packages are, counts as a project with environment files.
         """
@@ -249,7 +249,7 @@ def _shown_with_the_interpreter(path: str) -> bool:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """A copy of environment variables that can be. Raises `PolicyError` naming the one that cannot."""
+    """Return a copy of environment variables. Raises `PolicyError` naming an invalid one."""
     given: Iterable[tuple[object, object]] = variables.items()
     for name, value in given:
         if not (isinstance(name, str) and isinstance(value, str)):
@@ -292,7 +292,7 @@ def _path(path: PathLike) -> str | bytes:
 
 
 def _limit(ours: str, value: object, theirs: str, unit: int) -> object:
-    """The value as `Limits` counts it. Raises `PolicyError` under the name that the caller used."""
+    """Return a limit in the unit of `Limits`. Raises `PolicyError` with the caller's name of it."""
     counted = value
     if unit > 1 and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         counted = int(value * unit)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong on our side, drawn before it is read.
+"""The errors of this package.
 
     SandboxError
     ├── PolicyError          what was asked for cannot be expressed or enforced; found before anything ran
@@ -10,13 +10,14 @@
     │   ├── Busy             another run holds it
     │   ├── ForeignStore     another version wrote it
     │   └── Unfinished       a promotion was interrupted and cannot be brought to an end yet
-    ├── Drift                reality is not what a promotion was to change (carries the paths); nothing was changed
-    ├── Conflicted           both sides changed the same, and somebody has to choose (carries the conflicts); nothing was changed
+    ├── Drift                the real tree has changed meanwhile (carries the paths); nothing was changed
+    ├── Conflicted           both sides changed the same file, and somebody has to choose (carries the conflicts); nothing was changed
+    ├── RecordError          the record of a run cannot be read, written or replayed
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
-`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is raised only by who asks Python for
-that: it says that something was asked for and is not had.
+`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is a warning: a setting has no effect
+here.
 
 A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """
@@ -65,7 +66,7 @@ class LaunchFailed(SandboxError):
 
 
 class Overtaken(LaunchFailed):
-    """Something was mounted on the machine after the view had been planned, where the plan knew of nothing. A new plan would know."""
+    """Something was mounted on the machine after the view had been planned. A new plan takes it into account."""
 
 
 class WorkspaceError(SandboxError):
@@ -85,7 +86,7 @@ class Unfinished(WorkspaceError):
 
 
 class Drift(SandboxError):
-    """Reality is not what was expected, so the tree was left, or made again, as it was.
+    """The real tree has changed meanwhile, so it was left, or restored, as it was.
 
     `paths` are those that were not as expected. `kept` is the directory where something of somebody else's was put that could be left
     neither in the tree nor behind; empty when there was no such thing.
@@ -98,7 +99,7 @@ class Drift(SandboxError):
 
 
 class Conflicted(SandboxError):
-    """A merge needs an answer. `conflicts` are the questions, each a `workspace.merge.Conflict` with both sides and the base."""
+    """A merge has conflicts. Each of `conflicts` is a `workspace.merge.Conflict` with both sides and the base."""
 
     def __init__(self, message: str, *, conflicts: tuple[Any, ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -114,12 +115,12 @@ class LedgerUnavailable(SandboxError):
 
 
 class LedgerBroken(SandboxError):
-    """The ledger does not agree with itself: an entry was changed, removed, reordered or torn."""
+    """The ledger is inconsistent: an entry was changed, removed, reordered or torn."""
 
 
 class SandboxWarning(UserWarning):
-    """Something was asked for that there is none of, and work goes on without it."""
+    """A setting has no effect here, and work goes on without it."""
 
 
 class ToolError(Exception):
-    """To be raised by a tool that a program inside has called: what it says is what the program is told. Other exceptions stay outside."""
+    """Raised by a tool to send its message to the program that called it. Other exceptions stay outside the sandbox."""

@@ -1,7 +1,7 @@
-"""A lower-level way to run code: look at it first, then run it under permissions, with a context that says whose it is.
+"""A lower-level way to run code: check it first, then run it under permissions, with a context.
 
-`validate_code` is an early warning. It stops ordinary mistakes before they run and says why in words; who wants to get past a reader of
-text can. The sandbox is the wall, and it is there in any case.
+`validate_code` is an early warning. It stops ordinary mistakes before they run, and says why. A program can hide from a
+reader of text; the sandbox is the wall in any case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
 from agent_sandbox.config import PathLike, SandboxConfig, environment
-from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
@@ -23,12 +22,12 @@ from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.code.patterns import Rule, Validation
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
-from agent_sandbox.sandbox import Sandbox
+from agent_sandbox.sandbox import Sandbox, code_of
 
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """Whose execution it is, and its surroundings. `metadata` is the caller's own and comes back with the result."""
+    """The user, session and environment of an execution. `metadata` is the caller's, and is returned with the result."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     language: str = "python"
@@ -46,14 +45,14 @@ class ExecutionContext:
 
 @dataclass(frozen=True)
 class ExecutionResult(SandboxResult):
-    """What came of an execution: a result as of a sandbox, the context it ran in, and what was found in the code."""
+    """The result of an execution: that of the sandbox, the context, and the issues found in the code."""
 
     context: ExecutionContext | None = None
     issues: tuple[Mapping[str, Any], ...] = ()
 
 
 class CodeExecutor:
-    """Runs code under permissions once it has been looked at. Safe to use from many threads."""
+    """Checks code, and runs it under permissions. Safe to use from many threads."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class CodeExecutor:
         blocked_patterns: Iterable[str | Rule] | None = None,
         validate: bool = True,
     ) -> None:
-        """Without permissions everything is denied but the code itself.
+        """Without permissions nothing is allowed but running code.
 
         `blocked_patterns` are used in place of the default ones; a default pattern keeps all that it catches, any other is a name, a dotted
         name or `name(`. `validate=False` turns the early warning off, never the wall. Every execution and every refusal is in the ledger,
@@ -79,30 +78,30 @@ class CodeExecutor:
             raise PolicyError(f"{self.backend!r} takes no permissions", hint="use ProcessIsolation(), or no permissions")
 
     def validate_code(self, code: str, language: str = "python") -> dict[str, Any]:
-        """`valid`, and `issues`: for each pattern that was found its name, the reason why it is one, and the line. Runs nothing."""
+        """Return `valid` and `issues`: pattern, reason and line of each. Runs nothing."""
         if canonical_language(language) not in LANGUAGES:
             raise PolicyError(f"unknown language {language!r}", hint=f"use one of {', '.join(LANGUAGES)}")
         issues = self._issues(code, language)
         return {"valid": not issues, "issues": issues}
 
     def execute(self, code: str, context: ExecutionContext | None = None) -> ExecutionResult:
-        """Look at the code, run it if nothing is wrong, and wait for its end. What is refused is FAILED, with `issues` and `verdict`.
+        """Check the code, run it if there are no issues, and wait for its end. A refusal is FAILED, with `issues` and `verdict`.
 
         Raises as `Sandbox.execute` does.
         """
         context = context or ExecutionContext()
-        made = self._run(code, context)
-        because_of_code = isinstance(made.verdict, Deny) and made.verdict.because.rule == "code"
+        result = self._run(code, context)
+        because_of_code = isinstance(result.verdict, Deny) and result.verdict.because.rule == "code"
         issues = self._issues(code, context.language) if because_of_code else []
         return ExecutionResult(
-            **{each.name: getattr(made, each.name) for each in fields(SandboxResult)}, context=context, issues=tuple(issues)
+            **{each.name: getattr(result, each.name) for each in fields(SandboxResult)}, context=context, issues=tuple(issues)
         )
 
     def _issues(self, code: str, language: str) -> list[dict[str, Any]]:
         look = self.permissions.settings(**{**self._looking, "validate_code": True}).early_look()
         assert look is not None, "it was asked for"
-        found = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
-        return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in found.issues]
+        validation = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
+        return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in validation.issues]
 
     def _run(self, code: str, context: ExecutionContext) -> SandboxResult:
         surroundings: dict[str, Any] = {
@@ -123,7 +122,7 @@ class CodeExecutor:
         return self.backend.execute(code, context.language, IsolationConfig(**surroundings))
 
     def _look_first(self, what: Code, context: ExecutionContext) -> None:
-        """Before another's backend runs it: a refusal is in the ledger as every other is."""
+        """Check code before a backend of the caller runs it. A refusal is recorded in the ledger."""
         config = SandboxConfig(**self._looking)
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)

@@ -19,7 +19,7 @@ from agent_sandbox.sandbox import Sandbox
 
 @dataclass(frozen=True)
 class IsolationConfig:
-    """Limits and surroundings of one execution. Fields mean what they mean in `SandboxConfig`.
+    """Limits and environment of one execution. Fields mean the same as in `SandboxConfig`.
 
     Without `network_disabled` there is no network either: this version has none, and Python warns of it.
     """
@@ -37,7 +37,7 @@ class IsolationConfig:
         self.settings()
 
     def settings(self) -> SandboxConfig:
-        """The same as settings of a sandbox. Raises `PolicyError` for what cannot be enforced."""
+        """Return these as settings of a sandbox. Raises `PolicyError` if they cannot be enforced."""
         return SandboxConfig(
             timeout_seconds=self.timeout_seconds,
             max_memory_mb=self.max_memory_mb,
@@ -54,7 +54,7 @@ class IsolationBackend(ABC):
 
     @abstractmethod
     def is_available(self) -> bool:
-        """Whether it works on this machine, proved by a live try. Never raises."""
+        """Return whether it works on this machine, proved by a live try. Never raises."""
 
     @abstractmethod
     def execute(self, code: str, language: str = "python", config: IsolationConfig | None = None) -> SandboxResult:
@@ -68,7 +68,7 @@ class ProcessIsolation(IsolationBackend):
         return "ProcessIsolation()"
 
     def is_available(self) -> bool:
-        """Whether a guest can be confined here."""
+        """Return whether a guest can be confined here."""
         try:
             return here().process().probe().available
         except RuntimeUnavailable:

@@ -1,4 +1,4 @@
-"""Permissions as programs grant them, one kind at a time, and as they are enforced: together they are one policy.
+"""Permissions of each kind, and sets of them, which become one policy.
 
 Nothing is permitted that is not added, and what is denied stays denied whatever else is added. A permission that no part of this version
 can enforce raises `PolicyError` when it is added, or `RuntimeUnavailable` when something is to run under it; the network is the exception:
@@ -21,7 +21,7 @@ from agent_sandbox.policy.programs import ProgramRules
 
 
 class PermissionLevel(IntEnum):
-    """How much may be done with files. Each level includes those before it."""
+    """Levels of access to files. Each includes those before it."""
 
     NONE = 0
     READ = 1
@@ -31,7 +31,7 @@ class PermissionLevel(IntEnum):
 
 @dataclass(frozen=True)
 class FilePermission:
-    """Files that are shown. Patterns are those of `SandboxConfig.allowed_paths`; without any, the whole machine but its secrets."""
+    """Files that are shown. Patterns are as in `SandboxConfig.allowed_paths`; without any, the whole machine except secrets."""
 
     level: PermissionLevel = PermissionLevel.NONE
     allowed_paths: Sequence[PathLike] = ()
@@ -60,7 +60,7 @@ class NetworkPermission:
         self.rules()
 
     def rules(self) -> NetworkRules:
-        """What is asked for, as a value. Without `allowed_hosts` or `allowed_ports` all of them."""
+        """Return the network rules. Without `allowed_hosts` or `allowed_ports` all are allowed."""
         return network_rules(
             outbound=self.allow_outbound,
             inbound=self.allow_inbound,
@@ -73,7 +73,7 @@ class NetworkPermission:
 
 @dataclass(frozen=True)
 class ProcessPermission:
-    """Programs that may be started, by name, with wildcards; without `allowed_commands` all that are there, less the denied ones.
+    """Programs that may be started, by name, with wildcards; without `allowed_commands` all except the denied ones.
 
     `max_processes` counts processes and threads together, as the kernel does.
     """
@@ -89,7 +89,7 @@ class ProcessPermission:
         self.programs()
 
     def programs(self) -> ProgramRules:
-        """The names as a value."""
+        """Return the program rules."""
         allowed = (tuple(self.allowed_commands),) if self.allowed_commands else ()
         return ProgramRules(allowed, tuple(self.denied_commands), self.allow_shell, lines=self.allow_shell)
 
@@ -123,7 +123,7 @@ class PermissionSet:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def add(self, permission: Permission) -> PermissionSet:
-        """Permit this as well, and return the set. Raises `PolicyError`, having changed nothing, for what cannot be enforced together."""
+        """Add a permission, and return the set. Raises `PolicyError`, changing nothing, if they cannot be enforced together."""
         if not isinstance(permission, Permission):
             raise PolicyError(f"not a permission: {permission!r}", hint="add a FilePermission, NetworkPermission or ProcessPermission")
         kind, before = type(permission), self._held.get(type(permission))
@@ -134,26 +134,26 @@ class PermissionSet:
 
     @property
     def network(self) -> NetworkRules:
-        """What of the network is asked for."""
+        """The network rules asked for."""
         held = self._held.get(NetworkPermission)
         return held.rules() if isinstance(held, NetworkPermission) else NetworkRules()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is asked for and not had, in words for the person who asked."""
+        """Messages on permissions that have no effect here."""
         return self.settings().warnings
 
     @property
     def grants(self) -> frozenset[CodeGrant]:
-        """What code need not be warned of, because it is permitted."""
+        """The grants for the early code check."""
         return granted(self.policy())
 
     def settings(self, **more: Any) -> SandboxConfig:
-        """The same as settings of a sandbox, with more of them."""
+        """Return these permissions as settings of a sandbox, with more settings."""
         return self.over(SandboxConfig(**more))
 
     def over(self, config: SandboxConfig) -> SandboxConfig:
-        """A configuration with these permissions. Raises `PolicyError` if it has some of its own: they could contradict each other."""
+        """Return a configuration with these permissions. Raises `PolicyError` if it has its own: they could contradict."""
         said = _settings(self._held)
         own = [name for name in {**dict.fromkeys(_SAID_BY_PERMISSIONS), **said} if getattr(config, name) != _DEFAULTS[name]]
         if own:
@@ -163,17 +163,17 @@ class PermissionSet:
         return replace(config, **said)
 
     def policy(self) -> Policy:
-        """The policy that these permissions are, for this user on this machine."""
+        """Return the policy of these permissions, for this user on this machine."""
         return self.settings().policy()
 
 
 def _settings(held: dict[type, Permission]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     files, processes, network = (held.get(kind) for kind in (FilePermission, ProcessPermission, NetworkPermission))
     if isinstance(network, NetworkPermission):
-        found["allow_network"] = network.rules().asks
+        settings["allow_network"] = network.rules().asks
     if isinstance(files, FilePermission):
-        found |= {
+        settings |= {
             "allow_file_read": files.level >= PermissionLevel.READ,
             "allow_file_write": files.level >= PermissionLevel.WRITE,
             "allowed_paths": files.allowed_paths,
@@ -182,18 +182,18 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
             "allow_hidden": files.allow_hidden or files.level in (PermissionLevel.NONE, PermissionLevel.FULL),
         }
     if isinstance(processes, ProcessPermission):
-        found |= {
+        settings |= {
             "allow_subprocess": processes.allow_subprocess,
             "allow_shell": processes.allow_shell,
             "allowed_commands": processes.allowed_commands,
             "denied_commands": processes.denied_commands,
         }
-        found |= {} if processes.max_processes is None else {"max_processes": processes.max_processes}
-    return found
+        settings |= {} if processes.max_processes is None else {"max_processes": processes.max_processes}
+    return settings
 
 
 def _together(one: Permission, other: Permission) -> Permission:
-    """Two of a kind as one: their lists joined. What is no list has to be the same, because it holds for all that they name."""
+    """Join two permissions of a kind: lists are joined; other fields must be equal, as they hold for both."""
     joined: dict[str, Any] = {}
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)
@@ -212,7 +212,7 @@ def _together(one: Permission, other: Permission) -> Permission:
 
 
 def _check(permission: Any) -> None:
-    """The shapes of the fields: lists become tuples, and a text where a list belongs is refused."""
+    """Check the types of the fields: lists become tuples, and a text instead of a list is refused."""
     for field in fields(permission):
         value = getattr(permission, field.name)
         if field.type == "bool" and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The policy files of this machine, this user and this project, and what they leave of what somebody asks for.
+"""The policy files of the machine, the user and the project, and how they narrow a policy.
 
 The system's file binds everybody, every `Sandbox` too. The user's and the project's are below it, and are about projects: the command line
 and `Workspace`. An option that a person types is above those two: it may widen what they say, up to the system's ceiling. No file widens
@@ -30,21 +30,20 @@ _TABLE = b"agent-sandbox"  # a pyproject.toml without it says nothing to us, and
 
 @dataclass(frozen=True)
 class Layers:
-    """The documents that there are, from the top."""
+    """The policy documents, from the top."""
 
     system: tuple[Document, ...] = ()
     below: tuple[Document, ...] = ()  # the user's, then the project's
 
     @property
     def all(self) -> tuple[Document, ...]:
-        """All of them."""
+        """All documents, from the top."""
         return (*self.system, *self.below)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A policy that the files have taken away from; what code is looked at for, what people should know, and the longest time that a run
-    can be given by who asks for another than the policy's."""
+    """A policy narrowed by the files, the rules of the early code check, warnings, and the longest time that a caller may choose."""
 
     policy: Policy
     early: EarlyLook | None
@@ -53,8 +52,7 @@ class Bound:
 
 
 def layers_of(project: str | None, *, system: str | None = None, user: str | None = None) -> Layers:
-    """The policy files for a project; without one, the system's alone. Raises `PolicyError` for one that is there and cannot be read or
-    understood."""
+    """Read the policy files for a project; without one, the system's alone. Raises `PolicyError` for an invalid or unreadable file."""
     top = _of(SYSTEM if system is None else system)
     if project is None:
         return Layers(top)
@@ -62,28 +60,28 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
 
 
 def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
-    """What the layers leave of a policy, with limits that a person typed: within the system's, and in place of what the other files say."""
+    """Return a policy narrowed by the layers. Limits that a person typed replace those of files, within the system's."""
     from agent_sandbox.policy.files.layers import effective
 
     top = effective(ceiling, layers.system, home=here().host.home)
-    found = effective(top, layers.below, home=here().host.home)
+    narrowed = effective(top, layers.below, home=here().host.home)
     # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
-    most = {name: getattr((found if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
+    most = {name: getattr((narrowed if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
-    limits = replace(found.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
-    requires = found.policy.requires | implied(found.policy.processes, limits, found.policy.programs)
-    return replace(found, policy=replace(found.policy, limits=limits, requires=requires))
+    limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
+    requires = narrowed.policy.requires | implied(narrowed.policy.processes, limits, narrowed.policy.programs)
+    return replace(narrowed, policy=replace(narrowed.policy, limits=limits, requires=requires))
 
 
 def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
-    """What the files leave of a policy that a program asks for."""
+    """Return the policy of a program, narrowed by the files."""
     layers = layers_of(project)
     if not layers.all:  # as a rule; and nothing more is loaded
         return Bound(policy, early)
-    found = under(layers, policy)
+    narrowed = under(layers, policy)
     endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
     most = under(Layers(layers.system), endless).policy.limits.wall_seconds
-    return Bound(found.policy, early_look(found, early), found.warnings, most)
+    return Bound(narrowed.policy, early_look(narrowed, early), narrowed.warnings, most)
 
 
 def _within(value: float | None, most: float | None) -> float | None:
@@ -91,27 +89,27 @@ def _within(value: float | None, most: float | None) -> float | None:
 
 
 def chosen(names: Sequence[str]) -> tuple[Document, ...]:
-    """What a person names to be held to: presets, and files of their own. Raises `PolicyError` for what is neither."""
+    """Return the presets and files that a person names. Raises `PolicyError` for anything else."""
     from agent_sandbox.policy.files.presets import PRESETS, preset
 
-    found: list[Document] = []
+    documents: list[Document] = []
     for name in names:
         data = None if name in PRESETS else _trusted(name)
         if data is None and name not in PRESETS:
             raise PolicyError(f"there is no preset and no file {name!r}", hint=f"name a file, or one of {', '.join(PRESETS)}")
-        found.append(preset(name) if data is None else _parsed(name, data))
-    return tuple(found)
+        documents.append(preset(name) if data is None else _parsed(name, data))
+    return tuple(documents)
 
 
-def early_look(found: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
-    """What code is looked at for before it runs: what the files say, beside one's own. None if nobody asks."""
-    if not (found.validate or found.blocked):
+def early_look(narrowed: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
+    """Return the rules of the early code check: those of the files and one's own; None without any."""
+    if not (narrowed.validate or narrowed.blocked):
         return own
     from agent_sandbox.engine.code_check import IN_A_FILE, EarlyLook
 
     if own is None:
-        return EarlyLook(None if found.validate else (), found.blocked, IN_A_FILE)
-    return replace(own, rules=None if found.validate else own.rules, more=(*own.more, *found.blocked))
+        return EarlyLook(None if narrowed.validate else (), narrowed.blocked, IN_A_FILE)
+    return replace(own, rules=None if narrowed.validate else own.rules, more=(*own.more, *narrowed.blocked))
 
 
 def _of(path: str) -> tuple[Document, ...]:
@@ -120,7 +118,7 @@ def _of(path: str) -> tuple[Document, ...]:
 
 
 def _trusted(path: str) -> bytes | None:
-    """A file of the system's or the user's own, which may be a link; None when there is none."""
+    """Read a file of the system or the user, which may be a link; None if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +129,7 @@ def _trusted(path: str) -> bytes | None:
 
 
 def _of_project(project: str) -> tuple[Document, ...]:
-    """The project's own file. An agent may have written it, so nothing but a regular file is opened, and no link is followed."""
+    """Read the project's file. An agent may have written it, so only a regular file is opened, and no link is followed."""
     for name in PROJECT_FILES:
         path = os.path.join(project, name)
         if not os.path.lexists(path):
@@ -152,7 +150,7 @@ def _of_project(project: str) -> tuple[Document, ...]:
 
 
 def _content(fd: int, path: str) -> bytes:
-    """All of a regular file, which is then closed."""
+    """Read a regular file, and close it."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise PolicyError(f"{path} is no regular file", hint="put a file there, or remove it")
@@ -177,6 +175,6 @@ def _unreadable(path: str, error: OSError) -> PolicyError:
 
 
 def changed_limits(before: object, after: object) -> dict[str, float | None]:
-    """The fields in which two limits differ: what options have changed."""
+    """Return the fields in which two limits differ."""
     names = [each.name for each in fields(after)]  # type: ignore[arg-type]
     return {name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)}

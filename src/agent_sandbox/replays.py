@@ -1,4 +1,4 @@
-"""Run again what a record holds, and say where that departs from it.
+"""Replay a record, and report where the second run differs.
 
 A record may come from anybody. It brings code, input and a seed; it grants nothing: what the code may see is what the sandbox that replays
 it shows, and where that is not what was recorded, nothing is run.
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.engine.records.record import Departure, Record, departures, digest, read, salted
-from agent_sandbox.engine.records.recorder import rules_of
+from agent_sandbox.engine.records import Departure, Record, departures, digest, read, rules_of, salted
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RecordError
 from agent_sandbox.policy.limits import MIB
@@ -34,7 +33,7 @@ SHAPING = {
 
 @dataclass(frozen=True)
 class Replay:
-    """The second run, and where it departs from the first: nowhere, if all is well."""
+    """The second run, and its differences from the first."""
 
     result: SandboxResult
     departures: tuple[Departure, ...]
@@ -68,7 +67,7 @@ def replay(
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    """The limits of a record as settings."""
+    """Return the limits of a record as settings."""
     settings: dict[str, Any] = {}
     for name in within_reason(record):
         (setting, unit), value = SHAPING[name], record.limits[name]
@@ -77,17 +76,17 @@ def _settings(record: Record) -> dict[str, Any]:
 
 
 def within_reason(record: Record) -> tuple[str, ...]:
-    """The limits of a record that shape what comes of it; raises `RecordError` where one is more than anybody is given unasked."""
+    """Return the limits of a record that affect its outcome. Raises `RecordError` if one exceeds the default."""
     for name, (setting, _) in SHAPING.items():
         value, most = record.limits[name], getattr(CLONED_LIMITS, name)
         if most is not None and (value is None or value > most):
-            why = f"the record asks for {setting} = {value}, which is more than is given to records"
+            why = f"the record needs {setting} = {value}, more than a replay is given"
             raise RecordError(why, hint="replay it in a sandbox of your own: replay(path, sandbox=Sandbox(...))")
     return tuple(SHAPING)
 
 
 def what_to_run(record: Record, code: str | None, stdin: bytes | None) -> tuple[Code, bytes]:
-    """The code and the input of a record, or those given for it. Raises `RecordError` when they are not those that were recorded."""
+    """Return the code and input of a record, or the given ones. Raises `RecordError` if these are not the recorded ones."""
     for name, kept, given in (("code", record.code, code), ("stdin", record.stdin, stdin)):
         if kept is None and given is None:
             raise RecordError(f"the record was made without its {name}", hint=f"give it: {name}=…")
@@ -101,7 +100,7 @@ def what_to_run(record: Record, code: str | None, stdin: bytes | None) -> tuple[
 
 
 def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: str, identity: Mapping[str, str]) -> None:
-    """That a run with these would be the recorded one, as far as can be told beforehand. Raises `RecordError` naming what differs."""
+    """Check that a run would repeat the recorded one. Raises `RecordError` naming what differs."""
     for name in sorted(record.identity.keys() | identity.keys()):
         was, now = record.identity.get(name, "nothing"), identity.get(name, "nothing")
         if was != now:
@@ -109,7 +108,7 @@ def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: s
             raise RecordError(why, hint="replay it with the versions it was made with, or record it anew")
     if record.rules != rules_of(policy.files):
         raise RecordError(
-            "it was recorded with other rules about files than this sandbox has",
+            "it was recorded with other file rules",
             hint="replay it in a sandbox with the settings that it was recorded with: replay(path, sandbox=Sandbox(...))",
         )
     for name, (setting, _) in SHAPING.items():
@@ -125,5 +124,5 @@ def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: s
 
 
 def compared(record: Record, again: Record, result: SandboxResult) -> Replay:
-    """What a second run has shown."""
+    """Return the comparison of two runs."""
     return Replay(result, departures(record, again))

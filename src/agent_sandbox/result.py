@@ -1,4 +1,4 @@
-"""What came of a run, as the SDK hands it out: flat fields, text, and one line that says what went wrong.
+"""The result of a run in the SDK: flat fields, text, and one line for an error.
 
 Everything a program says about itself, its error line included, is only what it said: a hostile one may say anything. `status`, `exit`,
 `limits_hit` and `verdict` are ours.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, assert_never
 
-from agent_sandbox.runtime.base import Exit, Reason
+from agent_sandbox.runtime.base import Exit, ExitReason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _LONGEST_ERROR = 2000  # characters; the whole of it is in stderr
 
 
 class SandboxStatus(Enum):
-    """Where a run, or a sandbox's latest run, stands."""
+    """The status of a run, or of a sandbox's latest run."""
 
     PENDING = "pending"  # nothing has run yet
     RUNNING = "running"
@@ -38,7 +38,7 @@ class SandboxStatus(Enum):
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a run ended and what it left. `error` is None when it completed, else one line; `exit_code` and `exit` are None when nothing ran.
+    """The result of a run. `error` is None when it completed, else one line; `exit_code` and `exit` are None if nothing ran.
 
     `stdout` and `stderr` are decoded as UTF-8 with replacement characters; the exact bytes are in `stdout_bytes` and `stderr_bytes`.
     """
@@ -83,7 +83,7 @@ class SandboxResult:
 
 
 def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: str) -> SandboxResult:
-    """The result of something that ran. `wall` is the name of the limit that the wall time stood for."""
+    """Return the result of a finished run. `wall` is the name of the limit behind the wall time."""
     end = outcome.exit
     hit = tuple(wall if name == "wall" else name for name in end.limits_hit)
     status = _status(end, outcome.refused)
@@ -107,40 +107,40 @@ def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: 
 
 
 def refused(error: str, *, sandbox_id: str, language: str | None, verdict: Verdict | None = None) -> SandboxResult:
-    """The result of something that was not run."""
+    """Return the result of a refused run."""
     return SandboxResult(SandboxStatus.FAILED, b"", b"", None, error, 0.0, sandbox_id, language, verdict=verdict)
 
 
 def _status(end: Exit, could_not_start: str) -> SandboxStatus:
-    if end.reason in (Reason.TIMED_OUT, Reason.CPU_LIMIT, Reason.FUEL_LIMIT):
+    if end.reason in (ExitReason.TIMED_OUT, ExitReason.CPU_LIMIT, ExitReason.FUEL_LIMIT):
         return SandboxStatus.TIMEOUT
-    done = end.reason is Reason.EXITED and end.code == 0 and not could_not_start
+    done = end.reason is ExitReason.EXITED and end.code == 0 and not could_not_start
     return SandboxStatus.COMPLETED if done else SandboxStatus.FAILED
 
 
 def _error(outcome: Outcome, language: str | None, wall: str) -> str:
     end = outcome.exit
     match end.reason:
-        case Reason.TIMED_OUT:
+        case ExitReason.TIMED_OUT:
             what = "the lifetime of the sandbox ended" if wall == "lifetime" else "timed out: the wall-time limit was reached"
             return f"{what} after {end.usage.wall_seconds:.1f} s"
-        case Reason.CPU_LIMIT:
+        case ExitReason.CPU_LIMIT:
             return f"timed out: the processor-time limit was reached after {end.usage.cpu_seconds:.1f} s of processor time"
-        case Reason.FUEL_LIMIT:
+        case ExitReason.FUEL_LIMIT:
             return f"timed out: the limit on fuel was reached after {end.usage.fuel} units"
-        case Reason.OUT_OF_MEMORY:
+        case ExitReason.OUT_OF_MEMORY:
             return "out of memory: the memory limit was reached"
-        case Reason.OUTPUT_LIMIT:
+        case ExitReason.OUTPUT_LIMIT:
             return "too much output: it went on far beyond the output limit and was ended"
-        case Reason.DISK_LIMIT:
+        case ExitReason.DISK_LIMIT:
             return "too much written: the disk limit was reached"
-        case Reason.GARBLED:
-            return f"ended for what it said to its host: {outcome.refused}"
-        case Reason.KILLED:
+        case ExitReason.GARBLED:
+            return f"ended for a malformed message to its host: {outcome.refused}"
+        case ExitReason.KILLED:
             return "killed: the sandbox was closed or the run was cancelled"
-        case Reason.SIGNALLED:
+        case ExitReason.SIGNALLED:
             return f"ended by signal {_signal_name(end.signal)}"
-        case Reason.EXITED:
+        case ExitReason.EXITED:
             if outcome.refused:
                 return f"could not be started: {outcome.refused}"
             text = outcome.stderr.decode("utf-8", "replace")
@@ -150,7 +150,7 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
 
 
 def _last_words(stderr: str, language: str | None) -> str:
-    """The line of a program's error output that says what went wrong."""
+    """Return the line of a program's error output that tells what went wrong."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     if language == "python" and _TRACEBACK in lines:
         # Frames are indented; the first line that is not names the exception. Notes and further lines of its message follow.

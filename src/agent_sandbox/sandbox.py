@@ -1,13 +1,14 @@
-"""The sandbox as Python programs hold it: settings in, work in, results out. Thin: what happens is in `engine`.
+"""The sandbox for Python programs: settings in, work in, results out. A thin layer over `engine`.
 
-One rule for what goes wrong. Whatever the submitted work causes is a result with status FAILED or TIMEOUT and an `error`: a failing
-program, a refusal, an unknown language, empty or enormous code, code that is no text, an environment that cannot be, a missing interpreter.
-What the caller's settings or this machine cause is raised: `PolicyError`, `RuntimeUnavailable`, `LaunchFailed`, `LedgerUnavailable`.
+Errors follow one rule. A problem of the submitted work is a result with status FAILED or TIMEOUT and an `error`: a failing program, a
+refusal, an unknown language, empty or enormous code, invalid text, an invalid environment, a missing interpreter. A problem of the
+caller's settings or of this machine is raised: `PolicyError`, `RuntimeUnavailable`, `LaunchFailed`, `LedgerUnavailable`.
 """
 
 from __future__ import annotations
 
-import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
+import codecs
+import json  # noqa: F401  for `_fast.encoding`, which uses it if it is loaded
 import os
 import secrets
 import threading
@@ -15,20 +16,21 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from agent_sandbox import policy_files, result
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
-from agent_sandbox.engine.inputs import Listener, OnOutput, RunOptions, SessionOptions, Shell, code_of, encoded, with_arguments, work_of
 from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.run import SCRATCH, Session
+from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
+from agent_sandbox.policy.action import canonical_language
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import Policy, repeatable
 from agent_sandbox.policy.paths import Glob
@@ -38,7 +40,7 @@ from agent_sandbox.runtime.base import Guest
 if TYPE_CHECKING:
     from agent_sandbox.approvals import Asking
     from agent_sandbox.engine.gate import Approver
-    from agent_sandbox.engine.records.record import Record
+    from agent_sandbox.engine.records import Record
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
@@ -52,8 +54,119 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "
 CLOSING_SECONDS = 10.0  # how long close() waits for runs in other threads; killing one takes milliseconds
 
 
+OnOutput = Callable[[Literal["stdout", "stderr"], str], object]
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of each piece of work.
+
+    stdin: its input, text or bytes; nothing by default.
+    env_vars: added to those of the configuration.
+    timeout: seconds of wall time, in place of the configuration's.
+    args: what the program finds in its argument list.
+    tools: functions that Python code may call, beside those of the configuration.
+    deterministic, seed: in place of the configuration's.
+    record: a file to write the record of a deterministic run to, for `replay`.
+    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
+    """
+
+    stdin: str | bytes
+    env_vars: Mapping[str, str]
+    timeout: float
+    args: Sequence[str]
+    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
+    deterministic: bool
+    seed: int
+    record: str | os.PathLike[str]
+    on_output: OnOutput
+
+
+class SessionOptions(TypedDict, total=False):
+    """Options of a session, for all of its turns. `timeout` is for each turn."""
+
+    env_vars: Mapping[str, str]
+    timeout: float
+    args: Sequence[str]
+    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
+    on_output: OnOutput
+
+
+class TurnOptions(TypedDict, total=False):
+    """Options of one turn. `timeout` and `on_output` replace those of the session."""
+
+    stdin: str | bytes
+    timeout: float
+    on_output: OnOutput
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A command line for bash."""
+
+    text: str
+
+
+def shell(text: str) -> Shell:
+    """Return a bash command line for `Sandbox.run`, where a plain string is Python code."""
+    return Shell(text)
+
+
+def code_of(code: str, language: str) -> Code:
+    """Return the input of `execute` as a value. Raises TypeError unless both are strings."""
+    for name, value in (("code", code), ("language", language)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is a str, not {type(value).__name__}")
+    return Code(canonical_language(language), code)
+
+
+def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
+    """Return the input of `run` as a value."""
+    match work:
+        case str():
+            return Code("python", work)
+        case Shell(text=text):
+            return Code("bash", text)
+        case _:
+            return Command(tuple(work))
+
+
+def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
+    """Return the work with more arguments."""
+    return replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
+
+
+def encoded(text: str | bytes) -> bytes:
+    """Return input as bytes. Any text can be encoded."""
+    if not isinstance(text, str):
+        return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
+    try:
+        return text.encode("utf-8", "surrogateescape")  # what Python once read from bytes becomes those bytes again
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+class TextListener:
+    """Decodes the bytes of each stream as they arrive; a character may come in two pieces."""
+
+    def __init__(self, call: OnOutput) -> None:
+        self._call = call
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        self._tell(stream, self._decoders[stream].decode(data))
+
+    def finish(self) -> None:
+        """Decode the rest: a character may be incomplete."""
+        for stream, decoder in self._decoders.items():
+            self._tell(stream, decoder.decode(b"", final=True))
+
+    def _tell(self, stream: str, text: str) -> None:
+        if text:
+            self._call("stdout" if stream == "stdout" else "stderr", text)
+
+
 class Run:
-    """The handle of one execution, by which any thread can end it. It may be ended before it has begun."""
+    """The handle of one execution, to cancel it from any thread, also before it begins."""
 
     def __init__(self) -> None:
         self._guest: Guest | None = None
@@ -61,13 +174,13 @@ class Run:
         self.thread = 0  # the one it runs in, once it does
 
     def started(self, guest: Guest) -> None:
-        """There is something to end now."""
+        """Note the running guest, and kill it if the run is cancelled."""
         self._guest = guest
         if self._cancelled:
             guest.kill()
 
     def cancel(self) -> None:
-        """End it, now or as soon as it begins."""
+        """Kill the run, now or as soon as it begins."""
         self._cancelled = True  # first: `started` looks at it after it has set the guest, so one of the two kills
         if self._guest is not None:
             self._guest.kill()
@@ -96,15 +209,14 @@ class Sandbox:
     ) -> None:
         """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced.
 
-        `permissions` stand in place of the fields that permit something, which are then to be left alone. `audit` is a log to write to in
-        place of one of its own.
+        `permissions` replace the fields that permit something, which must then be left alone. `audit` is a log to use instead of a new one.
 
-        `asks` is what somebody has to agree to. Who is asked is the `approver`: a function that is given the action and the question and
-        returns True for yes; without one, whoever answers with `agent-sandbox approve`. What is in `capabilities` is not asked about. An
-        answer for the whole run holds until this sandbox is closed. Capabilities are for the sandbox with this `name`, or else this `id`.
+        `asks` lists actions that need approval. The `approver` is a function of the action and the question that returns True for yes;
+        without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
+        whole run holds until this sandbox is closed. Capabilities are for the sandbox with this `name`, or else this `id`.
         """
-        made = replace(config or SandboxConfig(), **settings)
-        self.config = made if permissions is None else permissions.over(made)
+        chosen = replace(config or SandboxConfig(), **settings)
+        self.config = chosen if permissions is None else permissions.over(chosen)
         self.id = secrets.token_hex(8)
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
         bound = policy_files.bound(wanted, self.config.early_look())
@@ -116,7 +228,7 @@ class Sandbox:
 
             self._asking = Asking(name or self.id, approver, capabilities)
         elif approver is not None or capabilities:
-            raise PolicyError("an approver and capabilities are for what is asked about, and nothing is", hint="add asks=AskRules(…)")
+            raise PolicyError("an approver or capabilities without approval rules have no effect", hint="add asks=AskRules(…)")
         if audit is None and self.config.enable_audit:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # what this sandbox did, in memory
@@ -138,13 +250,13 @@ class Sandbox:
 
     @property
     def status(self) -> SandboxStatus:
-        """PENDING before the first run, RUNNING while there is one, then how the latest ended."""
+        """PENDING before the first run, RUNNING during one, then the status of the latest."""
         with self._lock:
             return SandboxStatus.RUNNING if self._runs else self._last
 
     @property
     def observes(self) -> bool:
-        """Whether what runs try is seen and recorded: at the level DEBUG, but not inside WebAssembly, where nobody can look."""
+        """Whether runs are observed: at audit level DEBUG, but not inside WebAssembly, which cannot be observed."""
         return self.config.enable_audit and self.config.audit_level is AuditLevel.DEBUG and self.config.runtime != "wasm"
 
     def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
@@ -168,9 +280,9 @@ class Sandbox:
         timeout: float | None = None,
         args: Sequence[str] = (),
     ) -> EffectPlan:
-        """Run it, as `run` does, for what it does: its files, programs, network requests and secrets, each with a risk.
+        """Run work as `run` does, and return its effects: files, programs, network requests and secrets, each with a risk.
 
-        Everything that runs here is thrown away, so such a plan cannot be carried out: see `Workspace.simulate`. Raises `Denied`, and as
+        Such a plan cannot be applied, as nothing is kept here: see `Workspace.simulate`. Raises `Denied`, and as
         the module describes.
         """
         from agent_sandbox.engine.simulation.run import plan_apart  # few sandboxes simulate anything
@@ -187,7 +299,7 @@ class Sandbox:
         return plan
 
     def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
-        """A Python interpreter that stays: what one turn leaves, the next finds. To be closed, best by `with`.
+        """Open a Python interpreter that keeps its state from turn to turn. Close it, best by `with`.
 
         >>> with Sandbox().session() as session:
         ...     session.run("x = 20").success, session.run("x + 1").value
@@ -195,14 +307,14 @@ class Sandbox:
         """
         from agent_sandbox.session import SandboxSession  # which is made of this module
 
-        made = SandboxSession(self, **options)
+        session = SandboxSession(self, **options)
         with self._lock:
             self.check_open()
-            self._sessions.add(made)
-        return made
+            self._sessions.add(session)
+        return session
 
     def forget(self, session: SandboxSession) -> None:
-        """It has been closed."""
+        """Drop a session that was closed."""
         with self._lock:
             self._sessions.discard(session)
 
@@ -221,9 +333,9 @@ class Sandbox:
         record: str | os.PathLike[str] | None = None,
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
-        """What `execute` and `run` do, with a handle that another thread can cancel."""
-        handed = named(tools)
-        listener = Listener(on_output) if on_output is not None else None
+        """Run work with a handle that another thread can cancel."""
+        handed = named(tools) if tools != () else {}
+        listener = TextListener(on_output) if on_output is not None else None
         self.begin(run)
         status = SandboxStatus.FAILED  # also when an exception passes through
         try:
@@ -244,13 +356,13 @@ class Sandbox:
             same = self.config.deterministic if deterministic is None else deterministic
             if self.observes and not same:
                 work = replace(work, observe=True, log_observed=True)
-            made = self._result(work, timeout, same)
-            status = made.status
+            outcome = self._result(work, timeout, same)
+            status = outcome.status
         finally:
             self.end(run, status)
         if listener is not None:
             listener.finish()
-        return made
+        return outcome
 
     def replay(
         self,
@@ -260,14 +372,13 @@ class Sandbox:
         code: str | None = None,
         stdin: bytes | None = None,
     ) -> Replay:
-        """Run a record again, here, and say where that departs from it: see `agent_sandbox.replay`."""
+        """Replay a record in this sandbox, and report differences: see `agent_sandbox.replay`."""
         from agent_sandbox import replays  # few sandboxes replay anything
-        from agent_sandbox.engine.records.record import Record, read
-        from agent_sandbox.engine.records.recorder import Recorder
+        from agent_sandbox.engine.records import Record, Recorder, read
 
         recorded = record if isinstance(record, Record) else read(os.fspath(record))
         what, given = replays.what_to_run(recorded, code, stdin)
-        policy, identity = repeatable(self._session.policy), self._session.identity
+        policy, identity = repeatable(self._session.policy), self._session.runtimes.identity
         env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
         replays.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
         run = Run()
@@ -277,11 +388,11 @@ class Sandbox:
             work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
             recorder = Recorder(work, salt=recorded.salt)
             outcome = self._session_for(policy, None).run(recorder.work)  # what was recorded was looked at then, if at all
-            made = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
-            status = made.status
+            second = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
+            status = second.status
         finally:
             self.end(run, status)
-        return replays.compared(recorded, recorder.record(outcome, policy, identity), made)
+        return replays.compared(recorded, recorder.record(outcome, policy, identity), second)
 
     def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
@@ -304,34 +415,34 @@ class Sandbox:
             raise
         return self.told(result.completed(outcome, sandbox_id=self.id, language=language, wall=wall))
 
-    def told(self, made: SandboxResult) -> SandboxResult:
-        """A result with what was asked for and is not had among its notes."""
-        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+    def told(self, outcome: SandboxResult) -> SandboxResult:
+        """Return a result with the warnings of this sandbox in its notes."""
+        return replace(outcome, notes=(*outcome.notes, *self._warnings)) if self._warnings else outcome
 
     def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
-        """Let what these patterns cover be done in this sandbox without asking, such as "call lookup *", for a time, or so often.
+        """Pre-approve actions by patterns such as "call lookup *", for a time, or for a number of uses.
 
-        The token can be narrowed (`attenuate`), handed on as text (`str`), and taken back. Raises `PolicyError` where nothing is asked.
+        The token can be narrowed (`attenuate`), passed on as text (`str`), and revoked. Raises `PolicyError` without approval rules.
         """
         return self._asked().grant(patterns, seconds=seconds, times=times)
 
     def revoke(self, token: Token | str) -> None:
-        """Take a grant back, with all that was derived from it: the next run, turn or call of a tool is asked about again."""
+        """Revoke a grant and all derived from it: the next run, turn or tool call needs approval again."""
         self._asked().revoke(token)
 
     def _asked(self) -> Asking:
         if self._asking is None:
-            raise PolicyError("this sandbox asks nobody about anything", hint="make it with asks=AskRules(…)")
+            raise PolicyError("this sandbox has no approval rules", hint="make it with asks=AskRules(…)")
         return self._asking
 
     def _without_tools(self, work: Work) -> Work:
-        """Those of the configuration are for Python code; asking for them with anything else is refused, not forgotten."""
+        """Return other work without the tools of the configuration. Raises `PolicyError` if tools were given with it."""
         if work.tools.keys() - {*self.config.toolbox}:
             raise PolicyError("tools are for Python code", hint="hand them over with Python code, or leave them out")
         return replace(work, tools={})
 
     def within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
-        """The session for one run, and which limit its wall time stands for: the run's own, or what is left of the sandbox's lifetime."""
+        """Return the session for one run, and the limit behind its wall time: "wall", or "lifetime" of the sandbox."""
         policy = self._session.policy
         may = self.config.callable_tools(tools)
         if timeout is None and self._expires is None and may == policy.tools and deterministic == self.config.deterministic:
@@ -348,11 +459,11 @@ class Sandbox:
 
     @property
     def expires(self) -> float | None:
-        """When its lifetime is over, by the monotonic clock; None if it has no end."""
+        """The end of its lifetime, by the monotonic clock; None without one."""
         return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
-        """The wall time of one run or turn, which limit it stands for, and what is left of the sandbox's lifetime."""
+        """Return the wall time of one run or turn, the limit behind it, and what is left of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
         if self._most_seconds is not None and (seconds is None or seconds > self._most_seconds):
@@ -365,10 +476,10 @@ class Sandbox:
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
         approver = self._asking.approver(policy) if self._asking is not None else None
         gate = here().gate(policy, sandbox=self.id, approver=approver, ledger=self._ledger)
-        return Session(gate, here().runtimes(self.config.runtime), early=early)
+        return here().session(gate, here().runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:
-        """Rules that need copies can be too large for this machine. That is the configuration's fault, so it shows here, not in a run."""
+        """Raise `PolicyError` now for rules that would copy too much: that is a problem of the settings, not of a run."""
         files = self._session.policy.files
         if not files.allow_hidden or any(isinstance(pattern, Glob) for pattern in (*files.allowed, *files.denied)):
             self._session.explain(Work(Code("python", "pass"), ENVIRONMENT))
@@ -382,21 +493,21 @@ class Sandbox:
             raise SandboxError(f"this sandbox has outlived its lifetime of {lifetime} s", hint="make another, or allow it more")
 
     def begin(self, run: Run) -> None:
-        """It runs now, in this thread. Raises as `check_open` does."""
+        """Note a run that begins in this thread. Raises as `check_open` does."""
         with self._lock:
             self.check_open()
             run.thread = threading.get_ident()
             self._runs.add(run)
 
     def end(self, run: Run, status: SandboxStatus) -> None:
-        """It runs no longer."""
+        """Note the end of a run."""
         with self._changed:
             self._runs.discard(run)
             self._last = status
             self._changed.notify_all()
 
     def kill(self) -> None:
-        """End everything that is running in this sandbox, from any thread. Their results say so. It can be used again afterwards."""
+        """Kill all runs of this sandbox, from any thread. Their results report it. The sandbox can be used again."""
         with self._lock:
             runs, sessions = list(self._runs), list(self._sessions)
         for run in runs:
@@ -405,7 +516,7 @@ class Sandbox:
             session.kill()
 
     def close(self) -> None:
-        """End everything that is running and take no more work. Returns when runs in other threads are over. Idempotent."""
+        """Kill all runs and accept no more work. Returns when runs in other threads are over. Idempotent."""
         with self._lock:
             self._closed = True
         self.kill()
@@ -426,5 +537,5 @@ class Sandbox:
 
 
 def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
-    """A sandbox with these settings; `timeout` is `timeout_seconds`, and everything else that `Sandbox` takes has its own name."""
+    """Make a sandbox with these settings. `timeout` is `timeout_seconds`; the others are those of `Sandbox`."""
     return Sandbox(timeout_seconds=timeout, **settings)

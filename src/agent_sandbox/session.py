@@ -1,6 +1,6 @@
-"""An interpreter that stays, as Python programs hold it: turns in, results out. Thin: what happens is in `engine.turns`.
+"""A Python interpreter that keeps its state between turns. A thin layer over `engine.turns`.
 
-What goes wrong is told as in `sandbox`: what a turn causes is a result, what settings or this machine cause is raised.
+Errors are as in `sandbox`: a problem of the turn is a result; one of the settings or this machine is raised.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agent_sandbox import result
 from agent_sandbox._fast.values import replace
-from agent_sandbox.engine.inputs import Listener, OnOutput, TurnOptions, code_of, encoded
 from agent_sandbox.engine.tools import named
-from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, Run
+from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, OnOutput, Run, TextListener, TurnOptions, code_of, encoded
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SandboxSession:
-    """One Python interpreter in a sandbox, and turns for it. One turn at a time: who comes meanwhile waits. Made by `Sandbox.session`.
+    """A Python interpreter in a sandbox, made by `Sandbox.session`. One turn at a time: others wait.
 
     Variables, imports, functions, the working directory and files stay from turn to turn. `result.value` is the value of the turn's last
     expression, as data; where that cannot cross it is None and `result.value_repr` says what it was. An exception ends its turn, and so
@@ -52,7 +51,7 @@ class SandboxSession:
         self._sandbox = sandbox
         self._timeout = timeout
         self._on_output = on_output
-        self._turns = Turns(
+        self._turns = InterpreterTurns(
             sandbox.within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
             Work(
                 Code("python", "", tuple(args)),
@@ -75,38 +74,38 @@ class SandboxSession:
 
     @property
     def id(self) -> str:
-        """Names it in the ledger."""
+        """The id of the session in the ledger."""
         return self._turns.id
 
     @property
     def ended(self) -> str:
-        """Why there are no more turns; empty while there are."""
+        """Why the session has ended; empty before that."""
         return self._turns.ended
 
     @property
     def changes(self) -> ChangeSet:
-        """What all its turns together would have changed, once it has ended; noted where file writes are allowed."""
+        """The changes of all turns together, once the session has ended. Only known if file writes are allowed."""
         return self._turns.changes
 
     def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
-        """Take a turn and wait for its end. `stdin` is what `input()` reads in it; programs that it starts find their input empty."""
+        """Run one turn and wait for its end. `input()` reads `stdin`; programs that the turn starts have empty input."""
         return self.perform(Run(), code, **options)
 
     def perform(
         self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
     ) -> SandboxResult:
-        """What `run` does, with a handle that another thread can cancel."""
+        """Run one turn with a handle that another thread can cancel."""
         source, call = code_of(code, "python").source, on_output or self._on_output
         if self._taking == threading.get_ident():
-            raise SandboxError("this session is in the middle of a turn, which waits for this very call", hint="use another session in it")
+            raise SandboxError("this session is in a turn, which waits for this call", hint="use another session in it")
         with self._lock:
             self._sandbox.begin(run)  # it may be closed by now, or have outlived its lifetime
             self._taking = threading.get_ident()
             status = SandboxStatus.FAILED  # also when an exception passes through
             try:
-                listener = Listener(call) if call is not None else None
-                made = self._result(source, run, encoded(stdin), timeout, listener)
-                status = made.status
+                listener = TextListener(call) if call is not None else None
+                outcome = self._result(source, run, encoded(stdin), timeout, listener)
+                status = outcome.status
             finally:
                 self._taking = 0
                 if self._closing:
@@ -114,9 +113,9 @@ class SandboxSession:
                 self._sandbox.end(run, status)
             if listener is not None:
                 listener.finish()
-            return made
+            return outcome
 
-    def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: Listener | None) -> SandboxResult:
+    def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: TextListener | None) -> SandboxResult:
         about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": "python"}
         try:
             seconds, wall, left = self._sandbox.time_for(self._timeout if timeout is None else timeout)
@@ -125,22 +124,22 @@ class SandboxSession:
             return self._sandbox.told(result.refused(str(error), **about))
         except Denied as error:
             return self._sandbox.told(result.refused(str(error), verdict=error.verdict, **about))
-        made = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
-        return replace(made, value=turned.value, value_repr=turned.described)
+        outcome = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
+        return replace(outcome, value=turned.value, value_repr=turned.described)
 
     def kill(self) -> None:
-        """End it at once, from any thread. A turn that is being taken says so."""
+        """Kill the interpreter, from any thread. A running turn reports it."""
         self._turns.kill()
 
     def close(self) -> None:
-        """End it: exit functions run, as at the end of a program. A turn in another thread is ended first. Idempotent."""
+        """End the session. Exit functions run, as at the end of a program; a turn in another thread is killed first. Idempotent."""
         self._closing = True
         if self._taking == threading.get_ident():  # from a tool or callback of its own: it is closed when they return
             self._turns.kill()
             return
         if not self._lock.acquire(blocking=False):
             self._turns.kill()
-            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: who waits for it will close
+            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: the turn that waits for it will close
                 return
         try:
             self._close()

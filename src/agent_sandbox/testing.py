@@ -1,4 +1,4 @@
-"""The contract that every runtime keeps, as claims that any test suite can put to any runtime.
+"""The contract of every runtime, as claims that a test suite can check on any runtime.
 
     @pytest.mark.parametrize("claim", CLAIMS)
     def test_my_runtime_keeps_the_contract(claim):
@@ -26,13 +26,14 @@ from agent_sandbox.runtime.base import (
     COMMAND,
     Argv,
     Completed,
+    Confined,
     Demands,
     Exit,
+    ExitReason,
     Hosted,
     JavaScriptCode,
     Launch,
     PythonCode,
-    Reason,
     Runtime,
     Script,
     Support,
@@ -45,7 +46,7 @@ LATENESS = 1.0  # seconds that a run may outlive its deadline
 
 @dataclass(frozen=True)
 class Bench:
-    """A runtime and the view to try it in. `launch` holds what a claim does not set itself.
+    """A runtime and the view to test it in. `launch` has the defaults of a claim.
 
     `script` makes a program of JavaScript: a `JavaScriptCode`, or what a native interpreter executes in its place.
     """
@@ -84,21 +85,21 @@ class Bench:
 
 
 def an_exit_code_is_the_programs_own(bench: Bench) -> None:
-    """Every code from 0 to 255 passes through; a failing program is no failure of the runtime's."""
+    """Check that exit codes pass through: a failing program is not a failure of the runtime."""
     for code in (0, 1, 2, 42, 124, 125, 126, 127, 255):
         ended = bench.shell(f"exit {code}").exit
-        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), ended
+        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, ExitReason.EXITED, None, ()), ended
 
 
 def a_signal_is_reported_as_a_shell_does(bench: Bench) -> None:
-    """128 plus its number, with the number beside it."""
+    """Check that a signal gives 128 plus its number, and the number itself."""
     for number in (1, 9, 11, 15):
         ended = bench.shell(f"kill -{number} $$").exit
-        assert (ended.code, ended.reason, ended.signal) == (128 + number, Reason.SIGNALLED, number), ended
+        assert (ended.code, ended.reason, ended.signal) == (128 + number, ExitReason.SIGNALLED, number), ended
 
 
 def streams_are_exact_and_apart(bench: Bench) -> None:
-    """Bytes arrive as they were written, each on its own stream; input ends where it ends."""
+    """Check that bytes arrive unchanged, each on its own stream, and that input ends."""
     every_byte = bytes(range(256)) * 16
     ran = bench.shell("cat; echo oops >&2", stdin=every_byte)
     assert ran.stdout == every_byte
@@ -106,41 +107,41 @@ def streams_are_exact_and_apart(bench: Bench) -> None:
 
 
 def the_environment_is_complete_and_nothing_else(bench: Bench) -> None:
-    """What was given is there; what was not is not."""
+    """Check that the guest has exactly the given variables."""
     variables = set(bench.run("/usr/bin/env").stdout.decode().splitlines())
     assert variables == {f"{name}={value}" for name, value in ENVIRONMENT.items()}
 
 
 def what_cannot_be_found_ends_with_127_and_what_cannot_be_executed_with_126(bench: Bench) -> None:
-    """As in a shell, and not as an exception: the program was asked for, and this is how that went."""
+    """Check that a program that cannot start has an exit code as in a shell, and raises no exception."""
     assert bench.run("no-such-program").exit.code == 127
     assert bench.run("/no/such/program").exit.code == 127
     assert bench.run("/etc/passwd").exit.code == 126
 
 
 def a_run_ends_at_its_deadline(bench: Bench) -> None:
-    """Also when its program refuses to."""
+    """Check that a run ends at its deadline, even if its program ignores signals."""
     for script in ("sleep 60", "trap '' TERM HUP INT; while :; do :; done", "kill -STOP $$"):
         began = time.monotonic()
         ended = bench.shell(script, limits=Limits(wall_seconds=0.3)).exit
-        assert ended.reason is Reason.TIMED_OUT and "wall" in ended.limits_hit, ended
+        assert ended.reason is ExitReason.TIMED_OUT and "wall" in ended.limits_hit, ended
         assert time.monotonic() - began < 0.3 + LATENESS + 1, "the launch itself may take a moment more"
 
 
 def output_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
-    """The rest of the run goes on."""
+    """Check that output is cut at its limit, and the run goes on."""
     ran = bench.shell("head -c 5000 /dev/zero; echo done >&2", limits=Limits(output_bytes=1000))
     assert len(ran.stdout) == 1000 and ran.stderr == b"done\n"
     assert ran.exit.code == 0 and "output" in ran.exit.limits_hit
 
 
 def a_run_can_be_killed_from_another_thread(bench: Bench) -> None:
-    """And killing it again, or closing it twice, is harmless."""
+    """Check that a run can be killed, and that killing or closing it twice is harmless."""
     process = bench.runtime.launch(replace(bench.launch, program=Argv(("sleep", "60"))))
     killer = threading.Thread(target=process.kill)
     try:
         killer.start()
-        assert process.wait().exit.reason is Reason.KILLED
+        assert process.wait().exit.reason is ExitReason.KILLED
     finally:
         killer.join()
         process.kill()
@@ -149,32 +150,32 @@ def a_run_can_be_killed_from_another_thread(bench: Bench) -> None:
 
 
 def nothing_outlives_its_run(bench: Bench) -> None:
-    """A child in the background keeps the stream open; that does not keep the run alive, nor the child."""
+    """Check that a child in the background ends with the run, even if it holds a stream open."""
     began = time.monotonic()
     assert bench.shell("sleep 60 & exit 3").exit.code == 3
     assert time.monotonic() - began < 10
 
 
 def code_ends_with_its_own_exit_code(bench: Bench) -> None:
-    """By falling off its end, by saying so, by raising, and by ending its process on the spot."""
+    """Check the exit code of code that ends, calls sys.exit, raises, or ends its process."""
     ends = {"": 0, "raise SystemExit": 0, "import sys; sys.exit(42)": 42, "exit(-1)": 255, "1 / 0": 1, "raise KeyboardInterrupt": 130}
     for code in (0, 1, 2, 124, 125, 126, 127, 128, 137, 255):
         ends[f"import sys; sys.exit({code})"] = ends[f"import os; os._exit({code})"] = code
     for source, code in ends.items():
         ended = bench.python(source).exit
-        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, Reason.EXITED, None, ()), (source, ended)
+        assert (ended.code, ended.reason, ended.signal, ended.limits_hit) == (code, ExitReason.EXITED, None, ()), (source, ended)
     said = bench.python("import sys; sys.exit('gone wrong')")
     assert (said.exit.code, said.stderr) == (1, b"gone wrong\n")
 
 
 def code_that_aborts_has_ended_by_a_signal(bench: Bench) -> None:
-    """Reported as a shell does, with what it said before."""
+    """Check that an abort is reported as a signal, with the output before it."""
     ran = bench.python("import os; print('here'); os.abort()")
-    assert (ran.exit.code, ran.exit.reason, ran.exit.signal, ran.stdout) == (134, Reason.SIGNALLED, 6, b"here\n"), ran
+    assert (ran.exit.code, ran.exit.reason, ran.exit.signal, ran.stdout) == (134, ExitReason.SIGNALLED, 6, b"here\n"), ran
 
 
 def code_that_recurses_without_end_gets_an_exception(bench: Bench) -> None:
-    """In Python and in C, and it may go on from there; deep things are freed."""
+    """Check that endless recursion, in Python and in C, raises an exception that code can handle."""
     ran = bench.python("""
 import json, sys
 def recurse(): recurse()
@@ -192,7 +193,7 @@ print("freed")
 
 
 def code_is_a_script(bench: Bench) -> None:
-    """It is `__main__`, has its arguments and a file, and its tracebacks show its lines and nothing of ours."""
+    """Check that code is `__main__`, has arguments and a file, and that tracebacks show its own lines only."""
     ran = bench.python("import sys\nprint(__name__, sys.argv[1:], open(__file__).readline())", "one", "", "two words", "é")
     assert ran.stdout.decode() == "__main__ ['one', '', 'two words', 'é'] import sys\n\n", ran
     lines = bench.python("def f():\n    1 / 0\nf()").stderr.decode().splitlines()
@@ -207,7 +208,7 @@ def code_is_a_script(bench: Bench) -> None:
 
 
 def code_reads_and_writes_exact_bytes(bench: Bench) -> None:
-    """Each stream on its own; input ends where it ends, and what is not read is no error."""
+    """Check that streams are exact, that input ends, and that unread input is no error."""
     every_byte = bytes(range(256)) * 16
     copy = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()); print('oops', file=sys.stderr)"
     ran = bench.python(copy, stdin=every_byte)
@@ -224,13 +225,13 @@ def code_reads_and_writes_exact_bytes(bench: Bench) -> None:
 
 
 def code_has_its_environment_and_no_other(bench: Bench) -> None:
-    """What was given is there; what was not is not."""
+    """Check that the guest has exactly the given variables."""
     ran = bench.python("import os; print(sorted(os.environ.items()))")
     assert ran.stdout.decode() == f"{sorted(ENVIRONMENT.items())}\n", ran
 
 
 def code_starts_where_it_was_told_to(bench: Bench) -> None:
-    """And finds its own modules there."""
+    """Check the working directory, and that modules are imported from it."""
     ran = bench.python(
         "import os; open('mine.py', 'w').write('x = 5'); import mine; print(os.getcwd(), mine.x, os.path.exists('/tmp/mine.py'))"
     )
@@ -284,54 +285,54 @@ FileExistsError
 
 
 def files_of_code_are_files(bench: Bench) -> None:
-    """Whatever is done with them ends as it would anywhere, errors included."""
+    """Check that operations on files behave as elsewhere, errors included."""
     ran = bench.python(_FILES)
     assert ran.stdout.decode() == _FOUND, ran
 
 
 def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
-    """The one ends the run and is named; the other is an error of the call that wants one more."""
+    """Check that the processor limit ends the run, and that one open file too many is an error."""
     ran = bench.python("while True: pass", limits=Limits(cpu_seconds=0.5, wall_seconds=30))
-    assert ran.exit.reason is Reason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
+    assert ran.exit.reason is ExitReason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
     held = "held = []\ntry:\n    while len(held) < 500: held.append(open('/tmp/x', 'w'))\nexcept OSError: print('refused')"
     assert bench.python(held, limits=Limits(open_files=100)).stdout == b"refused\n"
     assert bench.python(held, limits=Limits(open_files=1000)).stdout == b""
 
 
 def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
-    """Whether it computes or waits."""
+    """Check the deadline of a program that computes and of one that waits, and the output before it."""
     for source in ("print('here')\nwhile True: pass", "import time; print('here'); time.sleep(60)"):
         began = time.monotonic()
         ran = bench.python(source, limits=Limits(wall_seconds=0.5))
-        assert ran.exit.reason is Reason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
+        assert ran.exit.reason is ExitReason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
         assert ran.stdout.startswith(b"here\n")
         assert time.monotonic() - began < 0.5 + LATENESS + 2, "the launch itself may take a moment more"
 
 
 def output_of_code_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
-    """The rest of the run goes on."""
+    """Check that output is cut at its limit, and the run goes on."""
     ran = bench.python("import sys; print('x' * 5000); print('done', file=sys.stderr)", limits=Limits(output_bytes=1000))
     assert len(ran.stdout) == 1000 and ran.stderr == b"done\n"
     assert ran.exit.code == 0 and "output" in ran.exit.limits_hit
     endless = bench.python("while True: print('x' * 1000)", limits=Limits(output_bytes=1000, wall_seconds=30))
-    assert endless.exit.reason is Reason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
+    assert endless.exit.reason is ExitReason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
 
 
 def memory_of_code_is_limited(bench: Bench) -> None:
-    """It is refused more or ended for it, as this machine can; with room for it the same code runs."""
+    """Check that too much memory is refused or ends the run, and that the same code runs with enough."""
     hungry = "x = bytearray(300 << 20); print(len(x))"
     ran = bench.python(hungry, limits=Limits(memory_bytes=200 << 20, wall_seconds=30))
-    assert ran.exit.code != 0 and (ran.exit.reason is Reason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr), ran
+    assert ran.exit.code != 0 and (ran.exit.reason is ExitReason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr), ran
     assert bench.python(hungry, limits=Limits(memory_bytes=1 << 30)).stdout == b"314572800\n"
 
 
 def code_can_be_killed_from_another_thread(bench: Bench) -> None:
-    """Also while it computes. Killing it again, or closing it twice, is harmless."""
+    """Check that code can be killed while it computes, and that killing or closing it twice is harmless."""
     process = bench.runtime.launch(replace(bench.launch, program=PythonCode("while True: pass")))
     killer = threading.Thread(target=process.kill)
     try:
         killer.start()
-        assert process.wait().exit.reason is Reason.KILLED
+        assert process.wait().exit.reason is ExitReason.KILLED
     finally:
         killer.join()
         process.kill()
@@ -339,8 +340,21 @@ def code_can_be_killed_from_another_thread(bench: Bench) -> None:
         process.close()
 
 
+def callers_are_told_of_a_guest_that_is_ready_and_while_it_runs(bench: Bench) -> None:
+    """Check that `on_ready` comes once, before the launch returns, and `on_tick` while the guest runs."""
+    moments: list[str] = []
+    told = replace(bench.launch, program=PythonCode("print('here')"), cwd="/tmp", on_tick=(lambda: moments.append("tick"),))
+    guest = bench.runtime.launch(replace(told, on_ready=(lambda confined: moments.append("ready"),)))
+    try:
+        assert moments == ["ready"], moments
+        assert guest.wait().stdout == b"here\n"
+        assert moments.count("ready") == 1 and "tick" in moments, moments
+    finally:
+        guest.close()
+
+
 def two_runs_of_code_share_nothing(bench: Bench) -> None:
-    """Not what one left in memory or in its scratch directory, and not the numbers they draw."""
+    """Check that runs share no memory, no scratch files and no random numbers."""
     draw = "import os, random, sys, uuid; sys.left = 1; open('/tmp/left', 'w'); print(random.random(), os.urandom(8).hex(), uuid.uuid4())"
     first, second = bench.python(draw).stdout.split(), bench.python(draw).stdout.split()
     assert len(first) == 3 and not set(first) & set(second), (first, second)
@@ -348,27 +362,27 @@ def two_runs_of_code_share_nothing(bench: Bench) -> None:
 
 
 def javascript_ends_with_its_own_exit_code(bench: Bench) -> None:
-    """By falling off its end, and by an error that nobody handles: at once, later, or of a promise."""
+    """Check the exit code of JavaScript that ends, and of unhandled errors: at once, later, or in a promise."""
     ends = {"": 0, "throw new Error('x')": 1, "setTimeout(() => { throw 5 }, 1)": 1, "Promise.reject(new Error('x'))": 1, "let x = ;": 1}
     for source, code in ends.items():
         ended = bench.javascript(source).exit
-        assert (ended.code, ended.reason, ended.limits_hit) == (code, Reason.EXITED, ()), (source, ended)
+        assert (ended.code, ended.reason, ended.limits_hit) == (code, ExitReason.EXITED, ()), (source, ended)
 
 
 def javascript_says_where_it_failed(bench: Bench) -> None:
-    """With the error's name and its own line."""
+    """Check that an error has its name and line."""
     ran = bench.javascript("function f() {\n    throw new TypeError('oops')\n}\nf()")
     assert b"TypeError: oops" in ran.stderr and b"main.js:2" in ran.stderr and ran.stdout == b"", ran
 
 
 def javascript_prints_to_two_streams(bench: Bench) -> None:
-    """Values as people expect to see them."""
+    """Check that the console prints values readably, to two streams."""
     ran = bench.javascript("console.log('é', 1, [1, {a: 'x'}], new Map([[1, null]])); console.error('%s is %d', 'it', 2)")
     assert (ran.stdout.decode(), ran.stderr) == ("é 1 [ 1, { a: 'x' } ] Map(1) { 1 => null }\n", b"it is 2\n"), ran
 
 
 def javascript_does_what_promises_and_timers_have_left(bench: Bench) -> None:
-    """Promises before timers, timers in the order in which they are due, and then it ends."""
+    """Check that promises run before timers, timers in order, and that the program then ends."""
     ran = bench.javascript("""
 setTimeout(() => console.log('last'), 30)
 setTimeout(() => { console.log('first'); Promise.resolve().then(() => console.log('between')) }, 2)
@@ -382,28 +396,28 @@ console.log('now')
 
 
 def javascript_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
-    """Whether it computes or waits."""
+    """Check the deadline of a program that computes and of one that waits, and the output before it."""
     for source in ("console.log('here'); while (true);", "console.log('here'); setTimeout(() => {}, 60000)"):
         ran = bench.javascript(source, limits=Limits(wall_seconds=0.6))
-        assert ran.exit.reason is Reason.TIMED_OUT and ran.stdout == b"here\n", ran
+        assert ran.exit.reason is ExitReason.TIMED_OUT and ran.stdout == b"here\n", ran
 
 
 def output_of_javascript_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
-    """The rest of the run goes on."""
+    """Check that output is cut at its limit, and the run goes on."""
     ran = bench.javascript("console.log('x'.repeat(5000)); console.error('done')", limits=Limits(output_bytes=1000))
     assert len(ran.stdout) == 1000 and ran.stderr == b"done\n", ran
     assert ran.exit.code == 0 and "output" in ran.exit.limits_hit, ran.exit
 
 
 def memory_of_javascript_is_limited(bench: Bench) -> None:
-    """It is refused more or ended for it, as this machine can."""
+    """Check that too much memory is refused or ends the run."""
     hungry = "const x = []; while (x.length < 400) x.push(new Uint8Array(1 << 20).fill(1)); console.log(x.length)"
     ran = bench.javascript(hungry, limits=Limits(memory_bytes=200 << 20, wall_seconds=30))
     assert ran.exit.code != 0 and ran.stdout == b"", ran
 
 
 def two_runs_of_javascript_share_nothing(bench: Bench) -> None:
-    """Not what one left behind, and not the numbers they draw."""
+    """Check that runs share no globals and no random numbers."""
     draw = "console.log(globalThis.left, Math.random()); globalThis.left = 1"
     first, second = bench.javascript(draw).stdout.split(), bench.javascript(draw).stdout.split()
     assert first[0] == second[0] == b"undefined" and first[1] != second[1], (first, second)
@@ -436,6 +450,7 @@ CODE_CLAIMS: tuple[Claim, ...] = (
     memory_of_code_is_limited,
     code_can_be_killed_from_another_thread,
     two_runs_of_code_share_nothing,
+    callers_are_told_of_a_guest_that_is_ready_and_while_it_runs,
 )
 JAVASCRIPT_CLAIMS: tuple[Claim, ...] = (
     javascript_ends_with_its_own_exit_code,
@@ -512,6 +527,8 @@ class FakeRuntime:
         if self._refuses:
             raise RuntimeUnavailable(self._refuses, missing=("fake",), hint="use a real one")
         self.launches.append(launch)
+        for tell in launch.on_ready:
+            tell(Confined(None, None))
         return FakeGuest(launch)
 
     @property

@@ -1,12 +1,12 @@
-"""A sandbox that outlives a run: what its runs change waits in it until it is promoted, and can be gone back on until then.
+"""A sandbox that outlives a run. It keeps the changes of its runs until they are promoted or rolled back.
 
-It is the same sandbox that the command line has for a project: what one has changed the other shows, and promotes. Runs see the whole
-machine but for masked secrets, and write to nothing of it.
+The command line uses the same sandbox for a project: each shows and promotes the changes of the other. Runs see the whole machine
+except secrets, and change nothing of it.
 """
 
 from __future__ import annotations
 
-import json  # noqa: F401  for `spelling`, which would rather have it in C than save the time to load it
+import json  # noqa: F401  for `_fast.encoding`, which uses it if it is loaded
 import os
 import threading
 import warnings
@@ -19,8 +19,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.config import PathLike, SandboxConfig, environment
 from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.inputs import Listener, OnOutput, Shell, code_of, encoded, with_arguments, work_of
-from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted
+from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted
 from agent_sandbox.engine.recover import recovered
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Code, Command, Work
@@ -28,7 +27,7 @@ from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
-from agent_sandbox.sandbox import ENVIRONMENT
+from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.diff.compare import Formerly, compare
 from agent_sandbox.workspace.diff.formats import unified
@@ -52,7 +51,7 @@ Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["o
 
 
 class Workspace:
-    """The stored sandbox of a project directory. Runs in it come one after the other; a second one waits.
+    """The stored sandbox of a project directory. It runs one piece of work at a time; others wait.
 
     >>> work = Workspace.over("app")                         # doctest: +SKIP
     >>> work.run(shell("sed -i s/a/b/ notes.txt"))           # doctest: +SKIP
@@ -70,7 +69,7 @@ class Workspace:
         approver: Approver | Callable[[Action, Ask], bool] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> None:
-        """Usually made by `over`. The policy files of the machine, the user and the project take away from the policy."""
+        """Usually made by `over`. The policy files of the machine, the user and the project narrow the policy."""
         self._runtime = config.runtime if config else "process"
         self.project = stored.state.project
         self._stored = stored
@@ -96,22 +95,22 @@ class Workspace:
         approver: Approver | Callable[[Action, Ask], bool] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> Self:
-        """The one of this directory, which is taken as named. Nothing is made before the first run.
+        """Return the workspace of this directory, exactly as named. Nothing is created before the first run.
 
-        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not looked at first. The
+        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not checked first. The
         policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
         Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
         """
-        found = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
-        policy = config.policy() if config is not None else cloned(masks=here().masks_for(found.path))
+        place = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
+        policy = config.policy() if config is not None else cloned(masks=here().masks_for(place.path))
         if not policy.files.write:
-            raise PolicyError("a workspace is for changes, and this configuration allows none", hint="set allow_file_write=True")
+            raise PolicyError("a workspace needs file writes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
-        stored = Stored(Store.open(here().host.state).sandbox_for(found.path))
-        made = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
-        for warning in made._warnings:
+        stored = Stored(Store.open(here().host.state).sandbox_for(place.path))
+        workspace = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
+        for warning in workspace._warnings:
             warnings.warn(warning, SandboxWarning, stacklevel=2)
-        return made
+        return workspace
 
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
@@ -131,7 +130,7 @@ class Workspace:
     def _perform(
         self, what: Code | Command, *, timeout: float | None = None, on_output: OnOutput | None = None, **options: Any
     ) -> SandboxResult:
-        listener = Listener(on_output) if on_output is not None else None
+        listener = TextListener(on_output) if on_output is not None else None
         work = replace(self._work(what, **options), on_output=listener)
         language = what.language if isinstance(what, Code) else None
         session = self._session(timeout)
@@ -143,8 +142,8 @@ class Workspace:
             session.gate.end()
         if listener is not None:
             listener.finish()
-        made = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
-        return replace(made, notes=(*made.notes, *self._warnings)) if self._warnings else made
+        finished = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
+        return replace(finished, notes=(*finished.notes, *self._warnings)) if self._warnings else finished
 
     def _work(
         self,
@@ -174,7 +173,7 @@ class Workspace:
         args: Sequence[str] = (),
         cwd: PathLike | None = None,
     ) -> EffectPlan:
-        """Run it on a clone of the machine as this sandbox sees it, and say what it would do. Neither is changed.
+        """Run work on a clone of the machine as this sandbox sees it, and return its effects. Neither is changed.
 
         The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
         """
@@ -186,13 +185,13 @@ class Workspace:
         plans, governed = Plans(self._stored.state.store), self.policy.digest()
         with simulated(
             self._session(timeout), asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=lambda busy: None
-        ) as made:
-            return made.plan
+        ) as simulation:
+            return simulation.plan
 
     def carry_out(
         self, plan: EffectPlan | str, *, approve: str | Iterable[str] = (), system: bool = False, files_only: bool = False
     ) -> CarriedOver:
-        """Do exactly what a plan of this project says; `undo` takes it back. A digest, or its beginning, names it as well.
+        """Apply a plan of this project exactly, given as a plan, a digest, or the beginning of one; `undo` reverts it.
 
         `approve` is as for `promote`; `system` carries over what lies outside the project, too; `files_only` says that a plan that reaches
         beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
@@ -222,7 +221,7 @@ class Workspace:
             timeout = min(timeout, self._most_seconds)
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
         gate = self._gate if policy is self.policy else self._gate_of(policy)
-        return Session(
+        return here().session(
             gate,
             here().runtimes(self._runtime),
             project=self.project,
@@ -233,11 +232,11 @@ class Workspace:
         )
 
     def changes(self) -> ChangeSet:
-        """What would be different on the machine if everything were promoted."""
+        """Return the changes that a promotion would make on the machine."""
         return self._stored.changes(self.policy)
 
     def diff(self) -> str:
-        """The changes as a unified diff for people. What cannot be seen is escaped; see `agent-sandbox diff --patch` for machines."""
+        """Return the changes as a unified diff for people, invisible characters escaped. For machines: `agent-sandbox diff --patch`."""
         with self._stored.opened() as stack:
             former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
             changes = self._stored.changes_in(stack, self.policy)
@@ -245,28 +244,28 @@ class Workspace:
             return "".join(f"{row.plain}\n" for row in rows)
 
     def drift(self) -> DriftReport:
-        """What has moved on in the real project since the clone was made, and what of it the sandbox changed too."""
+        """Return what has changed in the real project since the clone was made, and what of it the sandbox changed, too."""
         with explained(f"look for what has moved on in {self.project!r}"):
             return self._stored.drift(self.changes(), self._masks)
 
     def snapshot(self, label: str = "") -> Snapshot:
-        """Keep what it is now, to go back to."""
+        """Take a snapshot of the present state."""
         return self._stored.snapshot(label)
 
     def rollback(self, to: str | int | Snapshot | None = None) -> Rollback:
-        """Go back to a snapshot, by label or id; without one, to the last. What was since is kept in a snapshot of its own."""
+        """Go back to a snapshot, by label or id; by default the last. The present state is kept in a new snapshot."""
         return self._stored.rollback(self._own(to) if isinstance(to, Snapshot) else to)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """All snapshots, oldest first; `parent` makes them a tree."""
+        """Return all snapshots, oldest first; `parent` makes them a tree."""
         return self._stored.snapshots().snapshots
 
     def forget(self, which: str | int | Snapshot) -> Snapshot:
-        """Forget a snapshot, and free what only it needed."""
+        """Remove a snapshot, and free what only it needed."""
         return self._stored.forget(self._own(which) if isinstance(which, Snapshot) else which)
 
     def _own(self, snapshot: Snapshot) -> int:
-        """The number of a snapshot, if it is one of this sandbox: they are numbered in each."""
+        """Return the id of a snapshot. Raises `PolicyError` if it belongs to another sandbox."""
         if not any((each.id, each.created) == (snapshot.id, snapshot.created) for each in self.snapshots()):
             raise PolicyError(f"the snapshot {snapshot.label or snapshot.id!r} is not one of this sandbox", hint="see snapshots()")
         return snapshot.id
@@ -279,12 +278,12 @@ class Workspace:
         drift: Literal["refuse", "merge", "force"] = "refuse",
         resolve: Resolve | None = None,
         approve: str | Iterable[str] = (),
-        review: Callable[[Proposal], bool] | None = None,
+        review: Callable[[PromotionProposal], bool] | None = None,
     ) -> CarriedOver | None:
-        """Carry the changes over to the real project: all of them, or those whose paths `only` covers; all or nothing.
+        """Promote changes to the real project: all of them, or those whose paths `only` covers; all or nothing.
 
         `approve` names the protected kinds of changes that are agreed to, `review` is shown the proposal first and may say no; then None is
-        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `DriftReport` when
+        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
         reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
         """
         patterns = _each(only)
@@ -302,17 +301,17 @@ class Workspace:
             return engine_promote.carry_out(proposal, self._stored, self._gate)
 
     def undo(self) -> CarriedOver:
-        """Take the last promotion back. Raises `Drift` when something it changed has changed since."""
+        """Undo the last promotion. Raises `Drift` if something it changed has changed since."""
         recovered(self._stored, self._gate)
         return engine_promote.take_back(self._stored, self._gate)
 
     def reset(self) -> None:
-        """Forget everything it changed, and its snapshots. What was promoted stays, and can still be taken back."""
+        """Drop all changes and snapshots. Promoted changes stay, and can still be undone."""
         self._stored.state.reset()
 
 
 def _each(words: str | Iterable[str]) -> tuple[str, ...]:
-    """One word is one word, not its letters."""
+    """Return a single word as a tuple of one, not of its letters."""
     return (words,) if isinstance(words, str) else tuple(words)
 
 

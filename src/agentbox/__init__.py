@@ -10,9 +10,9 @@ from typing import Any
 
 from agent_sandbox import aio, sandbox
 from agent_sandbox.config import SandboxConfig
-from agent_sandbox.engine.inputs import shell
 from agent_sandbox.errors import ToolError
 from agent_sandbox.result import SandboxResult, SandboxStatus
+from agent_sandbox.sandbox import shell
 
 __all__ = ["AsyncSandbox", "Sandbox", "SandboxConfig", "SandboxResult", "SandboxStatus", "ToolError", "create_sandbox", "shell"]
 

@@ -13,15 +13,15 @@ from tests.architecture.sources import INSIDE, SENT, TOP_FLOOR, Module, modules
 # What would make a decision depend on more than the values it is given.
 IMPURE = frozenset({"os", "subprocess", "socket", "time", "random", "secrets", "threading", "tempfile", "shutil"})
 ASSEMBLY = "src/agent_sandbox/assembly.py"
-ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv", "get_exec_path", "expanduser", "expandvars"})
 
 
 def environment_reads(module: Module) -> Iterator[str]:
     for name, statement in module.imports():
-        if name in {f"os.{reader}" for reader in ENVIRONMENT}:
+        if name.rpartition(".")[0] in ("os", "os.path", "posixpath") and name.rpartition(".")[2] in ENVIRONMENT:
             yield module.where(statement)
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT and isinstance(node.value, ast.Name) and node.value.id == "os":
+    for node in ast.walk(module.tree):  # whatever `os` is called there: no other module has these names
+        if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT:
             yield module.where(node)
 
 
@@ -51,10 +51,42 @@ def test_only_the_command_line_the_self_test_and_the_assembly_look_at_the_enviro
 
 
 @pytest.mark.parametrize(
-    "line", ["import os\nos.environ['HOME']", "from os import getenv", "def f():\n    import os\n    os.getenv('HOME')"]
+    "line",
+    [
+        "import os\nos.environ['HOME']",
+        "from os import getenv",
+        "def f():\n    import os\n    os.getenv('HOME')",
+        "import os as system\nsystem.environ['HOME']",
+        "import os\nos.path.expanduser('~')",
+        "from os.path import expandvars",
+    ],
 )
 def test_a_look_at_the_environment_is_recognised(line: str) -> None:
     assert list(environment_reads(Module(modules()[0].path, line, ast.parse(line))))
+
+
+BUILT_BY_THE_ASSEMBLY = {
+    "Session": "agent_sandbox.engine.run",
+    "Gate": "agent_sandbox.engine.gate",
+    "Ledger": "agent_sandbox.ledger.writer",
+    "Runtimes": "agent_sandbox.engine.runtimes",
+    "only": "agent_sandbox.engine.runtimes",
+}
+
+
+def builders(module: Module) -> Iterator[str]:
+    """Return where a module calls what the assembly alone may build. A class may copy itself in its own module."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            home = BUILT_BY_THE_ASSEMBLY.get(node.func.id)
+            if home is not None and f"{home}.{node.func.id}" in dict(module.imports()):
+                yield module.where(node)
+
+
+def test_only_the_assembly_builds_sessions_gates_ledgers_and_runtimes() -> None:
+    assert [place for module in modules() if module.name != ASSEMBLY for place in builders(module)] == []
+    (assembly,) = [module for module in modules() if module.name == ASSEMBLY]
+    assert len(list(builders(assembly))) >= len(BUILT_BY_THE_ASSEMBLY), "the rule watches nothing"
 
 
 def test_policy_is_pure_and_imports_nothing_that_acts_or_varies() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.leftovers import children, left_since, traces
@@ -42,7 +42,7 @@ def test_a_run_whose_helper_is_killed_ends_and_leaves_nothing(own: Box, victim: 
     os.kill({"zygote": zygote, "init": init}[victim], signal.SIGKILL)
     thread.join()
     assert not thread.is_alive()
-    assert ended == [Reason.KILLED]
+    assert ended == [ExitReason.KILLED]
     assert own.run("true").exit.code == 0
     own.runtime.close()
     assert left_since(before) == []

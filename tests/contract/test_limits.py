@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroups
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.store import Store
 from tests.kernel.group_probe import probe
 from tests.patience import given_time, stretched
@@ -33,7 +33,7 @@ STUBBORN = {
 @pytest.mark.parametrize("script", STUBBORN.values(), ids=STUBBORN.keys())
 def test_a_run_is_over_a_second_after_its_deadline(box: Box, script: str) -> None:
     outcome = box.with_(limits=replace(GENEROUS, wall_seconds=DEADLINE)).shell(script)
-    assert outcome.exit.reason is Reason.TIMED_OUT
+    assert outcome.exit.reason is ExitReason.TIMED_OUT
     assert outcome.exit.limits_hit == ("wall",)
     assert DEADLINE <= outcome.exit.usage.wall_seconds < DEADLINE + stretched(LATENESS)
 
@@ -41,10 +41,10 @@ def test_a_run_is_over_a_second_after_its_deadline(box: Box, script: str) -> Non
 def test_processor_time_is_limited_for_all_processes_together(box: Box) -> None:
     limited = box.with_(limits=replace(GENEROUS, cpu_seconds=1.0))
     outcome = limited.shell("for i in 1 2 3 4; do (while :; do :; done) & done; wait")
-    assert outcome.exit.reason is Reason.CPU_LIMIT
+    assert outcome.exit.reason is ExitReason.CPU_LIMIT
     assert "cpu" in outcome.exit.limits_hit
     assert outcome.exit.usage.cpu_seconds < 1.0 + stretched(1.5)
-    assert limited.shell("sleep 1.2").exit.reason is Reason.EXITED, "time that is waited is not used"
+    assert limited.shell("sleep 1.2").exit.reason is ExitReason.EXITED, "time that is waited is not used"
 
 
 @pytest.mark.needs_root
@@ -60,7 +60,7 @@ while True:
         os._exit(0)
     time.sleep(0.005)
 """)
-    assert outcome.exit.reason is Reason.CPU_LIMIT
+    assert outcome.exit.reason is ExitReason.CPU_LIMIT
     assert outcome.exit.usage.cpu_seconds < 0.5 + stretched(1.0)
 
 
@@ -85,7 +85,7 @@ UNMAPPED = {
 
 
 def _out_of_memory(outcome: Outcome) -> bool:
-    return outcome.exit.reason is Reason.OUT_OF_MEMORY and "memory" in outcome.exit.limits_hit
+    return outcome.exit.reason is ExitReason.OUT_OF_MEMORY and "memory" in outcome.exit.limits_hit
 
 
 @pytest.mark.parametrize("bomb", MEMORY.values(), ids=MEMORY.keys())
@@ -120,7 +120,7 @@ def test_a_fork_bomb_is_bounded_and_other_runs_do_not_notice(box: Box) -> None:
         return outcomes[0]
 
     outcome = given_time(attempt, lambda made: b"fork" in made.stderr, seconds=2.0)
-    assert outcome.exit.reason in (Reason.TIMED_OUT, Reason.EXITED)
+    assert outcome.exit.reason in (ExitReason.TIMED_OUT, ExitReason.EXITED)
     assert b"fork" in outcome.stderr
     assert "processes" in outcome.exit.limits_hit
     assert "processes" not in box.with_(limits=replace(GENEROUS, processes=40)).shell("true | true").exit.limits_hit
@@ -157,7 +157,7 @@ def test_a_flood_of_output_is_cut_and_does_not_grow_the_supervisor(box: Box) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcome = box.with_(limits=replace(GENEROUS, output_bytes=1 * MIB)).shell("cat /dev/zero")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert outcome.exit.reason is Reason.OUTPUT_LIMIT
+    assert outcome.exit.reason is ExitReason.OUTPUT_LIMIT
     assert "output" in outcome.exit.limits_hit
     assert len(outcome.stdout) == 1 * MIB
     assert grown < 64 << 10, f"{grown} KiB"
@@ -176,5 +176,5 @@ def test_layers_on_disk_are_watched(box: Box) -> None:
     state = Store.open(str(box.project.parent / "state")).sandbox_for(str(box.project))
     kept = box.with_(state=state, limits=replace(GENEROUS, disk_bytes=8 * MIB))
     outcome = kept.shell("while :; do head -c 1000000 /dev/zero >> big; sleep 0.02; done")
-    assert outcome.exit.reason is Reason.DISK_LIMIT, outcome.exit
+    assert outcome.exit.reason is ExitReason.DISK_LIMIT, outcome.exit
     assert "disk" in outcome.exit.limits_hit

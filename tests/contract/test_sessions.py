@@ -13,7 +13,7 @@ import pytest
 
 from agent_sandbox import Sandbox, SandboxError, SandboxResult, SandboxStatus
 from agent_sandbox.ledger.event import Event, Intent, OutcomeEvent, RefusalEvent
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from tests.patience import given_time
 
 Make = Callable[..., Sandbox]
@@ -120,11 +120,14 @@ def test_a_turn_beyond_its_time_ends_the_session_and_says_so(sandboxes: Make) ->
     assert (late.status, late.stdout, late.limits_hit) == (SandboxStatus.TIMEOUT, "here\n", ("wall",)), late
 
 
-ENDS = {"leaving on the spot": ("import os; os._exit(7)", 7, Reason.EXITED), "breaking": ("import os; os.abort()", 134, Reason.SIGNALLED)}
+ENDS = {
+    "leaving on the spot": ("import os; os._exit(7)", 7, ExitReason.EXITED),
+    "breaking": ("import os; os.abort()", 134, ExitReason.SIGNALLED),
+}
 
 
 @pytest.mark.parametrize(("code", "exit_code", "reason"), ENDS.values(), ids=ENDS.keys())
-def test_a_turn_that_ends_the_interpreter_ends_the_session(sandboxes: Make, code: str, exit_code: int, reason: Reason) -> None:
+def test_a_turn_that_ends_the_interpreter_ends_the_session(sandboxes: Make, code: str, exit_code: int, reason: ExitReason) -> None:
     with sandboxes().session() as session:
         ended = session.run(code)
         assert ended.exit is not None and (ended.exit_code, ended.exit.reason) == (exit_code, reason), ended
@@ -157,7 +160,7 @@ def test_tools_work_in_turns_and_cannot_take_one(sandboxes: Make) -> None:
     with sandboxes(tools={"double": lambda x: 2 * x}).session(tools=[again]) as session:
         assert session.run("y = double(4)\ny").value == 8
         failed = session.run("again('1')")
-        assert failed.error == "ToolError: again failed" and "middle of a turn" in str(failed.tool_errors[0])
+        assert failed.error == "ToolError: again failed" and "in a turn, which waits" in str(failed.tool_errors[0])
         fine = session.run("[double(n) for n in range(3)]")
         assert (fine.value, fine.tool_errors) == ([0, 2, 4], ())
 
@@ -197,7 +200,7 @@ def test_a_session_can_be_killed_from_another_thread_while_it_runs_and_while_it_
         killer = threading.Thread(target=sandbox.kill)
         killed = session.run("print(1, flush=True)\nwhile True: pass", on_output=lambda *_: killer.start())
         killer.join()
-        assert killed.exit is not None and killed.exit.reason is Reason.KILLED
+        assert killed.exit is not None and killed.exit.reason is ExitReason.KILLED
         for each in (session, other):
             with pytest.raises(SandboxError, match="has ended"):
                 each.run("1")

@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox import Sandbox, SandboxResult, SandboxStatus, ToolError
 from agent_sandbox.ledger.event import Event, Intent, OutcomeEvent, RefusalEvent
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from tests.patience import given_time
 
 Make = Callable[..., Sandbox]
@@ -141,7 +141,7 @@ for tool in (give, large):
     except ToolError as error:
         print(error)
 """)
-    assert ran.stdout == "give failed: what it returned cannot cross\nlarge failed: what it returned cannot cross\n", ran.stderr
+    assert ran.stdout == "give failed: what it returned is not data\nlarge failed: what it returned is not data\n", ran.stderr
     assert [type(error) for error in ran.tool_errors] == [TypeError, ValueError]
 
 
@@ -255,7 +255,7 @@ def test_a_program_that_says_what_cannot_be_said_is_ended_for_it(sandboxes: Make
     calls: list[object] = []
     sandbox = sandboxes(tools={"take": calls.append})
     ran = sandbox.execute(f"{SAY}\nsay({words!r})\nprint('went on')")
-    assert ran.exit is not None and ran.exit.reason is Reason.GARBLED and "what it said to its host" in (ran.error or ""), ran
+    assert ran.exit is not None and ran.exit.reason is ExitReason.GARBLED and "a malformed message to its host" in (ran.error or ""), ran
     assert (ran.stdout, calls) == ("", [])
     asked = b'{"call":"take","args":["by hand"],"kwargs":{}}'
     assert sandbox.execute(f"{SAY}\nsay({asked!r})\nprint('went on')").stdout == "went on\n" and calls == ["by hand"], "the control"

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.records.record import Record, write
-from agent_sandbox.engine.records.recorder import Recorder
+from agent_sandbox.engine.records import Record, Recorder, write
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Work

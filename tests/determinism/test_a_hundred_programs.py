@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.records.record import Record, departures, read
+from agent_sandbox.engine.records import Record, departures, read
 from tests import compiled
 from tests.determinism.programs import DIFFERING, PROGRAMS
 from tests.determinism.running import AS_ANOTHER_USER, make_project, records

@@ -92,7 +92,7 @@ def test_a_plan_that_was_changed_by_a_byte_is_refused(shell: Shell) -> None:
     (file,) = plans(shell)[0].rglob("made.txt")
     file.write_text("y\n")
     done = shell("carry-out", digest, "--yes")
-    assert done.returncode == 2 and "not what was shown" in words(done) and not (shell.cwd / "made.txt").exists()
+    assert done.returncode == 2 and "changed since it was shown" in words(done) and not (shell.cwd / "made.txt").exists()
     file.write_text("x\n")
     assert shell("carry-out", digest, "--yes").returncode == 0, "the control arm: as it was, it is carried out"
 

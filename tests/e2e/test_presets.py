@@ -120,6 +120,6 @@ def test_a_run_under_rules_of_other_trees_says_that_it_has_not_seen_what_was_cha
     shell = Shell(home / "project", {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home)})
     assert shell("--policy", "medium", "run", "echo medium > greeting.txt; cat greeting.txt").stdout == b"medium\n"
     other = shell("run", "cat greeting.txt; echo high > app.sh")
-    assert other.stdout == b"hello\n" and f"what earlier runs changed in {home} was not seen" in words(other)
+    assert other.stdout == b"hello\n" and f"earlier changes in {home} were not visible" in words(other)
     again = shell("--policy", "medium", "run", "cat greeting.txt")
-    assert again.stdout == b"medium\n" and "was not seen" in words(again), "of the whole machine's layers it has none"
+    assert again.stdout == b"medium\n" and "were not visible" in words(again), "of the whole machine's layers it has none"

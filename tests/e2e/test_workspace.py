@@ -12,7 +12,7 @@ import pytest
 from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, WorkspaceError, shell
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.engine.promote import Proposal
+from agent_sandbox.engine.promote import PromotionProposal
 from agent_sandbox.ledger.event import Intent, OutcomeEvent
 from agent_sandbox.workspace.changes import Kind
 from agent_sandbox.workspace.merge.tree import Conflict
@@ -138,9 +138,9 @@ def test_a_directory_that_the_sandbox_removed_and_somebody_works_in(work: Worksp
 
 def test_protected_kinds_need_their_own_yes(work: Workspace, project: Path) -> None:
     work.run(shell("mkdir -p .git/hooks; printf '#!/bin/sh\\n' > .git/hooks/pre-commit; echo x > plain"))
-    shown: list[Proposal] = []
+    shown: list[PromotionProposal] = []
 
-    def review(proposal: Proposal) -> bool:
+    def review(proposal: PromotionProposal) -> bool:
         shown.append(proposal)
         return True
 

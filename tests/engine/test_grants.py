@@ -94,7 +94,7 @@ def test_one_that_is_not_on_record_allows_nothing(office: Office) -> None:
     token = office.grant()
     (name,) = os.listdir(office.directory)
     (office.directory / name / "grant").unlink()
-    assert "not known" in office.use(token)
+    assert "unknown capability" in office.use(token)
 
 
 def test_what_cannot_be_recorded_is_not_granted(tmp_path: Path) -> None:

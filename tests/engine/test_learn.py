@@ -15,7 +15,7 @@ import pytest
 from agent_sandbox._fast.values import replace
 from agent_sandbox.engine import learn as engine_learn
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.learn import Ran, difference, propose
+from agent_sandbox.engine.learn import ObservedRun, difference, propose
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Command, Outcome, Work
@@ -27,7 +27,7 @@ from agent_sandbox.policy.files.layers import effective
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.proposal import Proposal, as_toml
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.runtime.observe.events import Observed
+from agent_sandbox.runtime.observe import Observed
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
 COMMANDS = {
@@ -69,7 +69,7 @@ class Somebody:
     def learn(self, *lines: str | tuple[str, ...], named: bool = False) -> tuple[Proposal, list[Outcome]]:
         outcomes = [self.run(line, self.ceiling) for line in lines]
         works = [Work(Command(("bash", "-c", each) if isinstance(each, str) else each), self.env, cwd=str(self.project)) for each in lines]
-        ran = [Ran(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
+        ran = [ObservedRun(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
         return propose(ran, self.ceiling, project=str(self.project), home=str(self.home), named=named), outcomes
 
     def again(self, line: str | tuple[str, ...], document: Document, first: Outcome) -> str:

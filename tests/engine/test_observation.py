@@ -23,7 +23,7 @@ from agent_sandbox.policy.paths import Glob, Tree
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, KINDS, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
+from agent_sandbox.runtime.observe import CONNECT, EXECUTE, KINDS, LISTEN, READ, RESOLVE, WRITE, Observed, SeenAttempt
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.ledger.samples import read
 
@@ -46,7 +46,7 @@ def allowed(
 ) -> list[bool]:
     plan = session(runtime, tmp_path / "ledger", policy).explain(Work(Command(argv), ENV))
     launch = Launch(Argv(argv), plan, "/", ENV, Limits(), frozenset())
-    found = judged(((Seen(kind, target, "/bin/x"), 1) for target in targets), policy, launch)
+    found = judged(((SeenAttempt(kind, target, "/bin/x"), 1) for target in targets), policy, launch)
     assert [each.target for each in found] == list(targets)
     return [each.allowed for each in found]
 
@@ -101,7 +101,11 @@ def test_nothing_of_the_network_is_allowed(runtime: ProcessRuntime, tmp_path: Pa
 
 def test_equal_things_are_told_once_in_the_order_of_first_appearance() -> None:
     launch = Launch(Argv(("x",)), MountPlan(ThrowAway(1 << 20), ()), "/", ENV, Limits(), frozenset())
-    seen = [(Seen(READ, "/b", "p"), 2), (Seen(READ, "/a", "p"), 1), (Seen(EXECUTE, "/bin/none-such", "p", there=False), 1)]
+    seen = [
+        (SeenAttempt(READ, "/b", "p"), 2),
+        (SeenAttempt(READ, "/a", "p"), 1),
+        (SeenAttempt(EXECUTE, "/bin/none-such", "p", there=False), 1),
+    ]
     assert judged(seen, cloned(masks=()), launch) == (Observed(READ, "/b", "p", True, 2), Observed(READ, "/a", "p", True, 1))
 
 

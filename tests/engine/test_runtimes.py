@@ -13,10 +13,10 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.engine import languages
 from agent_sandbox.engine import runtimes as engine_runtimes
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.retry import Held
+from agent_sandbox.engine.retry import HeldOutput
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, modules_in, only
-from agent_sandbox.engine.turns import Turn, Turns
+from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger.event import Intent
@@ -27,7 +27,7 @@ from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.store import Store
@@ -199,7 +199,7 @@ def test_both_tries_together_stay_within_the_time(auto: Runtimes, ledger: Path) 
 
     outcome = given_time(attempt, lambda made: made.route.fell_forward, seconds=2.0)
     assert outcome.route.fell_forward
-    assert outcome.exit.reason is Reason.TIMED_OUT
+    assert outcome.exit.reason is ExitReason.TIMED_OUT
 
 
 def test_what_is_required_and_only_one_gives_leads_there_and_stays_there(auto: Runtimes, ledger: Path, wasm: WasmRuntime) -> None:
@@ -246,16 +246,16 @@ def test_a_traceback_of_its_own_is_held_back_no_longer_than_it_runs(auto: Runtim
 
 def test_what_may_be_an_end_is_held_and_anything_else_passed_on_in_order() -> None:
     seen: list[tuple[str, bytes]] = []
-    held = Held(lambda stream, data: seen.append((stream, data)))
+    held = HeldOutput(lambda stream, data: seen.append((stream, data)))
     held("stderr", b"Trace")
     held("stderr", b"back (most recent call last):\n  File")
     assert (seen, held.passed) == ([], False)
     held("stdout", b"more")
     assert seen == [("stderr", b"Traceback (most recent call last):\n  File"), ("stdout", b"more")] and held.passed
-    another = Held(lambda stream, data: seen.append((stream, data)))
+    another = HeldOutput(lambda stream, data: seen.append((stream, data)))
     another("stderr", b"Tracing")
     assert seen[-1] == ("stderr", b"Tracing") and another.passed
-    flood = Held(lambda stream, data: None)
+    flood = HeldOutput(lambda stream, data: None)
     flood("stderr", b"Traceback (most recent call last):" + b"x" * (1 << 20))
     assert flood.passed
 
@@ -362,7 +362,7 @@ def test_nobody_pays_for_a_runtime_that_is_not_chosen(process: ProcessRuntime, l
 
 
 def test_a_session_goes_where_later_turns_may_need_anything(auto: Runtimes, ledger: Path) -> None:
-    turns = Turns(session(auto, ledger), python(""))
+    turns = InterpreterTurns(session(auto, ledger), python(""))
     try:
         assert turns.run(Turn("x = 1", wall=30)).outcome.route.runtime == "process"
         turned = turns.run(Turn("import socket; socket.socketpair(); x + 1", wall=30))

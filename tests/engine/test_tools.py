@@ -9,7 +9,7 @@ import pytest
 
 from agent_sandbox import Sandbox
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.tools import KEPT_ERRORS, Hearing
+from agent_sandbox.engine.tools import KEPT_ERRORS, ToolCalls
 from agent_sandbox.errors import LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.event import Entry, Event
 from agent_sandbox.policy.model import locked
@@ -34,8 +34,8 @@ class Memory:
         raise AssertionError("nothing was cut off")
 
 
-def hearing(ledger: Memory, most_calls: int = 1000, **tools: Any) -> Hearing:
-    return Hearing(Gate(locked(tools=tools), ledger, clock=lambda: 0.0), tools, most_calls=most_calls)
+def hearing(ledger: Memory, most_calls: int = 1000, **tools: Any) -> ToolCalls:
+    return ToolCalls(Gate(locked(tools=tools), ledger, clock=lambda: 0.0), tools, most_calls=most_calls)
 
 
 def said(name: str, *args: Any) -> bytes:

@@ -227,12 +227,12 @@ def test_a_token_is_for_the_sandbox_of_its_name_and_less_of_it_can_be_handed_on(
 
 
 def test_what_says_nothing_is_refused() -> None:
-    with pytest.raises(PolicyError, match="nothing is"):
+    with pytest.raises(PolicyError, match="without approval rules"):
         Sandbox(approver=Boss())
-    with pytest.raises(PolicyError, match="nothing is"):
+    with pytest.raises(PolicyError, match="without approval rules"):
         Sandbox(asks=AskRules(), capabilities=["cap1.x"])
-    with pytest.raises(PolicyError, match="is none") as refusal:
+    with pytest.raises(PolicyError, match="invalid capability token") as refusal:
         Sandbox(asks=CODE, capabilities=["cap1.secret"])
     assert "cap1.secret" not in str(refusal.value)
-    with Sandbox() as sandbox, pytest.raises(PolicyError, match="asks nobody"):
+    with Sandbox() as sandbox, pytest.raises(PolicyError, match="no approval rules"):
         sandbox.grant("code **", seconds=5)

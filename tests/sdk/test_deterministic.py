@@ -90,7 +90,7 @@ def test_a_record_grants_nothing(tmp_path: Path) -> None:
         (tmp_path / "data" / "file").write_text("changed")
         departures = sandbox.replay(tmp_path / "r").departures
         assert [each.what for each in departures][:2] == ["input", "stdout"]
-    with pytest.raises(RecordError, match="other rules"):
+    with pytest.raises(RecordError, match="other file rules"):
         replay(tmp_path / "r")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox import Sandbox, SandboxError, SandboxResult, SandboxStatus, create_sandbox, shell
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 
 ENDLESS = "print('up', flush=True)\nimport time\ntime.sleep(600)"
 
@@ -82,7 +82,7 @@ def test_kill_ends_what_runs_and_the_sandbox_can_go_on(sandbox: Sandbox) -> None
     sandbox.kill()
     result = started.result()
     assert result.status is SandboxStatus.FAILED
-    assert result.exit is not None and result.exit.reason is Reason.KILLED
+    assert result.exit is not None and result.exit.reason is ExitReason.KILLED
     assert result.error is not None and result.error.startswith("killed")
     assert sandbox.execute("print(1)").success
 
@@ -106,7 +106,7 @@ def test_leaving_the_block_closes() -> None:
 def test_a_callback_may_close_its_own_sandbox() -> None:
     sandbox = Sandbox()
     result = sandbox.execute(ENDLESS, on_output=lambda *_: sandbox.close())
-    assert result.exit is not None and result.exit.reason is Reason.KILLED
+    assert result.exit is not None and result.exit.reason is ExitReason.KILLED
 
 
 def test_what_a_run_left_in_the_background_ends_with_it() -> None:

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from agent_sandbox import Sandbox, SandboxError, SandboxStatus
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from tests.patience import given_time
 
 
@@ -114,7 +114,7 @@ def test_output_within_the_limit_is_not_cut() -> None:
 def test_a_program_that_never_stops_printing_is_ended() -> None:
     result = Sandbox(max_output_bytes=1000).execute("while True: print('x' * 65536)")
     assert result.status is SandboxStatus.FAILED
-    assert result.exit is not None and result.exit.reason is Reason.OUTPUT_LIMIT
+    assert result.exit is not None and result.exit.reason is ExitReason.OUTPUT_LIMIT
     assert result.truncated
 
 

@@ -65,7 +65,7 @@ def test_a_plan_rests_on_what_waited_in_the_sandbox(project: Path) -> None:
     plan = work.simulate(shell("cat waiting.txt d/one > both.txt; echo two > d/two"))
     assert {file.path for file in plan.files} == {str(project / name) for name in ("both.txt", "d", "d/two")} and plan.on_the_sandbox
     work.run(shell("echo more >> waiting.txt"))
-    with pytest.raises(PolicyError, match="what waits in the project's sandbox"):
+    with pytest.raises(PolicyError, match="changes of the project's sandbox"):
         work.carry_out(plan)
     again = work.simulate(shell("cat waiting.txt d/one > both.txt; echo two > d/two"))
     work.carry_out(again)

@@ -20,8 +20,8 @@ import wasmtime
 
 from agent_sandbox import Sandbox, SandboxError, SandboxStatus
 from agent_sandbox.assembly import here
-from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.base import ExitReason
+from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from tests.patience import until
 
 # What is said is heard alike for everybody: as root in `make test`, for others in `make torture`; that it is at all is in the contract.
@@ -104,8 +104,8 @@ GARBAGE = {
 @pytest.mark.parametrize("words", GARBAGE.values(), ids=GARBAGE.keys())
 def test_garbage_ends_the_run_and_says_why(sandbox: Sandbox, taken: list[Any], words: str) -> None:
     ran = sandbox.execute(f"{WIRE}\n{words}\nwhile True: line.recv(1) or os._exit(9)")
-    assert ran.exit is not None and ran.exit.reason is Reason.GARBLED, ran
-    assert ran.status is SandboxStatus.FAILED and "ended for what it said to its host" in (ran.error or "")
+    assert ran.exit is not None and ran.exit.reason is ExitReason.GARBLED, ran
+    assert ran.status is SandboxStatus.FAILED and "ended for a malformed message to its host" in (ran.error or "")
     assert taken == []
 
 
@@ -114,7 +114,7 @@ def test_garbage_ends_a_session_and_says_why(sandbox: Sandbox) -> None:
         with sandbox.session() as session:
             assert session.run(WIRE).success
             ran = session.run(words)
-            assert ran.exit is not None and ran.exit.reason is Reason.GARBLED, ran
+            assert ran.exit is not None and ran.exit.reason is ExitReason.GARBLED, ran
             with pytest.raises(SandboxError, match="garbled"):
                 session.run("1")
     assert sandbox.execute("print(take(2))").stdout == "None\n", "and the next run is like any other"
@@ -130,7 +130,7 @@ FAKED = {
 def test_a_turn_that_ends_with_nonsense_ends_the_session(sandbox: Sandbox, words: str) -> None:
     with sandbox.session() as session:
         ran = session.run(f"{WIRE}\nsend({words.encode()!r})\nwhile True: pass")
-        assert ran.exit is not None and ran.exit.reason is Reason.GARBLED and ran.value is None, ran
+        assert ran.exit is not None and ran.exit.reason is ExitReason.GARBLED and ran.value is None, ran
         assert session.ended
 
 
@@ -301,7 +301,7 @@ thread.start()
 
 def _door_of(module: str, answer: Callable[[bytes], bytes] | None) -> int:
     engine = wasmtime.Engine(configuration())
-    machine = Machine(engine, wasmtime.Module(engine, module))
+    machine = WasmMachine(engine, wasmtime.Module(engine, module))
     machine.door.answer = answer
     return machine.instance(()).run("")
 

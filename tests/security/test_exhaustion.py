@@ -15,7 +15,7 @@ import pytest
 
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroups
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from tests.kernel.group_probe import probe
 from tests.patience import given_time, stretched, until
@@ -52,7 +52,7 @@ def test_a_bomb_of_processes_is_bounded(number: int, bomb: str, box: Box, tmp_pa
         return most, ended[0]
 
     most, outcome = given_time(lambda limit: explode(24, limit, f"first-{tmp_path.name}"), lambda seen: seen[0] > 8, seconds=1.5)
-    assert 8 < most <= 24 and outcome.exit.reason is Reason.TIMED_OUT
+    assert 8 < most <= 24 and outcome.exit.reason is ExitReason.TIMED_OUT
     assert "processes" in outcome.exit.limits_hit
     assert box.run("true").exit.code == 0
     more, _ = given_time(lambda limit: explode(60, limit, f"second-{tmp_path.name}"), lambda seen: seen[0] > 24, seconds=1.5)
@@ -86,7 +86,7 @@ def test_a_bomb_of_memory_ends_its_own_run_only(number: int, box: Box, tell: Tel
     with held(box, "print('a neighbour')") as said:
         for name, bomb in bombs.items():
             outcome = limited.python(bomb + "\n" + stay)
-            ended = outcome.exit.reason is Reason.OUT_OF_MEMORY and "memory" in outcome.exit.limits_hit
+            ended = outcome.exit.reason is ExitReason.OUT_OF_MEMORY and "memory" in outcome.exit.limits_hit
             assert ended or b"MemoryError" in outcome.stderr, (name, outcome.exit, outcome.stderr[-300:])
             assert box.python(bomb).exit.code == 0, f"the control arm: {name} fits under a larger limit"
         cached = limited.python("with open('large', 'rb') as file:\n    while file.read(1 << 20): pass")
@@ -157,7 +157,7 @@ def test_everything_is_dead_a_second_after_the_deadline(number: int, script: str
     words = f"{script}; : MARKER".replace("MARKER", marker)
     outcome = box.with_(limits=replace(GENEROUS, wall_seconds=0.5)).shell(words)
     took = outcome.exit.usage.wall_seconds
-    assert outcome.exit.reason is Reason.TIMED_OUT and took < 0.5 + stretched(1.0)
+    assert outcome.exit.reason is ExitReason.TIMED_OUT and took < 0.5 + stretched(1.0)
     assert tasks_of(marker) == 0
     guests: list[ProcessGuest] = []
     endless = box.with_(limits=replace(GENEROUS, wall_seconds=None))
@@ -228,7 +228,7 @@ def test_a_command_line_too_long_is_refused_cleanly(number: int, box: Box, tell:
         "a variable of 2 MiB": box.run("true", env=environment),
     }
     for name, outcome in attempts.items():
-        assert (outcome.exit.code, outcome.exit.reason, outcome.refused) == (126, Reason.EXITED, "Argument list too long"), name
+        assert (outcome.exit.code, outcome.exit.reason, outcome.refused) == (126, ExitReason.EXITED, "Argument list too long"), name
     everything = " ".join(["many/*"] * 1000)
     expanded = box.shell(f"/bin/echo {everything} > /dev/null")
     assert expanded.exit.code == 126 and b"Argument list too long" in expanded.stderr, "1e5 files on a command line"

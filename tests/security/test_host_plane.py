@@ -14,7 +14,7 @@ from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.decide import Allow, Deny, decide
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.store import Store
 from tests.patience import until
@@ -147,7 +147,7 @@ def test_a_supervisor_without_descriptors_starts_nothing(number: int, box: Box, 
             outcome = None
             with suppress(OSError, SandboxError):
                 outcome = box.shell("echo ran > proof; cat proof")
-            assert outcome is None or outcome.exit.reason in (Reason.EXITED, Reason.KILLED)
+            assert outcome is None or outcome.exit.reason in (ExitReason.EXITED, ExitReason.KILLED)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(os.listdir("/proc/self/fd")) == used and not (box.project / "proof").exists()

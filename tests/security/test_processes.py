@@ -8,7 +8,7 @@ import pty
 
 import pytest
 
-from agent_sandbox.runtime.base import Reason, Terminal
+from agent_sandbox.runtime.base import ExitReason, Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside
@@ -130,7 +130,7 @@ def test_signals_and_limits_reach_nobody_else(number: int, box: Box, tell: Tell)
     deadline = box.with_(limits=box.limits.__class__(wall_seconds=0.5, memory_bytes=None)).shell(
         "kill -STOP -1; kill -KILL -1; while :; do :; done"
     )
-    assert deadline.exit.reason is Reason.TIMED_OUT, "and the timer still fires"
+    assert deadline.exit.reason is ExitReason.TIMED_OUT, "and the timer still fires"
     control = outside(OWN_CHILD + OTHERS.replace("TARGETS", "[child]"))
     assert control == ["kill", "priority", "prlimit", "schedule"]
     tell("nobody is met; supervisor and init go on, the deadline holds", control="outside all of it works on a child")

@@ -17,7 +17,7 @@ import pytest
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import mount_tools
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace import beneath
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, meanwhile
@@ -147,7 +147,7 @@ def test_a_guest_that_swaps_directories_while_we_read_and_measure_its_layers_gai
             os.close(layers)
         assert not ended, "what lies outside was not counted as the guest's"
     _check(counts)
-    assert ended[0].exit.reason is Reason.KILLED and (outside_tree / "sub" / "canary").read_text() == "CANARY"
+    assert ended[0].exit.reason is ExitReason.KILLED and (outside_tree / "sub" / "canary").read_text() == "CANARY"
     tell(
         f"{counts['read']} readings, {counts['shown']} files shown, none from outside; not taken for its disk use",
         control=f"an ordinary open in the layer was led out {counts['through the link']} times, to more than the disk limit",

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from agent_sandbox.kernel import landlock
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from tests.patience import stretched
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, outside
@@ -125,7 +125,7 @@ time.sleep(60)
 def test_a_crowd_that_harasses_init_does_not_move_the_deadline(number: int, box: Box, tell: Tell) -> None:
     limited = box.with_(limits=replace(GENEROUS, processes=60, wall_seconds=0.7))
     outcome = limited.python(HARASS)
-    assert outcome.exit.reason is Reason.TIMED_OUT and outcome.exit.usage.wall_seconds < 0.7 + stretched(1.0)
+    assert outcome.exit.reason is ExitReason.TIMED_OUT and outcome.exit.usage.wall_seconds < 0.7 + stretched(1.0)
     assert box.run("true").exit.code == 0
     tell(f"ended after {outcome.exit.usage.wall_seconds:.2f} s", control="a run that harasses nobody exits by itself")
 

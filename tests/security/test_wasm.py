@@ -17,10 +17,10 @@ import pytest
 import wasmtime
 
 from agent_sandbox.engine.work import Outcome
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.wasm import recipe
-from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from scripts.compile_wasm import CACHE
 from tests.leftovers import children
 from tests.patience import given_time, stretched
@@ -87,8 +87,8 @@ def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, sour
     held, writing = os.pipe()  # input that never comes, and never ends
     try:
         ended = inside.with_(limits=replace(GENEROUS, wall_seconds=0.5)).python(source, stdin=held).exit
-        assert ended.reason is Reason.TIMED_OUT and ended.usage.wall_seconds < 0.5 + stretched(1.0), ended
-        assert inside.python("print(1)").exit.reason is Reason.EXITED
+        assert ended.reason is ExitReason.TIMED_OUT and ended.usage.wall_seconds < 0.5 + stretched(1.0), ended
+        assert inside.python("print(1)").exit.reason is ExitReason.EXITED
         tell(f"ended after {ended.usage.wall_seconds:.2f} s of 0.50", control="what ends by itself is left to")
     finally:
         os.close(held)
@@ -111,7 +111,7 @@ GREEDY = {
 def test_asking_the_host_for_too_much_costs_only_that_run(number: int, inside: Box, source: str, tell: Tell) -> None:
     limits = replace(GENEROUS, wall_seconds=4.0, memory_bytes=512 * MIB, output_bytes=MIB, open_files=256)
     outcome = inside.with_(limits=limits).python(source, cwd="/tmp")
-    crashed = outcome.exit.reason is Reason.SIGNALLED
+    crashed = outcome.exit.reason is ExitReason.SIGNALLED
     assert not crashed and b"panicked" not in outcome.stderr, outcome
     assert inside.python("print('fine')").stdout == b"fine\n"
     words = (outcome.stderr.decode().strip().splitlines() or [outcome.exit.reason.value])[-1]
@@ -126,7 +126,7 @@ def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int,
     assert {name for name, _ in imported} == {"wasi_snapshot_preview1", "host"}
     assert {name for module, name in imported if module == "host"} == {"call"}
     with pytest.raises(wasmtime.WasmtimeError, match="unknown import"):
-        Machine(engine, wasmtime.Module(engine, '(module (import "host" "system" (func)))'))
+        WasmMachine(engine, wasmtime.Module(engine, '(module (import "host" "system" (func)))'))
     tell(f"{len(imported)} functions, all of WASI but one", control="a module that asks for another is not loaded")
 
 
@@ -134,7 +134,7 @@ def test_the_interpreter_has_nothing_from_the_host_but_a_known_list(number: int,
 def test_bridges_to_native_code_do_not_lead_anywhere(number: int, inside: Box, tell: Tell) -> None:
     for source in ("import ctypes; ctypes.CDLL(None)", "import _ctypes", "import cffi", "import js", "import host; print(host.call(b'x'))"):
         outcome = inside.python(source)
-        assert outcome.exit.code == 1 and outcome.exit.reason is Reason.EXITED, (source, outcome)
+        assert outcome.exit.code == 1 and outcome.exit.reason is ExitReason.EXITED, (source, outcome)
     assert outside("import ctypes, json; print(json.dumps(ctypes.CDLL(None).getpid()))")
     tell("an exception for each", control="without a sandbox ctypes calls the C library")
 
@@ -196,7 +196,7 @@ def test_no_instance_serves_again_after_a_call_was_broken_off(number: int, insid
         numbers.append(guests[0].init)
     assert len(set(numbers)) == 3
     code = "import sys; print(hasattr(sys, 'left')); sys.left = 1"
-    assert inside.python("import os; os.abort()").exit.reason is Reason.SIGNALLED
+    assert inside.python("import os; os.abort()").exit.reason is ExitReason.SIGNALLED
     assert inside.python(code).stdout == b"False\n"
     tell("every run finds an interpreter that nobody has used", control=_used_again(code))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from scripts.compile_wasm import CACHE
 from tests.patience import until
 from tests.security.conftest import Tell
@@ -213,9 +213,9 @@ def test_floods_of_memory_and_output_end_their_own_run(number: int, inside: Box,
     limited = inside.with_(limits=replace(GENEROUS, memory_bytes=256 << 20, output_bytes=1 << 20))
     for source in ("x = bytearray(1 << 20)\nwhile True: x = x + x", "x = {}\nwhile True: x[len(x)] = str(len(x)) * 100", "'x' * (1 << 31)"):
         ran = limited.python(source)
-        assert ran.exit.reason is Reason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr or b"OverflowError" in ran.stderr, ran
+        assert ran.exit.reason is ExitReason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr or b"OverflowError" in ran.stderr, ran
     ran = limited.python("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    assert ran.exit.reason is Reason.OUTPUT_LIMIT and len(ran.stdout) == 1 << 20, ran.exit
+    assert ran.exit.reason is ExitReason.OUTPUT_LIMIT and len(ran.stdout) == 1 << 20, ran.exit
     assert limited.python("print(len(bytearray(32 << 20)))").stdout == b"33554432\n"
     tell("each ended for its own limit", control="within its limits the same runtime does its work")
 

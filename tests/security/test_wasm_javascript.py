@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import wasmtime
 
-from agent_sandbox.runtime.base import Reason
+from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.wasm.machine import configuration
 from scripts.compile_wasm import CACHE
 from tests.patience import stretched
@@ -67,8 +67,8 @@ def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, sour
     held, writing = os.pipe()  # input that never comes, and never ends
     try:
         ended = inside.with_(limits=replace(GENEROUS, wall_seconds=0.5)).javascript(source, stdin=held).exit
-        assert ended.reason is Reason.TIMED_OUT and ended.usage.wall_seconds < 0.5 + stretched(1.0), ended
-        assert inside.javascript("1").exit.reason is Reason.EXITED
+        assert ended.reason is ExitReason.TIMED_OUT and ended.usage.wall_seconds < 0.5 + stretched(1.0), ended
+        assert inside.javascript("1").exit.reason is ExitReason.EXITED
         tell(f"JavaScript: ended after {ended.usage.wall_seconds:.2f} s of 0.50", control="what ends by itself is left to")
     finally:
         os.close(held)
@@ -78,7 +78,7 @@ def test_a_run_that_does_not_end_is_ended_in_time(number: int, inside: Box, sour
 @case(158)
 def test_one_that_prints_for_ever_is_ended_for_it(number: int, inside: Box, tell: Tell) -> None:
     endless = inside.with_(limits=replace(GENEROUS, output_bytes=1000)).javascript("while (true) console.log('x'.repeat(100_000))")
-    assert endless.exit.reason is Reason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
+    assert endless.exit.reason is ExitReason.OUTPUT_LIMIT and len(endless.stdout) == 1000, endless.exit
     assert inside.javascript("console.log('fine')").stdout == b"fine\n"
     tell("JavaScript: cut, and ended for its output", control="what prints less comes through")
 
@@ -97,7 +97,7 @@ GREEDY = {
 def test_asking_for_too_much_costs_only_that_run(number: int, inside: Box, source: str, tell: Tell) -> None:
     limits = replace(GENEROUS, wall_seconds=2.0, memory_bytes=256 * MIB, output_bytes=MIB, open_files=256)
     outcome = inside.with_(limits=limits).javascript(source, cwd="/tmp")
-    assert outcome.exit.reason is not Reason.SIGNALLED and b"panicked" not in outcome.stderr, outcome
+    assert outcome.exit.reason is not ExitReason.SIGNALLED and b"panicked" not in outcome.stderr, outcome
     assert inside.javascript("console.log('fine')").stdout == b"fine\n"
     tell(f"JavaScript: {outcome.exit.reason.value}", control="asked for less, the same runtime does its work")
 
@@ -134,7 +134,7 @@ def test_forged_code_of_the_interpreter_breaks_only_itself(number: int, inside: 
     for seed in range(4):
         outcome = inside.with_(limits=replace(GENEROUS, wall_seconds=2.0)).javascript(FORGED.replace("SEED", str(seed)))
         trapped = outcome.exit.signal == 6 and b"the interpreter was ended" in outcome.stderr
-        assert trapped or outcome.exit.reason is not Reason.SIGNALLED, outcome
+        assert trapped or outcome.exit.reason is not ExitReason.SIGNALLED, outcome
     assert inside.javascript("console.log('fine')").stdout == b"fine\n"
     assert snapshot(inside.home) == before
     tell("JavaScript: its own run ended, or an exception", control="honest code runs in the next one")

@@ -40,7 +40,8 @@ def watched(runtime: ProcessRuntime, project: Path, script: str) -> set[str]:
         {"PATH": "/usr/bin:/bin"},
         Limits(),
         frozenset(),
-        on_ready=lambda init: watches.append(ReadWatch(init, str(project))),
+        inspect=True,
+        on_ready=(lambda guest: watches.append(ReadWatch(guest.process or 0, str(project))),),
     )
     guest = runtime.launch(launch)
     try:

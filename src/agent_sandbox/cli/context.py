@@ -177,7 +177,7 @@ def session_for(request: Request, runtimes: Runtimes, on_busy: Callable[[Busy], 
         lifted = elevation.lifted(policy, sandbox_id(project.path))
     named = found.state.id if found else "simulation" if request.has("--simulate") else ""
     gate = gate_for(request, lifted.policy if lifted else policy, project, named)
-    session = Session(
+    session = here().session(
         gate,
         runtimes,
         project=project.path,

@@ -19,7 +19,7 @@ from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.base import Exit, Guest, Reason
+from agent_sandbox.runtime.base import Exit, ExitReason, Guest
 from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view.plan import PRIVATE
@@ -142,7 +142,7 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
     try:
         if wish not in registry:
             raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(registry.names)}")
-        yield Runtimes(wish, registry, background=here().host.background)
+        yield here().runtimes(wish, registry)
     finally:
         registry.close(leaving=True)
 
@@ -208,22 +208,22 @@ def refusal(work: Work, outcome: Outcome) -> str:
 def ended_by(exit: Exit) -> str:
     """The limit that ended a run, in words; empty when none did."""
     return {
-        Reason.TIMED_OUT: "it was ended because its time was up (--timeout TIME)",
-        Reason.OUT_OF_MEMORY: "it was ended because it used more memory than it may (--memory SIZE)",
-        Reason.CPU_LIMIT: "it was ended because it used more processor time than it may",
-        Reason.FUEL_LIMIT: "it was ended because it executed more than it may (--fuel N)",
-        Reason.DISK_LIMIT: "it was ended because it wrote more than it may (--disk SIZE)",
-        Reason.OUTPUT_LIMIT: "it was ended because its output had no end",
+        ExitReason.TIMED_OUT: "it was ended because its time was up (--timeout TIME)",
+        ExitReason.OUT_OF_MEMORY: "it was ended because it used more memory than it may (--memory SIZE)",
+        ExitReason.CPU_LIMIT: "it was ended because it used more processor time than it may",
+        ExitReason.FUEL_LIMIT: "it was ended because it executed more than it may (--fuel N)",
+        ExitReason.DISK_LIMIT: "it was ended because it wrote more than it may (--disk SIZE)",
+        ExitReason.OUTPUT_LIMIT: "it was ended because its output had no end",
     }.get(exit.reason, "")
 
 
 def code_of(exit: Exit, signals: list[int]) -> int:
     """Our own exit code for how a run ended."""
-    if exit.reason is Reason.TIMED_OUT:
+    if exit.reason is ExitReason.TIMED_OUT:
         return TIMED_OUT
-    if exit.reason is Reason.OUT_OF_MEMORY:
+    if exit.reason is ExitReason.OUT_OF_MEMORY:
         return OUT_OF_MEMORY
-    if exit.reason is Reason.KILLED and signals:
+    if exit.reason is ExitReason.KILLED and signals:
         return 128 + signals[-1]
     return exit.code
 

@@ -1,1 +1,1 @@
-"""IN WHAT ORDER?  Decide, record, act, record: the order that makes the other parts one product."""
+"""IN WHAT ORDER?  Decide, record, act, record."""

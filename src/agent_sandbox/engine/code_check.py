@@ -1,7 +1,7 @@
-"""Look at code before it runs, and refuse through the gate what reaches for more than the sandbox gives.
+"""Check code before it runs, and refuse through the gate what uses more than the sandbox gives.
 
-An early warning in words, never the wall: who wants to get past a reader of text can, and then meets the sandbox itself. It is here, in
-front of every run and turn, so that the refusal is in the ledger whoever asked.
+An early warning in words, never the wall: a program can hide from a reader of text, and then meets the sandbox itself. The check stands
+before every run and turn, so that every refusal is in the ledger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_TOLD = 3  # issues in a message; the first ones are enough to see what is m
 
 @dataclass(frozen=True)
 class Words:
-    """What lifts a pattern, in the words of those who can do it: by the permission that covers it, by its list, and all of them at once."""
+    """The words that tell a user how to permit a pattern: by a permission, by its list, or by turning the check off."""
 
     permissions: Mapping[str, str]
     the_list: str
@@ -39,7 +39,7 @@ IN_A_PROGRAM = Words(
         "network": "a later version: this one has no network",
     },
     "blocked_patterns without it",
-    "validate_code=False, which turns this early warning off and never the wall",
+    "validate_code=False, which turns off this early warning, never the sandbox",
 )
 IN_A_FILE = Words(
     {
@@ -49,30 +49,30 @@ IN_A_FILE = Words(
         "network": "a later version: this one has no network",
     },
     "a policy file without it in code.blocked, or without code.validate",
-    "policy files without [code], which is an early warning and never the wall",
+    "policy files without [code], which is an early warning, never the sandbox",
 )
 
 
 @dataclass(frozen=True)
 class EarlyLook:
-    """What is looked for: the rules in place of the default ones, if there are any, and more that no permission lifts."""
+    """The rules of the check: in place of the default ones, if given, and more that no permission lifts."""
 
     rules: tuple[Rule | str, ...] | None = None
     more: tuple[str, ...] = ()
     words: Words = IN_A_PROGRAM
 
     def check(self, gate: Gate, what: Code | Command, action: Action) -> None:
-        """Raise `Denied`, recorded, for code with issues. What the gate refuses in any case is left to it."""
+        """Raise `Denied`, recorded, for code with issues. Code that the gate refuses anyway is left to the gate."""
         if (reason := self.against(gate.policy, what)) is not None:
             gate.refuse(action, reason)
 
     def against(self, policy: Policy, what: Code | Command) -> Reason | None:
-        """Why the code is not to run under this policy; None where nothing is found."""
-        found = self.issues(policy, what)
-        return None if found is None or found.valid else self._reason(found)
+        """Return why the code may not run under this policy; None without issues."""
+        validation = self.issues(policy, what)
+        return None if validation is None or validation.valid else self._reason(validation)
 
     def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
-        """What the code reaches for that the policy does not give; None for what is no code, or none that can be run."""
+        """Return the issues of the code under this policy; None for work that is not code, or cannot run."""
         if isinstance(what, Command):
             if not reads_a_line(what.argv):
                 return None
@@ -84,15 +84,15 @@ class EarlyLook:
 
         return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)
 
-    def _reason(self, found: Validation) -> Reason:
-        told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in found.issues[:MOST_TOLD])
-        rest = len(found.issues) - MOST_TOLD
-        why = f"the code reaches for what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
-        return Reason("code", why, f"change the code, or lift what stops it: {'; '.join(self._lifting(found))}; or {self.words.all_of_it}")
+    def _reason(self, validation: Validation) -> Reason:
+        told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
+        rest = len(validation.issues) - MOST_TOLD
+        why = f"the code uses what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
+        return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(validation))}; or {self.words.all_of_it}")
 
-    def _lifting(self, found: Validation) -> list[str]:
+    def _lifting(self, validation: Validation) -> list[str]:
         ways: dict[str, list[str]] = {}
-        for issue in found.issues[:MOST_TOLD]:
+        for issue in validation.issues[:MOST_TOLD]:
             grants = [self.words.permissions[each.value] for each in sorted(issue.granted_by, key=lambda grant: grant.value)]
             ways.setdefault(" and ".join(grants) or self.words.the_list, []).append(issue.pattern)
         return [f"{', '.join(patterns)} by {way}" for way, patterns in ways.items()]

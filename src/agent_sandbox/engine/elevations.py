@@ -1,9 +1,7 @@
-"""Elevations that stand: which sandbox has more than its policy for now, since when, and for how long. Kept on disk, sealed.
+"""Standing elevations: which sandbox has more than its policy, since when, and for how long. Stored on disk, sealed.
 
-One ends by itself: whether it holds is asked of the clock each time, and nothing has to happen for it to be over. Two clocks are asked, and
-the less generous one counts: that of the machine, which somebody may set back, and the time since the machine was started, which nobody
-can. A machine that was started anew has none of them left. That it is over is recorded by whoever comes next, with the time at which it
-was: the return to the sandbox is on record even if nobody was there.
+An elevation ends by itself: each use compares it with two clocks, the wall clock, which can be set back, and the time since boot, which
+cannot; the earlier end counts. After a reboot none is left. The next process that looks records the end, with the time at which it was.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.encoding import Seal, as_json, same
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
@@ -32,7 +30,7 @@ _LARGEST = 64 << 10
 
 @dataclass(frozen=True)
 class Raised:
-    """An elevation: its name, the sandbox, what is lifted, by whom, when it began, and how much is left of it in seconds."""
+    """An elevation: its name, the sandbox, the lifted rules, by whom, when it began, and the seconds left."""
 
     name: str
     sandbox: str
@@ -45,13 +43,13 @@ class Raised:
 
 
 class Elevations:
-    """Those in one directory. `since_boot` is a clock that cannot be set, `boot` names the time that the machine has been up."""
+    """The elevations in one directory. `since_boot` is a clock that nobody can set; `boot` identifies the current boot."""
 
     def __init__(
         self,
         directory: str,
         key: Seal,
-        ledger: Recorder,
+        ledger: EntryWriter,
         *,
         clock: Callable[[], float],
         since_boot: Callable[[], float],
@@ -65,16 +63,16 @@ class Elevations:
         self._boot = boot
 
     def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
-        """Lift this for a sandbox, from now on, on somebody's word. Recorded before it holds. Returns its name.
+        """Begin an elevation on somebody's word, and return its name. It is recorded before it holds.
 
         Raises `PolicyError` for nothing or for ever, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """
         if not what.sorts():
-            raise PolicyError("an elevation lifts something", hint="agent-sandbox grant --elevate --allow curl --for 10m")
+            raise PolicyError("an elevation needs something to relax", hint="agent-sandbox grant --elevate --allow curl --for 10m")
         if not 0 < seconds <= LONGEST_SECONDS:
             raise PolicyError("an elevation lasts a day at most", hint="--for 10m")
         name, now = os.urandom(16).hex(), self._clock()
-        made = {
+        elevation = {
             "name": name,
             "sandbox": sandbox,
             "programs": list(what.programs),
@@ -91,19 +89,19 @@ class Elevations:
         facts: Facts = {"name": name, "target": what.describe(), "by": by, "seconds": seconds, "until": now + seconds}
         self._ledger.record(Noted("elevation.began", facts, sandbox), lasting=True)
         make_private(self._directory)
-        message = as_json(made).encode("ascii")
+        message = as_json(elevation).encode("ascii")
         write_once(os.path.join(self._directory, name), message + b"\n" + self._key.on(message).hex().encode())
         sync_directory(self._directory)
         return name
 
     def standing(self) -> list[Raised]:
-        """Those that hold now, oldest first. What is over is recorded, and gone."""
+        """Return those that hold now, the oldest first. Expired ones are recorded and removed."""
         self.sweep()
-        found = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
-        return sorted(found, key=lambda each: (each.began, each.name))
+        standing = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
+        return sorted(standing, key=lambda each: (each.began, each.name))
 
     def end(self, name: str, *, by: str) -> None:
-        """Take one back before its time. Raises `PolicyError` when there is none of this name."""
+        """End an elevation early. Raises `PolicyError` if there is none of this name."""
         with self._alone():
             raised = self._read(name) if name in self._names() else None
             if raised is None:
@@ -111,10 +109,10 @@ class Elevations:
             self._over(raised, self._clock(), f"{by} took it back")
 
     def sweep(self) -> None:
-        """Record the end of what is over, with the time at which it was."""
+        """Remove expired elevations, and record when each ended."""
         if not self._names():
             return
-        with self._alone():  # or two who come at once would both record it
+        with self._alone():  # or two processes at once would both record it
             for name in self._names():
                 raised = self._read(name)
                 if raised is not None and not raised.left > 0:
@@ -134,7 +132,7 @@ class Elevations:
             return []
 
     def _read(self, name: str) -> Raised | None:
-        """None for what we have not sealed, and for what goes away in this moment."""
+        """Read an elevation; None if we did not seal it, or it is just being removed."""
         from json import loads
 
         try:
@@ -143,19 +141,21 @@ class Elevations:
             return None
         if not same(self._key.on(message).hex().encode(), mark):
             return None
-        made: dict[str, Any] = loads(message)
-        if made["name"] != name:
+        elevation: dict[str, Any] = loads(message)
+        if elevation["name"] != name:
             return None
-        limits = tuple((field, value) for field, value in made["limits"])
-        what = Elevation(tuple(made["programs"]), limits, tuple(made["paths"]))
-        word = Word(made["user"], made["factor"])
-        return Raised(name, made["sandbox"], what, made["by"], made["began"], made["seconds"], self._left(made), word)
+        limits = tuple((field, value) for field, value in elevation["limits"])
+        what = Elevation(tuple(elevation["programs"]), limits, tuple(elevation["paths"]))
+        word = Word(elevation["user"], elevation["factor"])
+        return Raised(
+            name, elevation["sandbox"], what, elevation["by"], elevation["began"], elevation["seconds"], self._left(elevation), word
+        )
 
-    def _left(self, made: dict[str, Any]) -> float:
-        passed = self._since_boot() - made["since_boot"]
-        if made["boot"] != self._boot() or passed < 0:
+    def _left(self, elevation: dict[str, Any]) -> float:
+        passed = self._since_boot() - elevation["since_boot"]
+        if elevation["boot"] != self._boot() or passed < 0:
             return 0.0
-        return float(min(made["seconds"] - passed, made["began"] + made["seconds"] - self._clock()))
+        return float(min(elevation["seconds"] - passed, elevation["began"] + elevation["seconds"] - self._clock()))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""One door for every action: decide, record the intent, do it, record how it ended.
+"""The gate of every action: decide, record the intent, do it, record the outcome.
 
-The order is the point. What is refused is recorded and not done; what cannot be recorded is not done; what was done is recorded however
-it ended. The gate knows nothing about how a deed is done: it is a function that the caller hands in, and it is called at most once.
+The order is the point. A refused action is recorded and not done. An action that cannot be recorded is not done. The outcome is always
+recorded, also when the action failed. The gate knows nothing of how an action is done: the deed is a function, called at most once.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
 
 
-class Recorder(Protocol):
-    """What the gate needs of a ledger."""
+class EntryWriter(Protocol):
+    """The part of a ledger that the gate needs."""
 
     def record(self, event: Event, *, lasting: bool = False) -> Entry:
-        """Written when it returns, or it raises and the caller does not act. What is `lasting` survives a power cut."""
+        """Write an event. If it raises, the caller must not act. A `lasting` entry survives a power cut."""
         ...
 
     def unended(self, action_digest: str) -> int | None:
-        """The last entry that announced this action, if it is not recorded how that ended."""
+        """Return the number of the last intent of this action that has no outcome yet."""
         ...
 
 
 @dataclass(frozen=True)
 class Granted:
-    """Somebody with the right to do so agreed. `word` is theirs, where it is known whose it is."""
+    """An approval. `word` is that of the person, if it is known."""
 
     by: str
     word: Word = field(default=Word(-1), compare=False)
@@ -48,20 +48,20 @@ class Granted:
 
 @dataclass(frozen=True)
 class Refused:
-    """Somebody declined."""
+    """A refusal by an approver."""
 
     why: str
 
 
 class Approver(Protocol):
-    """Whoever is asked."""
+    """Answers questions about actions."""
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """The answer to exactly this action. What is raised, and what comes after the deadline, counts as a refusal."""
+        """Return the answer to exactly this action. An exception, or an answer after the deadline, counts as a refusal."""
         ...
 
     def end(self) -> None:
-        """There will be no more questions: what was agreed to for all of them is taken back."""
+        """Take back approvals that hold for all questions: there will be no more."""
         ...
 
 
@@ -70,12 +70,12 @@ def _nothing(result: object) -> Facts:
 
 
 class Gate:
-    """The door of one policy. Safe to share between threads when its ledger and approver are."""
+    """The gate of one policy. Safe to share between threads if its ledger and approver are."""
 
     def __init__(
         self,
         policy: Policy,
-        ledger: Recorder,
+        ledger: EntryWriter,
         *,
         clock: Callable[[], float],
         grants: Grants = (),
@@ -83,7 +83,7 @@ class Gate:
         sandbox: str = "",
         patience: float = APPROVAL_SECONDS,
     ) -> None:
-        """`sandbox` is the name under which the ledger has what passes here; `patience` how long an approver has to answer."""
+        """`sandbox` is the name in the ledger; `patience` is how many seconds an approver has to answer."""
         self.policy = policy
         self._digest = policy.digest()
         self._ledger = ledger
@@ -101,12 +101,12 @@ class Gate:
         describe: Callable[[T], Facts] = _nothing,
         details: Callable[[], str] = str,
     ) -> T:
-        """Do it if the policy allows, and return what it returned. `describe` says of the result what the ledger should keep; `details` is
-        called where somebody is asked, for what they should see besides: the source, the diff.
+        """Do an action if the policy allows it, and return the result of the deed.
 
-        Raises `Denied` when it is refused, `LedgerUnavailable` or `LedgerBroken` when that or the intent cannot be recorded (the deed was
-        not called), whatever the deed raises, and `LedgerUnavailable` saying so when the deed was done and only its outcome could not be
-        recorded.
+        `describe` returns the facts of the result for the ledger. `details` returns text for an approver, such as the source or the diff.
+
+        Raises `Denied` for a refusal; `LedgerUnavailable` or `LedgerBroken` when nothing can be recorded, and then the deed is not called;
+        whatever the deed raises; and `LedgerUnavailable`, saying so, when the deed was done but its outcome could not be recorded.
         """
         verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details)
         facts, rule = canonical.plain(action), verdict.because.rule
@@ -127,7 +127,7 @@ class Gate:
         return result
 
     def refuse(self, action: Action, because: Reason) -> NoReturn:
-        """Refuse what somebody in front of the gate has found wanting: recorded, and raised as `Denied`, like any other refusal."""
+        """Refuse an action for a reason found before the gate: record the refusal, and raise `Denied`."""
         facts = canonical.plain(action)
         self._refuse(facts, canonical.digest_of_plain(facts), Deny(because))
 
@@ -136,16 +136,16 @@ class Gate:
         raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
     def end(self) -> None:
-        """Nothing more will pass here for now: what was agreed to for as long as it did is taken back, and asked for again."""
+        """Take back approvals that hold until now. The same actions need approval again."""
         if self._approver is not None:
             self._approver.end()
 
     def note(self, what: str, facts: Facts) -> None:
-        """Record what is no action of its own: something seen of one that is being done. Raises as `perform` does."""
+        """Record an observation of an action that is being done. Raises as `perform` does."""
         self._ledger.record(Noted(what, facts, self._sandbox))
 
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
-        """Record how an action ended whose process did not live to say so. Nothing if that is recorded. Raises as `perform` does."""
+        """Record the outcome of an action whose process was killed, unless it is recorded. Raises as `perform` does."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
             self._ledger.record(OutcomeEvent(intent, ended, facts, self._sandbox), lasting=True)
@@ -160,7 +160,7 @@ class Gate:
                 assert_never(verdict)
 
     def _answered(self, action: Action, verdict: Ask, details: Callable[[], str]) -> Allow | Deny:
-        """Ask, and refuse whatever is not a yes in time. The refusal says which rule asked, and what would permit it."""
+        """Ask the approver. Anything but a yes in time is a refusal, which names the rule and the remedy."""
 
         def refused(why: str) -> Deny:
             asked = verdict.because

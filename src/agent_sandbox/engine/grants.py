@@ -1,9 +1,8 @@
-"""Capabilities that were granted: who has which, how often each was used, which are revoked. Kept on disk, so that a crash forgets nothing.
+"""Granted capabilities: who has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
 
-Each has a directory, named by what the token's own signature is called: its grant, a file for each limit on its use that is as long as it
-was used often, and a mark for each revocation. A use is counted, and forced to the disk, before what it allows is done: a crash in between
-costs a use and never gives one. Revoking takes effect with the next look, which is before every action that passes here; a program that is
-running already and needs nothing more from us is not stopped by it.
+Each has a directory, named by its signature: the grant, a file for each limit on uses, with a byte for each use, and a mark for each
+revocation. A use is counted, and forced to the disk, before the action: a crash in between costs a use and never gives one. A revocation
+takes effect with the next action; it does not stop a program that is running already and needs nothing more from us.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.engine.gate import Recorder
+from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
 from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
@@ -32,7 +31,7 @@ _LONGEST = 64 << 10
 
 @dataclass(frozen=True)
 class Standing:
-    """A capability that was granted: its name, what it says, by whom and when, and what is left of it."""
+    """A granted capability: its name, its caveats, by whom and when, and what is left of it."""
 
     name: str
     sandbox: str
@@ -47,7 +46,7 @@ class Standing:
 
 
 class Mark:
-    """Says that something goes on that a capability has allowed, as long as this process lives and has not ended it."""
+    """A mark that a capability is in use by this process, until `end` or the end of the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -56,16 +55,16 @@ class Mark:
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
     def end(self) -> None:
-        """It is over."""
+        """Remove the mark."""
         with suppress(FileNotFoundError):  # forgotten with its capability
             os.unlink(self._path)
         os.close(self._file)
 
 
 class Capabilities:
-    """Those in one directory. `key` is the supervisor's, and never leaves it. Safe for threads and processes at once."""
+    """The capabilities in one directory. `key` never leaves the supervisor. Safe for threads and processes at once."""
 
-    def __init__(self, directory: str, key: Seal, ledger: Recorder, *, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: str, key: Seal, ledger: EntryWriter, *, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._key = key
         self._ledger = ledger
@@ -81,9 +80,9 @@ class Capabilities:
         by: str,
         factor: bool = False,
     ) -> Token:
-        """A new token for a sandbox, recorded before it exists. It always ends: `seconds` from now, or after so many uses.
+        """Make a token for a sandbox. It is recorded before it exists, and ends after `seconds` or so many uses.
 
-        `factor` says that whoever grants it has shown a second factor.
+        `factor` says that the grantor has given a second factor.
 
         Raises `PolicyError` for what cannot be granted, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
         """
@@ -109,24 +108,24 @@ class Capabilities:
         return token
 
     def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
-        """Whether the token allows this action now. If so, the use is counted when this returns. Raises OSError when it cannot be.
+        """Return whether the token allows this action, and count the use. Raises OSError when it cannot be counted.
 
         `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
         """
-        found = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
-        if isinstance(found, RefusedToken):
-            return found
-        place = os.path.join(self._directory, found.names[0])
+        check = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
+        if isinstance(check, RefusedToken):
+            return check
+        place = os.path.join(self._directory, check.names[0])
         if not os.path.exists(os.path.join(place, _GRANT)):
-            return RefusedToken("the capability is not known here, or no longer")
-        if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in found.names):
+            return RefusedToken("unknown capability")
+        if any(os.path.exists(os.path.join(place, _REVOKED + name)) for name in check.names):
             return RefusedToken("the capability was revoked")
-        if counts is not None and ((standing := self._standing(found.names[0])) is None or not counts(standing.word)):
-            return RefusedToken("the capability was granted by somebody whose word is not enough here")
-        return found if self._counted(place, found.counts) else RefusedToken("the capability is used up")
+        if counts is not None and ((standing := self._standing(check.names[0])) is None or not counts(standing.word)):
+            return RefusedToken("the capability was granted by somebody who may not approve this")
+        return check if self._counted(place, check.counts) else RefusedToken("the capability is used up")
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
-        """End a token and all that were derived from it, from the next look on. Recorded before it is done.
+        """Revoke a token and all derived from it. The revocation is recorded first.
 
         By name, the whole of what was granted; by token, only that one and what it was narrowed to since. Raises `PolicyError` when
         there is no such capability, and as `grant` does.
@@ -140,23 +139,23 @@ class Capabilities:
         sync_directory(place)
 
     def mark(self, name: str) -> Mark:
-        """Something goes on that this capability has allowed. Raises OSError when that cannot be noted."""
+        """Mark a capability as in use. Raises OSError when that cannot be written."""
         return Mark(os.path.join(self._directory, name, f"{_RUNNING}{os.getpid()}.{os.urandom(4).hex()}"))
 
     def going_on(self, name: str) -> list[int]:
-        """The processes in which something goes on that this capability has allowed, by number. Our own are not among them."""
+        """Return the ids of other processes that use this capability now."""
         place = os.path.join(self._directory, name)
         marks = [each for each in os.listdir(place) if each.startswith(_RUNNING)] if _is_name(name) and os.path.isdir(place) else []
         return sorted({pid for each in marks if (pid := _holder(os.path.join(place, each))) is not None})
 
     def standing(self) -> list[Standing]:
-        """All that were granted and have not ended, oldest first."""
+        """Return all that have not ended, the oldest first."""
         self.sweep()
-        found = [standing for name in self._known() if (standing := self._standing(name)) is not None]
-        return sorted(found, key=lambda each: (each.granted, each.name))
+        capabilities = [standing for name in self._known() if (standing := self._standing(name)) is not None]
+        return sorted(capabilities, key=lambda each: (each.granted, each.name))
 
     def sweep(self) -> None:
-        """Take back what has expired: record it, then forget it. Whoever comes next does what a process that died did not."""
+        """Record and remove expired capabilities, also those that a dead process should have removed."""
         for name in self._known():
             standing = self._standing(name)
             if standing is not None and not self._clock() < standing.until:
@@ -165,13 +164,13 @@ class Capabilities:
                 self._forget(name)
 
     def _names(self, token: Token) -> tuple[str, ...]:
-        found = core.genuine(self._key, token)
-        if isinstance(found, RefusedToken):
-            raise PolicyError(found.why, hint="the list of capabilities has their names")
-        return found.names
+        check = core.genuine(self._key, token)
+        if isinstance(check, RefusedToken):
+            raise PolicyError(check.why, hint="the list of capabilities has their names")
+        return check.names
 
     def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:
-        """Count one use under each name, all of them or none. They are locked in the order of derivation, which is the same for all."""
+        """Count one use of each name, all or none. They are locked in the order of derivation, the same for everybody."""
         with ExitStack() as stack:
             files: list[int] = []
             for name, _ in counts:
@@ -195,7 +194,7 @@ class Capabilities:
             return []
 
     def _standing(self, name: str) -> Standing | None:
-        """None for one that is being made or forgotten just now, or that is not ours."""
+        """Read a capability; None if it is just being made or removed, or is not ours."""
         place = os.path.join(self._directory, name)
         try:
             granted, by, text, user, factor, _ = read_private(os.path.join(place, _GRANT), _LONGEST).decode("ascii").split("\n")
@@ -203,21 +202,21 @@ class Capabilities:
         except (OSError, ValueError):
             return None
         token = core.parse(text)
-        found = core.genuine(self._key, token) if token is not None else None
-        if token is None or not isinstance(found, Genuine) or found.names[0] != name:
+        check = core.genuine(self._key, token) if token is not None else None
+        if token is None or not isinstance(check, Genuine) or check.names[0] != name:
             return None
         caveats = core.caveats_of(token)
-        limit = found.counts[0] if found.counts else None
+        limit = check.counts[0] if check.counts else None
         return Standing(
             name,
             sandbox=next(each.sandbox for each in caveats if isinstance(each, ForSandbox)),
             patterns=next(each.patterns for each in caveats if isinstance(each, Only)),
             by=by.encode().decode("unicode_escape"),
             granted=since,
-            until=found.until,
+            until=check.until,
             limit=limit[1] if limit else None,
             used=_size(os.path.join(place, _USED + limit[0])) if limit else 0,
-            revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in found.names),
+            revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in check.names),
             word=word,
         )
 
@@ -231,7 +230,7 @@ class Capabilities:
 
 
 def _holder(mark: str) -> int | None:
-    """Who holds a mark; None for one that a process left behind when it died, which is cleared away."""
+    """Return the holder of a mark; None for a mark of a dead process, which is removed."""
     pid = int(mark.rpartition(_RUNNING)[2].partition(".")[0])
     if pid == os.getpid():  # looking at it would end it: a process has all its locks on a file until it closes that once
         return None

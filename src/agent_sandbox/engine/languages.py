@@ -1,4 +1,4 @@
-"""Languages: which program runs them, and what of the machine it needs when nothing else is shown.
+"""Languages: the interpreter of each, and the files it needs in a view that shows nothing else.
 
 `needs` is the difference between a locked sandbox that can run `print(1)` and an empty room: the interpreter, its standard library and
 packages, the shared libraries of the system. Not home directories, not configuration, not other programs.
@@ -29,8 +29,8 @@ _HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 @dataclass(frozen=True)
-class Interpreter:
-    """A native interpreter: the names it may have, where its packages are, the package to install when it is missing."""
+class NativeInterpreter:
+    """A native interpreter: its command names, where its packages are, and the package to install if it is missing."""
 
     commands: tuple[str, ...]
     trees: tuple[str, ...]
@@ -40,15 +40,15 @@ class Interpreter:
 
 
 NATIVE = {
-    "javascript": Interpreter(("node", "nodejs"), ("/usr/share/nodejs", "/usr/local/share/nodejs"), "main.js", "nodejs"),
-    "ruby": Interpreter(("ruby",), ("/var/lib/gems", "/usr/share/rubygems-integration", "/usr/share/ruby"), "main.rb", "ruby"),
-    "bash": Interpreter(("bash",), (), "main.sh", "bash"),
+    "javascript": NativeInterpreter(("node", "nodejs"), ("/usr/share/nodejs", "/usr/local/share/nodejs"), "main.js", "nodejs"),
+    "ruby": NativeInterpreter(("ruby",), ("/var/lib/gems", "/usr/share/rubygems-integration", "/usr/share/ruby"), "main.rb", "ruby"),
+    "bash": NativeInterpreter(("bash",), (), "main.sh", "bash"),
 }
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """How to run one piece of code: the program, what it needs to be shown, and the files it must be able to execute."""
+class PreparedCode:
+    """A piece of code ready to run: the program, the files that it needs in the view, and those that it must execute."""
 
     program: PythonCode | Script
     needs: Needs
@@ -56,46 +56,46 @@ class Prepared:
 
 
 def hosted(language: str, source: str, arguments: tuple[str, ...]) -> Hosted:
-    """The program for a runtime that brings an interpreter of the language, and needs nothing of the machine."""
+    """Return the program for a runtime that brings its own interpreter of the language."""
     return PythonCode(source, arguments) if language == "python" else JavaScriptCode(source, arguments)
 
 
-def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> Prepared:
-    """For a canonical language. Raises RuntimeUnavailable, with the remedy, when its interpreter is not there."""
+def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> PreparedCode:
+    """Prepare code in a language, by its canonical name. Raises `RuntimeUnavailable` if there is no interpreter."""
     if language == "python":
         trees = (*_LIBRARIES, *_python_trees())
         binary = _real(sys.executable, _moment())
-        return Prepared(PythonCode(source, arguments), _needs(trees, (binary,), processes))
+        return PreparedCode(PythonCode(source, arguments), _needs(trees, (binary,), processes))
     from shutil import which
 
     interpreter = NATIVE[language]
-    found = next((path for name in interpreter.commands if (path := which(name, path=search_path))), None)
-    if found is None:
+    command = next((path for name in interpreter.commands if (path := which(name, path=search_path))), None)
+    if command is None:
         raise RuntimeUnavailable(
             f"{language} code needs {interpreter.commands[0]}, which is not in {search_path}",
             missing=(interpreter.commands[0],),
             hint=f"install it: apt-get install {interpreter.package}",
         )
-    binary = os.path.realpath(found)
+    binary = os.path.realpath(command)
     trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary))
     program = Script((binary, *interpreter.flags), source, interpreter.file, arguments)
-    return Prepared(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))
+    return PreparedCode(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))
 
 
 def _python_trees() -> tuple[str, ...]:
-    """The running interpreter's own files and its packages, wherever they are installed."""
+    """Return the directories of the running interpreter and its packages."""
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     prefixes = [prefix for prefix in (sys.base_prefix, sys.prefix) if prefix != "/usr"]
     return (*prefixes, *packages)
 
 
 def python_modules() -> tuple[str, ...]:
-    """Where the running interpreter's modules are, those of its standard library too."""
+    """Return the directories of the running interpreter's modules, including the standard library."""
     return tuple(dict.fromkeys((os.path.dirname(os.__file__), *(path for path in sys.path if os.path.isabs(path) and os.path.isdir(path)))))
 
 
 def _prefix_of(binary: str) -> tuple[str, ...]:
-    """Where an interpreter that is not the system's keeps its files: /opt/node/bin/node belongs to /opt/node."""
+    """Return the installation directory of an interpreter outside the system: /opt/node for /opt/node/bin/node."""
     prefix = os.path.dirname(os.path.dirname(binary))
     return () if prefix in ("/usr", "/usr/local", "/") else (prefix,)
 
@@ -105,7 +105,7 @@ def _needs(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool) -
 
 
 def _moment() -> int:
-    """What is looked up on disk is looked up once for a row of runs: this number makes an answer expire."""
+    """Return a number that changes every few seconds: the key under which look-ups on disk are cached."""
     return int(time.monotonic() / KNOWN_SECONDS)
 
 
@@ -139,7 +139,7 @@ def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool
 
 
 def _account(base: str, line: str) -> bytes:
-    """The account file of a locked view: root, nobody, and whoever a rootless guest is. None of the machine's own names."""
+    """Return the account file of a locked view: root, nobody, and the user of a rootless guest."""
     uid, gid = os.getuid(), os.getgid()
     return (base + (("sandbox" + line).format(uid=uid, gid=gid) if uid else "")).encode()
 
@@ -153,5 +153,5 @@ def _read(path: str) -> bytes | None:
 
 
 def tools() -> Needs:
-    """What any command needs where only chosen trees are shown: the programs of the system."""
+    """Return what any command needs in a view of chosen trees: the programs of the system."""
     return _needs(_LIBRARIES, (), processes=True)

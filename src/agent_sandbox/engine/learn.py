@@ -1,4 +1,4 @@
-"""Learning: look at what runs did and what of it is on this machine, and have the smallest policy proposed that would have allowed it.
+"""Learn a policy: propose the smallest one that would have allowed everything that these runs did.
 
 The proposal itself is pure (`policy.learn`). Here it gets its facts, after the runs and from outside them: what a name is on the
 machine, which programs a list of names leads to. Nothing that a guest made is opened.
@@ -19,8 +19,8 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
-from agent_sandbox.runtime.base import Reason
-from agent_sandbox.runtime.observe.events import EXECUTE, WRITE, Observed
+from agent_sandbox.runtime.base import ExitReason
+from agent_sandbox.runtime.observe import EXECUTE, WRITE, Observed
 from agent_sandbox.workspace.changes import Change, Kind, covers, is_noise
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.view.executables import Executables, find_executables
@@ -32,17 +32,17 @@ _MOST_NAMES = 200  # programs that are told apart; a run that starts more is not
 
 
 @dataclass(frozen=True)
-class Ran:
-    """Something that was done, and what came of it."""
+class ObservedRun:
+    """A piece of work and its outcome."""
 
     work: Work
     outcome: Outcome
 
 
-def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
-    """The smallest policy below `policy`, under which the runs were made, that would have allowed all of them.
+def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
+    """Propose the smallest policy that would have allowed all runs. They were made under `policy`, which bounds it.
 
-    With `named` what the commands name counts as read: who only asks whether a file is there is not observed.
+    With `named`, files named in a command count as read: a program that only checks that a file exists is not observed.
     """
     given = _given()
     changes = [change for ran in runs for change in ran.outcome.changes if not (_in(given, change.path, project) and is_noise(change.path))]
@@ -53,12 +53,12 @@ def propose(runs: Sequence[Ran], policy: Policy, *, project: str, home: str, nam
     natures = _natures(seen, changes)
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
     place = RunContext(project, home, starts, given, policy.files, policy.limits)
-    made = {path for path, nature in natures.items() if nature is Nature.MADE}
-    return learn(seen, natures, place, _programs(runs, project, made), _spent(runs), leads)
+    created = {path for path, nature in natures.items() if nature is Nature.MADE}
+    return learn(seen, natures, place, _programs(runs, project, created), _spent(runs), leads)
 
 
 def difference(first: Outcome, again: Outcome) -> str:
-    """How two runs of the same differ, in words; empty when they do not. What they wrote is not compared: it may hold the time of day.
+    """Return how two runs of the same work differ; empty if they do not. Contents are not compared: they may hold the time.
 
     Both were observed: what was there for the first and is refused to the second counts, even if it ends the same way without.
     """
@@ -75,17 +75,17 @@ def difference(first: Outcome, again: Outcome) -> str:
 
 
 def _end(outcome: Outcome) -> str:
-    return str(outcome.exit.code) if outcome.exit.reason is Reason.EXITED else f"{outcome.exit.code} ({outcome.exit.reason.value})"
+    return str(outcome.exit.code) if outcome.exit.reason is ExitReason.EXITED else f"{outcome.exit.code} ({outcome.exit.reason.value})"
 
 
 def _files_of(outcome: Outcome, kind: Kind) -> set[str]:
-    """Not directories: git makes one for the first two digits of each object, and two objects may share it or not."""
+    """Return changed files, without directories: whether git makes one for an object depends on its digest."""
     nodes = ((change, change.after or change.before) for change in outcome.changes if change.kind is kind and not is_noise(change.path))
     return {change.path for change, node in nodes if node is None or node.type is not EntryType.DIRECTORY}
 
 
 def _given() -> tuple[str, ...]:
-    """What is there for every command, whatever the rules about files."""
+    """Return the paths that every command can read, whatever the rules on files."""
     needs = languages.tools()
     linked, made = (path for path, _ in needs.links), (path for path, _ in needs.contents)
     return (*PRIVATE, *needs.trees, *needs.tools, *needs.files, *linked, *made, *_READ_AND_NOT_MISSED)
@@ -96,7 +96,7 @@ def _in(trees: Iterable[str], path: str, project: str) -> bool:
 
 
 def _named_files(work: Work, home: str) -> list[Observed]:
-    """The words of a command that are files of this machine."""
+    """Return the words of a command that are files of this machine."""
     if not isinstance(work.what, Command):
         return []
     argv = work.what.argv
@@ -114,22 +114,22 @@ def _named_files(work: Work, home: str) -> list[Observed]:
 
 
 def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
-    """By the names that lead over a link: the real name, and what was done there. Who removes or renames a link does not follow it.
+    """Map names that lead through a link to the real name and the attempts on it. Removing a link does not follow it.
 
     Names below /proc and /dev are left alone: /proc/self there is not ours.
     """
-    found: dict[str, tuple[str, list[Observed]]] = {}
+    targets: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:
         followed = each.kind in FILE_KINDS and not (each.kind == WRITE and each.target in changed)
         if followed and not any(covers(place, each.target) for place in _OF_A_PROCESS):
             real = os.path.realpath(each.target)
             if real != each.target:
-                found.setdefault(each.target, (real, []))[1].append(replace(each, target=real))
-    return found
+                targets.setdefault(each.target, (real, []))[1].append(replace(each, target=real))
+    return targets
 
 
 def _comes_with(path: str, real: str, seen: Iterable[Observed]) -> bool:
-    """Whether a view that shows a name by itself shows enough of what it leads to: a file behind a link, or what has no other use."""
+    """Return whether a view that shows only this name also shows enough of the link's target."""
     return (os.path.islink(path) and os.path.isfile(real)) or all(each.target != real for each in seen)
 
 
@@ -153,7 +153,7 @@ def _nature_of(change: Change) -> Nature:
     return Nature.DIRECTORY if change.after.type is EntryType.DIRECTORY else Nature.FILE
 
 
-def _spent(runs: Sequence[Ran]) -> Spent:
+def _spent(runs: Sequence[ObservedRun]) -> Spent:
     used = [ran.outcome.exit.usage for ran in runs]
     return Spent(
         max((each.wall_seconds for each in used), default=0.0),
@@ -164,12 +164,12 @@ def _spent(runs: Sequence[Ran]) -> Spent:
     )
 
 
-def _programs(runs: Sequence[Ran], project: str, made: Collection[str]) -> Programs:
-    """The fewest names under which everything starts that was started, and that the gate asks for when it reads the command."""
+def _programs(runs: Sequence[ObservedRun], project: str, created: Collection[str]) -> Programs:
+    """Return the fewest program names that cover every started program and every name in the commands."""
     lines = all(isinstance(ran.work.what, Command) and reads_a_line(ran.work.what.argv) for ran in runs)
     search_path = next((ran.work.env.get("PATH", os.defpath) for ran in runs), os.defpath)
     started = {each.target: each.program for ran in runs for each in ran.outcome.observed if each.kind == EXECUTE and each.allowed}
-    started = {path: by for path, by in started.items() if os.access(path, os.X_OK) or path in made}
+    started = {path: by for path, by in started.items() if os.access(path, os.X_OK) or path in created}
     named = {name.rpartition("/")[2] for ran in runs for name in _named(ran.work)}
     reasons: dict[str, str] = {}
     for path, by in started.items():
@@ -207,7 +207,7 @@ def _pattern(name: str) -> str:
 
 
 def _named(work: Work) -> tuple[str, ...]:
-    """The programs that are read in a command before it runs: what a policy with a list of programs is asked about."""
+    """Return the programs that the gate reads in a command before it runs."""
     if not isinstance(work.what, Command):
         return ()
     argv = work.what.argv
@@ -215,7 +215,7 @@ def _named(work: Work) -> tuple[str, ...]:
 
 
 def _not_among(there: Executables, started: Iterable[str]) -> list[str]:
-    """What was started and could not be. A name in a directory of programs has to be there under that name."""
+    """Return started programs that this list does not cover. A name in a program directory must exist there."""
     links = {path for path, _ in there.links}
     missing = []
     for path in started:

@@ -1,4 +1,4 @@
-"""What was seen of a run, judged by the rules it ran under: each thing once, and whether it is let be there. Nothing rests on it.
+"""Observations of a run, judged by the policy it ran under: each attempt once, and whether it is allowed. For people, never for decisions.
 
 Judged by names, as the rules are written. Whether the call then succeeded is not known here: what is allowed may not exist, and a link may
 lead elsewhere.
@@ -9,36 +9,63 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.kernel.mount_plan import Bind, Copies, NewFile, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.runtime.base import Argv, Launch
-from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, Seen
+from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, SeenAttempt
 from agent_sandbox.workspace.view.draft import contains
 from agent_sandbox.workspace.view.plan import PRIVATE
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.gate import Gate
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.runtime.base import Completed, Guest
 
 _CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
 _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to
 
 
-def judged(seen: Iterable[tuple[Seen, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
-    """What was seen of a run that was launched like this, in its order.
+class Observation(Attachment):
+    """The attempts of a run, judged by its policy."""
+
+    def __init__(self, gate: Gate, *, log: bool) -> None:
+        """With `log` the ledger has it too, before the outcome of the run."""
+        self._gate, self._log = gate, log
+
+    def before(self, launch: Launch) -> Launch:
+        """Have the guest observed."""
+        return replace(launch, observe=True)
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Judge what was seen of the run, or of one turn, and record it."""
+        observed = judged(completed.observed, self._gate.policy, guest.launch)
+        if self._log:
+            for what, facts in map(noted, observed):
+                self._gate.note(what, facts)
+        return replace(outcome, observed=observed)
+
+
+def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
+    """Judge the observed attempts of a launch, in order of first appearance.
 
     A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
     """
     judge = _Judge(policy, launch)
-    found: dict[tuple[str, str, str, bool], int] = {}
+    counts: dict[tuple[str, str, str, bool], int] = {}
     for each, times in seen:
         allowed = judge.allows(each)
         if each.there or (not allowed and os.path.lexists(each.target)):
             key = (each.kind, each.target, each.program, allowed)
-            found[key] = found.get(key, 0) + times
-    return tuple(Observed(*key, times) for key, times in found.items())
+            counts[key] = counts.get(key, 0) + times
+    return tuple(Observed(*key, times) for key, times in counts.items())
 
 
 def noted(observed: Observed) -> tuple[str, Facts]:
-    """What the ledger has of it: under which name, and what."""
+    """Return the name and the facts of an observation, for the ledger."""
     facts: Facts = {"target": observed.target, "program": observed.program, "allowed": observed.allowed, "times": observed.times}
     return f"{_CATEGORIES[observed.kind]}.{observed.kind}", facts
 
@@ -53,7 +80,7 @@ class _Judge:
         copied = [(step.target, (*step.entries, *(name for name, _ in step.contents))) for step in steps if isinstance(step, Copies)]
         self._shown = (*PRIVATE, *trees, *(os.path.join(target, entry) for target, entries in copied for entry in entries))
 
-    def allows(self, seen: Seen) -> bool:
+    def allows(self, seen: SeenAttempt) -> bool:
         if seen.kind == READ:
             files = self._policy.files
             return self._is_there(seen.target) and (files.read or not files.reaches(seen.target))
@@ -64,7 +91,7 @@ class _Judge:
         return False  # until there is a way out, nothing of the network is
 
     def _is_there(self, path: str) -> bool:
-        """Whether the view has a place for this name: what is shown, and the directories on the way to it."""
+        """Return whether the view has this path: shown files, and the directories on the way to them."""
         files = self._policy.files
         if files.bars(path):
             return False

@@ -1,8 +1,8 @@
-"""Carry what a stored sandbox changed over to reality, through the gate, and take it back.
+"""Promote the changes of a stored sandbox to the real tree, through the gate, and undo that.
 
-The sandbox is held from the first look to the last step: what is judged and shown is what is carried over. Where reality has moved on
-since a path was first covered, the default is to refuse; merging and forcing have to be asked for. Afterwards what was carried over is
-dropped from the layers, so that the sandbox sees reality there again; a snapshot keeps the layers as they were.
+The sandbox is locked from the first look to the last step, so that the judged and shown changes are the promoted ones. If the real tree
+has drifted, the default is to refuse; merging and forcing are options. Promoted paths are then dropped from the layers, so that the
+sandbox sees the real files again; a snapshot keeps the layers as they were.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
@@ -43,25 +44,25 @@ OpenBase = Callable[[Base], int]
 
 
 class Mixed:
-    """The contents of changed files: the sandbox's, and those that a merge has made. It is `changes.Contents`."""
+    """The contents of changed files: the sandbox's, and merged ones. Implements `changes.Contents`."""
 
     def __init__(self, sandbox: Contents) -> None:
         self._sandbox = sandbox
         self._made: dict[str, bytes] = {}
 
     def put(self, path: str, content: bytes) -> None:
-        """From now on this is the content of the file at `path`."""
+        """Set the content of the file at `path`."""
         self._made[path] = content
 
     def open_file(self, change: Change) -> int:
         """See `Contents`."""
         if change.path not in self._made:
             return self._sandbox.open_file(change)
-        made = os.memfd_create("merged", os.MFD_CLOEXEC)
-        with open(os.dup(made), "wb") as file:
+        fd = os.memfd_create("merged", os.MFD_CLOEXEC)
+        with open(os.dup(fd), "wb") as file:
             file.write(self._made[change.path])
-        os.lseek(made, 0, os.SEEK_SET)
-        return made
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
 
 
 def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | None:
@@ -78,9 +79,9 @@ def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | N
 def brought_together(
     changes: ChangeSet, moved: Mapping[str, MovedOn], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
 ) -> tuple[ChangeSet, tuple[str, ...], tuple[Conflict, ...]]:
-    """The changes with those merged that reality has a part in; the paths that were merged; and what is still in question.
+    """Merge drifted changes. Returns all changes, the merged paths, and the conflicts that are left.
 
-    Merged contents are put into `contents`. `how` answers conflicts, as `merging.resolve` takes it; with None they stay.
+    Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`; with None they stay.
     """
     result: list[Change] = []
     questions: list[Conflict] = []
@@ -104,7 +105,7 @@ def brought_together(
 
 
 def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
-    """Whether reality has come to be what the change would make of it. Owners do not count: a promotion never changes them."""
+    """Return whether the real file is already what the change would make of it. Owners do not count: a promotion never changes them."""
     if moved.below or (change.after is None) != (moved.seen is None):
         return False
     if change.after is None or moved.seen is None:
@@ -117,7 +118,7 @@ def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
 
 
 def _lively(path: str, moved: MovedOn, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
-    """Something in a directory that the sandbox removed has changed in reality."""
+    """Yield the conflict for a file that changed in a directory which the sandbox removed, and its answer."""
     conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
     yield conflict, how(conflict) if callable(how) else how
 
@@ -155,12 +156,12 @@ def _version(node: Node | None, open_it: Callable[[], int], digest: str = "") ->
 
 
 def _owned(node: Node | None, real: Node | None) -> Node | None:
-    """As if it had the owner of what is real: a promotion never changes owners, so they are nothing to quarrel about."""
+    """Return the node with the owner of the real one: a promotion never changes owners, so they cause no conflict."""
     return node if node is None or real is None else replace(node, uid=real.uid, gid=real.gid)
 
 
 def _changes(change: Change, moved: MovedOn, entry: MergedEntry, contents: Mixed) -> Iterator[Change]:
-    """The change from what is real now to what was merged; none when that is the same."""
+    """Yield the change from the real file to the merged one; nothing if they are the same."""
     real, result = moved.seen.node if moved.seen else None, entry.result
     if result is None:
         if real is not None:
@@ -191,7 +192,7 @@ def _all(change: Change) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which changes are to be carried over, and how. `chosen` says of each change whether it is among them."""
+    """The options of a promotion. `chosen` selects the changes."""
 
     chosen: Callable[[Change], bool] = _all
     system: bool = False  # also what lies outside the project
@@ -202,8 +203,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """What would be done, judged and not yet done; good for the length of `proposed`."""
+class PromotionProposal:
+    """A promotion that is judged and not done yet. Valid in the block of `proposed`."""
 
     root: str
     changes: ChangeSet
@@ -218,23 +219,27 @@ class Proposal:
     settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
 
     def plan(self) -> Plan:
-        """The steps, and what stands in their way."""
+        """Return the steps, and what stands in their way. Planned once: a proposal does not change."""
+        return self._plan
+
+    @cached_property
+    def _plan(self) -> Plan:
         return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
 
     def protected(self) -> dict[str, tuple[str, ...]]:
-        """The paths of each protected class that some of the changes belong to."""
-        found: dict[str, list[str]] = {}
+        """Return the changed paths of each protected class."""
+        paths: dict[str, list[str]] = {}
         for path, names in self.classes.items():
             for name in names:
-                found.setdefault(name, []).append(path)
-        return {name: tuple(found[name]) for name in sorted(found)}
+                paths.setdefault(name, []).append(path)
+        return {name: tuple(paths[name]) for name in sorted(paths)}
 
-    def approving(self, names: frozenset[str]) -> Proposal:
-        """The same when these classes are agreed to as well."""
+    def approving(self, names: frozenset[str]) -> PromotionProposal:
+        """Return the proposal with these classes approved, too."""
         return replace(self, wanted=replace(self.wanted, approved=self.wanted.approved | names))
 
     def action(self) -> Promote:
-        """What the gate judges and the ledger records."""
+        """Return the action that the gate judges and the ledger records."""
         digest = self.wanted.plan or digest_of_plain([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
         held = self.protected()
         approved = tuple(name for name in held if name in self.wanted.approved)
@@ -243,7 +248,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What was done, and the snapshot that has the layers as they were; None when there was nothing to keep."""
+    """A promotion that was done, and the snapshot of the layers before it, if there was anything to keep."""
 
     promotion: Promotion
     snapshot: Snapshot | None = None
@@ -251,18 +256,16 @@ class CarriedOver:
 
 
 @contextmanager
-def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposal]:
-    """What would be carried over, for the length of a block in which the sandbox is held. Raises `Busy` while a run has it.
+def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[PromotionProposal]:
+    """Propose a promotion, for a block in which the sandbox is locked. Raises `Busy` while a run uses it.
 
-    Nothing is refused here: what stands in the way is in the proposal. Raises `PolicyError` for a class that does not exist, and where
-    runs under other rules about files have changed the same thing.
+    Nothing is refused here: obstacles are in the proposal. Raises `PolicyError` for an unknown protected class, and for a path that was
+    changed under two rules on files.
     """
     if wanted.drift not in _DRIFTED:
-        raise PolicyError(f"not a way to treat drift: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
+        raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
     if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
-        raise PolicyError(
-            "conflicts are resolved in a merge, by one of these words or by a function", hint=f"there are: {', '.join(_WORDS)}"
-        )
+        raise PolicyError('resolve needs drift="merge", and one of these words or a function', hint=f"there are: {', '.join(_WORDS)}")
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:
@@ -288,11 +291,11 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Proposa
         classes = protected_classes(chosen, expected, contents, root=root)
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
-        yield Proposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
+        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Refuse a path that was changed twice: layers belong to trees, so under other file rules a path may start from reality again."""
+    """Refuse a path with two changes. Layers belong to trees, so other file rules may have put it into other layers."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:
@@ -301,9 +304,10 @@ def _refuse_twice(changes: ChangeSet) -> None:
         seen.add(change.path)
 
 
-def carry_out(proposal: Proposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Do what was proposed, in the block of `proposed`. Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing
-    was changed. `details` is the diff, for whoever is asked.
+def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
+    """Do what was proposed, in the block of `proposed`. `details` returns the diff, for an approver.
+
+    Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; nothing was changed then.
 
     The changes of a plan are not in the layers of the project's sandbox, so nothing leaves them.
     """
@@ -327,7 +331,7 @@ def _done(
     leaving: Leaving | None,
     details: Callable[[], str] = str,
 ) -> CarriedOver:
-    """Do it through the gate, and then to the layers what follows from it, if anything does.
+    """Do an action through the gate, and then update the layers.
 
     Wherever this is cut off, `recovering` goes on from there.
     """
@@ -349,8 +353,8 @@ def _done(
     return CarriedOver(promotion, snapshot, promotion.note)
 
 
-def _leaving(proposal: Proposal) -> Leaving:
-    """What can leave the layers: not a directory with something in it that was not carried over."""
+def _leaving(proposal: PromotionProposal) -> Leaving:
+    """Return what can leave the layers: not a directory that holds something which was not promoted."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:
@@ -362,7 +366,7 @@ def _leaving(proposal: Proposal) -> Leaving:
 
 
 def take_back(stored: Stored, gate: Gate) -> CarriedOver:
-    """Undo the last promotion. What it carried over is in the sandbox again, unless something has run there since.
+    """Undo the last promotion. Its changes are in the sandbox again, unless something has run there since.
 
     Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
     """
@@ -373,7 +377,7 @@ def take_back(stored: Stored, gate: Gate) -> CarriedOver:
         return _done(stored, gate, action, lambda: undo.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving())
 
 
-def _refuse_moved(proposal: Proposal) -> None:
+def _refuse_moved(proposal: PromotionProposal) -> None:
     if proposal.conflicts:
         first, count = proposal.conflicts[0].sentence(), len(proposal.conflicts)
         what = "a change cannot" if count == 1 else f"{count:,} changes cannot"

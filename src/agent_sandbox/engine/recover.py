@@ -1,8 +1,8 @@
-"""After a promotion or an undo was cut off, by a kill or a power cut: bring the tree to its end, then the record, then the layers.
+"""Recover from a promotion or an undo that was cut off: finish the tree, then the ledger, then the layers.
 
-While one is under way a note beside the journals says which action it is, what the layers were, and which paths leave them when it is
-done. Whoever next uses the sandbox finds the note, or a journal that is not closed; each looks, which costs microseconds. Nothing is
-dropped from layers that something has run in since.
+While one is under way, a note beside the journals holds its action, the layers before it, and the paths that leave them afterwards. The
+next user of the sandbox finds the note, or an open journal; looking costs microseconds. Nothing is dropped from layers in which something
+has run since.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = "under-way"
 
 @dataclass(frozen=True)
 class Leaving:
-    """What leaves the layers once it is carried over: `paths`; and `places`, directories that stay for what is left in them."""
+    """The `paths` that leave the layers after a promotion, and `places`, directories that stay for what is left in them."""
 
     paths: Collection[str] = ()
     places: Collection[str] = ()
@@ -38,7 +38,7 @@ class Leaving:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A promotion, or an undo, that may not have come to its end. `after` is the number of the last one before it."""
+    """A promotion or an undo that may not be finished. `after` is the number of the last one before it."""
 
     action: str  # its digest
     after: int
@@ -48,7 +48,7 @@ class UnderWay:
 
     @classmethod
     def begin(cls, stored: Stored, action: str, leaving: Leaving | None, *, undo: bool = False) -> UnderWay:
-        """Note it, before anything is done. To be called with the lock held."""
+        """Write the note, before anything is done. The caller holds the lock."""
         from json import dumps
 
         from agent_sandbox.workspace.promotion.journal import journals
@@ -62,13 +62,13 @@ class UnderWay:
 
     @classmethod
     def recall(cls, stored: Stored) -> UnderWay | None:
-        """What was noted and has not been finished; None too for a note that nobody can read, which is thrown away."""
+        """Return the note of something unfinished; None without one. An unreadable note is removed."""
         from json import loads
 
         try:
             with open(_place(stored.state), "rb") as file:
-                found = loads(file.read())
-            return cls(**{**found, "leaving": found["leaving"] and Leaving(**found["leaving"])})
+                note = loads(file.read())
+            return cls(**{**note, "leaving": note["leaving"] and Leaving(**note["leaving"])})
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError):
@@ -77,24 +77,24 @@ class UnderWay:
 
     @staticmethod
     def finish(stored: Stored) -> None:
-        """Nothing more is to be done about it."""
+        """Remove the note: everything is done."""
         with suppress(FileNotFoundError):
             os.unlink(_place(stored.state))
 
     def done(self, stored: Stored) -> Journal | None:
-        """What it did in the tree; None if that is as it was."""
+        """Return what it did in the tree; None if the tree is as before."""
         from agent_sandbox.workspace.promotion.journal import journals
 
         later = (journal for journal in journals(stored.state.promotions) if journal.number > self.after and journal.committed)
         return next((journal for journal in later if bool(journal.facts().get("undoes")) is self.undo), None)
 
     def untouched(self, stored: Stored) -> bool:
-        """Whether the layers are those that it began with, and nothing has run in them."""
+        """Return whether the layers are the ones it began with, and nothing has run in them."""
         return self.layers == _layers(stored)
 
 
 def interrupted(state: SandboxState) -> bool:
-    """Whether a promotion or an undo is under way, or was cut off. Every run asks."""
+    """Return whether a promotion or an undo is under way, or was cut off. Every run asks."""
     try:
         names = os.listdir(state.promotions)
     except FileNotFoundError:
@@ -103,16 +103,16 @@ def interrupted(state: SandboxState) -> bool:
 
 
 def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, ...]:
-    """Bring to an end what was cut off, and say so in words. Takes the lock, and raises `Busy`, unless it is `held` by the caller."""
+    """Finish what was cut off, and return notes on it. Takes the lock, or raises `Busy`, unless the caller has it (`held`)."""
     if not interrupted(stored.state):
         return ()
     from agent_sandbox.workspace.promotion.promote import recover
 
     with nullcontext() if held else stored.state.lock(command="recovery"):
         note = UnderWay.recall(stored)
-        found = recover(stored.state.promotions, Holder(os.getpid(), "recovery", time.time()))
-        said = tuple(_words(found))
-        return said if note is None or found.problems else (*said, *_concluded(note, stored, gate))
+        recovery = recover(stored.state.promotions, Holder(os.getpid(), "recovery", time.time()))
+        said = tuple(_words(recovery))
+        return said if note is None or recovery.problems else (*said, *_concluded(note, stored, gate))
 
 
 def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
 
 
 def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: int) -> Snapshot | None:
-    """Make the layers what they are after a promotion or an undo: without what is real now, or with what is not real any more.
+    """Update the layers after a promotion, without the promoted paths, or after an undo, with them.
 
     Returns the snapshot that keeps what they were, or that is the present again.
     """
@@ -144,22 +144,22 @@ def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: in
 
 
 def not_let_go(error: Exception) -> str:
-    """What to say when that cannot be done now."""
+    """Return the note for an update of the layers that failed."""
     return f"it is done, but the sandbox still holds these changes: {error}; dropping them is tried again the next time"
 
 
-def _words(found: Recovery) -> Iterator[str]:
-    for number in found.rolled_back:
+def _words(recovery: Recovery) -> Iterator[str]:
+    for number in recovery.rolled_back:
         yield f"promotion {number} had been interrupted; it was taken back, and the tree is as it was before"
-    for number in found.finished:
+    for number in recovery.finished:
         yield f"promotion {number} had been interrupted after it was done; it was finished"
-    for kept in found.kept:
-        yield f"what somebody else saved meanwhile is kept in {kept}"
-    yield from found.problems
+    for path in recovery.kept:
+        yield f"what somebody else saved meanwhile is kept in {path}"
+    yield from recovery.problems
 
 
 def _layers(stored: Stored) -> object:
-    """What tells the layers of one moment from those of the next: a run notes its beginning in the bases of the active generation."""
+    """Return what tells whether something has run in the layers: a run notes its beginning in the bases of the active generation."""
     if not stored.state.exists:
         return None
     layers = stored.state.history().layers

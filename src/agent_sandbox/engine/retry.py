@@ -1,22 +1,24 @@
-"""Whether a run may start again in another runtime, with which limits, and the output held back until that is settled."""
+"""Launch a run again: on a new plan, in another runtime, or elsewhere after it lacked something. Output is held back until then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
-from agent_sandbox.engine.runtimes import Choice, Question, modules_in
-from agent_sandbox.errors import Overtaken
+from agent_sandbox.engine.runtimes import Choice, RoutingQuestion, Runtimes, modules_in
+from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.base import COMMAND, DEVNULL, Completed, Demands, Reason, Usage
+from agent_sandbox.runtime.base import COMMAND, DEVNULL, Completed, Demands, ExitReason, Launch, Usage
 from agent_sandbox.runtime.router.model import Workload
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
     from agent_sandbox.engine import work as submitted
+    from agent_sandbox.engine.attachments import Attachment
+    from agent_sandbox.engine.plan_launch import LaunchPlanner
     from agent_sandbox.runtime.base import Guest
 
     T = TypeVar("T")
@@ -26,33 +28,135 @@ MOST_PLANS = 5  # of one launch, on a machine on which something is mounted each
 
 
 def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
-    """What `attempt` returns, which plans a view and launches on it. Once more when something was mounted in between: nothing has run."""
+    """Return the result of `attempt`, which plans a view and launches on it. Repeat it when something was mounted in between."""
     for _ in range(MOST_PLANS - 1):
         with suppress(Overtaken):
             return attempt()
     return attempt()
 
 
-def question_of(work: submitted.Work, policy: Policy, *, stored: bool) -> Question:
-    """What the router has to know of a piece of work. What a `stored` sandbox keeps of a first try could not be taken back."""
+class Launches:
+    """The launches of one run: an iterator over the runtimes to try, and a context manager around each try.
+
+    A try that fails before anything has run goes on with a new plan, if something was mounted meanwhile, or in the next runtime. A run that
+    ended because its runtime lacks something starts again elsewhere, if nothing of the first can have been noticed.
+    """
+
+    def __init__(
+        self,
+        work: submitted.Work,
+        runtimes: Runtimes,
+        planner: LaunchPlanner,
+        policy: Policy,
+        attached: Attachment,
+        *,
+        stored: bool = False,
+        turns: bool = False,
+    ) -> None:
+        """`attached` is released after each failure. What a `stored` sandbox keeps of a first run could not be taken back."""
+        self._work = work
+        self._runtimes = runtimes
+        self._planner = planner
+        self._policy = policy
+        self._attached = attached
+        self._stored = stored
+        self._question = lambda: question_of(work, policy, stored=stored, turns=turns)
+        self._choice: Choice | None = None
+        self._failures: dict[str, str] = {}
+        self._plans = 1
+        self._held: HeldOutput | None = None
+        self._guest: Guest | None = None  # of the run that counts so far
+        self._running = False
+        self._over = False
+        self.limits = policy.limits
+        self.notes: tuple[str, ...] = ()  # about a second launch that failed
+
+    def __iter__(self) -> Iterator[Choice]:
+        self._choice = self._runtimes.choose(self._policy, self._question)
+        while not self._over:
+            yield self._choice
+            if not self._over:
+                self._attached.release()
+
+    def held(self, launch: Launch) -> Launch:
+        """Return the launch with its output held back, if it may have to start again. A second start is the last."""
+        assert self._choice is not None
+        if self._guest is not None or launch.on_output is None or not self._choice.may_lack:
+            return launch
+        self._held = HeldOutput(launch.on_output)
+        return replace(launch, on_output=self._held)
+
+    def started(self, guest: Guest) -> Guest:
+        """Note that the launch has succeeded: what is raised from now on ends the run. A first guest is not needed any more."""
+        if self._guest is not None:
+            self._guest.close()
+            self._held = None  # its output is replaced by that of the second run
+        self._guest, self._running = guest, True
+        return guest
+
+    def go_on_after(self, completed: Completed) -> bool:
+        """Return whether the run, which has ended, starts again elsewhere."""
+        assert self._choice is not None
+        assert self._guest is not None
+        lack = lack_of(self._work, self._choice, self._guest, completed, self._held, stored=self._stored)
+        again = None if lack is None else self._runtimes.after_lack(self._choice, lack, self._policy, self._question)
+        if again is None:
+            self._settle()
+            return False
+        self._choice, self._plans, self.limits = again, 1, rest(self._policy.limits, completed.exit.usage)
+        return True
+
+    def _settle(self) -> None:
+        self._over = True
+        if self._held is not None:
+            self._held.release()
+
+    def __enter__(self) -> None:
+        self._running = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or self._running:
+            return False
+        self._attached.release()
+        if isinstance(error, Overtaken):
+            self._planner.forget()
+            self._plans += 1
+            if self._plans <= MOST_PLANS:
+                return True
+        assert self._choice is not None
+        name = self._choice.runtime.traits.name
+        if self._guest is not None and isinstance(error, SandboxError):  # how the first run ended is how it ended
+            self.notes = (f"it could not start again on {name}: {error.message}",)
+            self._settle()
+            return True
+        if not isinstance(error, RuntimeUnavailable | LaunchFailed):
+            return False
+        self._failures[name] = error.message
+        self._choice, self._plans = self._runtimes.after_failure(self._failures, error, self._policy, self._question), 1
+        return True
+
+
+def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bool = False) -> RoutingQuestion:
+    """Return what the router has to know of a piece of work."""
     from agent_sandbox.runtime.guest_rpc.inside import MODULE
 
     language: str = getattr(work.what, "language", COMMAND)
-    goes_on = work.talk is not None and work.talk.offer["turns"]
-    repeatable = not stored and not goes_on and work.on_output is None and not takes_input(work)
+    repeatable = not stored and not turns and work.on_output is None and not takes_input(work)
     local: frozenset[str] | None = frozenset()
     if work.cwd is not None and language != COMMAND and policy.files.read and policy.files.reaches(work.cwd):
         local = None if stored else modules_in(work.cwd)  # its layers are not looked through
     given = frozenset({MODULE} if work.tools else ())
-    asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, goes_on)
-    return Question(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
+    asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, turns)
+    return RoutingQuestion(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
 
 
-def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: Held | None, *, stored: bool) -> str | None:
-    """What its runtime lacked, if that is how it ended and it could start again as if nothing had been."""
+def lack_of(
+    work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: HeldOutput | None, *, stored: bool
+) -> str | None:
+    """Return what the runtime lacked, if the run ended for that and can start again unnoticed; else None."""
     end = completed.exit
     shown = held.passed if held is not None else work.on_output is not None or not work.collect
-    if not choice.may_lack or end.reason is not Reason.EXITED or stored or takes_input(work) or shown:
+    if not choice.may_lack or end.reason is not ExitReason.EXITED or stored or takes_input(work) or shown:
         return None
     if guest.refused or guest.irrevocable:
         return None
@@ -62,12 +166,12 @@ def lack_of(work: submitted.Work, choice: Choice, guest: Guest, completed: Compl
 
 
 def takes_input(work: submitted.Work) -> bool:
-    """Whether it reads from a descriptor, where what was read is gone."""
+    """Return whether it reads from a descriptor: what was read is gone."""
     return isinstance(work.stdin, int) and work.stdin != DEVNULL
 
 
 def rest(limits: Limits, spent: Usage) -> Limits:
-    """What a second run may use so that both together stay within the limits. The rest of them hold for each."""
+    """Return the limits for a second run, so that both together stay within them. Limits other than time hold for each."""
     left = {
         name: max(limit - used, _A_MOMENT)
         for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
@@ -77,11 +181,11 @@ def rest(limits: Limits, spent: Usage) -> Limits:
 
 
 _BEGINNINGS = (b"Traceback (most recent call last):", b"ReferenceError: ")  # of what `lack_in` looks for
-_MOST = 64 << 10  # held back: a traceback is shorter
+_MOST = 64 << 10  # bytes held back: a traceback is shorter
 
 
-class Held:
-    """Stands in for `on_output` until it is clear what the output is."""
+class HeldOutput:
+    """Stands in for `on_output` and holds back what may be the message of a run that starts again."""
 
     def __init__(self, pass_on: Callable[[str, bytes], None]) -> None:
         self._pass_on = pass_on

@@ -21,7 +21,6 @@ from agent_sandbox.runtime.registry import AUTO, Registry
 from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Workload
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.retry import Held
     from agent_sandbox.runtime.base import Runtime
 
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
@@ -32,7 +31,7 @@ _TRY_AGAIN_SECONDS = 60.0  # after which a runtime that failed to launch may be 
 
 
 @dataclass(frozen=True)
-class Question:
+class RoutingQuestion:
     """The facts that the router needs: the work as it sees it, and the demands of the launch."""
 
     work: Workload
@@ -50,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Absence:
-    """Why a runtime is not to be used, or nothing, and until when that is believed."""
+    """The reason why a runtime cannot be used, or nothing, and until when that is cached."""
 
     why: str
     until: float
@@ -83,8 +82,8 @@ class Runtimes:
                 return runtime.identity
         raise RuntimeUnavailable("there is no runtime for deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
 
-    def choose(self, policy: Policy, ask: Callable[[], Question], *, acting: bool = True) -> Choice:
-        """Return the runtime for a piece of work. `ask` is called where there is a choice; without `acting` nothing is set going.
+    def choose(self, policy: Policy, ask: Callable[[], RoutingQuestion], *, acting: bool = True) -> Choice:
+        """Return the runtime for a piece of work. `ask` is called where there is a choice; without `acting` nothing is prepared.
 
         Raises `RuntimeUnavailable` when no runtime gives what the policy requires and takes the work.
         """
@@ -92,16 +91,8 @@ class Runtimes:
             return Choice(self._registry.get(self.wish), Route(self.wish, _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS))
         return self._chosen(policy, ask(), acting)
 
-    def held(self, choice: Choice, on_output: Callable[[str, bytes], None] | None) -> Held | None:
-        """Return a buffer for the output of a run that may start again; None where output goes to the caller from the beginning."""
-        if on_output is None or not choice.may_lack:
-            return None
-        from agent_sandbox.engine.retry import Held
-
-        return Held(on_output)
-
-    def after_failure(self, failed: Mapping[str, str], error: SandboxError, policy: Policy, ask: Callable[[], Question]) -> Choice:
-        """Return the choice after launches that failed before anything had run, the last with `error`, which is raised if none is left."""
+    def after_failure(self, failed: Mapping[str, str], error: SandboxError, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice:
+        """Return the next choice after failed launches. Raises `error`, that of the last one, if none is left."""
         if self.wish != AUTO:
             raise error
         last = self._registry.get([*failed][-1])
@@ -114,8 +105,8 @@ class Runtimes:
         except RuntimeUnavailable:
             raise error from None
 
-    def after_lack(self, choice: Choice, lack: str, policy: Policy, ask: Callable[[], Question]) -> Choice | None:
-        """Return where a run starts again that lacked something and left no trace; None where it stays as it is."""
+    def after_lack(self, choice: Choice, lack: str, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice | None:
+        """Return the runtime for a second start of a run that lacked something; None if there is none."""
         if self.wish != AUTO:
             return None
         question = ask()
@@ -128,7 +119,7 @@ class Runtimes:
         route = Route(first.fall_forward, why, ((first.runtime, lack), *others), notes=first.notes, fell_forward=lack)
         return Choice(self._registry.get(first.fall_forward), route)
 
-    def _chosen(self, policy: Policy, question: Question, acting: bool, failed: Mapping[str, str] = _NONE) -> Choice:
+    def _chosen(self, policy: Policy, question: RoutingQuestion, acting: bool, failed: Mapping[str, str] = _NONE) -> Choice:
         route = self._routed(policy, question, acting, failed)
         if route.runtime is None:
             reasons = "; ".join(f"{name}: {why}" for name, why in route.passed_over)
@@ -137,13 +128,13 @@ class Runtimes:
         runtime = self._registry.get(route.runtime)
         return Choice(runtime, route, may_lack=not runtime.traits.whole)
 
-    def _routed(self, policy: Policy, question: Question, acting: bool, failed: Mapping[str, str] = _NONE) -> Route:
+    def _routed(self, policy: Policy, question: RoutingQuestion, acting: bool, failed: Mapping[str, str] = _NONE) -> Route:
         from agent_sandbox.runtime.router.route import route
 
         candidates = [self._candidate(name, question, acting, failed.get(name, "")) for name in self._registry.automatic]
         return route(question.work, policy.requires, Permits.of(policy), candidates)
 
-    def _candidate(self, name: str, question: Question, acting: bool, failed: str) -> Candidate:
+    def _candidate(self, name: str, question: RoutingQuestion, acting: bool, failed: str) -> Candidate:
         runtime = self._registry.get(name)
         return Candidate(runtime.traits, failed or self._absence(runtime, acting) or runtime.objection(question.demands))
 
@@ -165,7 +156,7 @@ class Runtimes:
 
 
 def modules_in(directory: str) -> frozenset[str] | None:
-    """The names that Python could import from a directory; None where that is not known: it cannot be listed, or holds too much."""
+    """Return the names that Python could import from a directory; None if it cannot be listed, or is too large."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry, _ in zip(entries, range(_MOST_MODULES + 1), strict=False)]

@@ -1,7 +1,7 @@
-"""Functions of the caller's that a program inside may call: each call through the gate, data in, data out.
+"""Tools: functions of the caller that a sandboxed program may call. Each call passes the gate; arguments and results are data.
 
-What the program says is hostile. It can name only what was handed over, and its arguments are data before anybody looks at them. What a
-tool raises is the caller's business: the program learns that it failed, and more only where the tool's author says so with `ToolError`.
+Requests of the program are hostile. They can name only the given tools, and arguments are decoded to data first. The program learns that
+a tool failed, and more only if the tool raises `ToolError`; other exceptions are for the caller.
 """
 
 from __future__ import annotations
@@ -9,41 +9,45 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Mapping
 
-from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import Denied, PolicyError, ToolError
 from agent_sandbox.policy.action import CallTool
-from agent_sandbox.runtime.base import Clock, Nonsense, Talk
+from agent_sandbox.runtime.base import Clock, Nonsense, PythonCode, Talk
 from agent_sandbox.runtime.guest_rpc import codec
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.runtime.base import Completed, Guest, Launch
+
 Tool = Callable[..., object]
-MOST_CALLS = 1000  # of one run, or of one turn: each is written down before it is done
+MOST_CALLS = 1000  # of one run, or of one turn: each is recorded before it is done
 LONGEST_NAME = 200
 KEPT_ERRORS = 100  # of a run: a program may have a tool fail as often as it likes
 _DUNDER = "__"
 
 
 def named(tools: object) -> dict[str, Tool]:
-    """Tools by name, from a mapping or from functions that have names. Raises `PolicyError` for what cannot be one."""
+    """Return tools by name, from a mapping or from functions with names. Raises `PolicyError` for anything else."""
     import builtins
 
     pairs = tools.items() if isinstance(tools, Mapping) else [(getattr(tool, "__name__", None), tool) for tool in _listed(tools)]
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for name, tool in pairs:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith(_DUNDER):
             raise PolicyError(f"{name!r} cannot be the name of a tool", hint='hand it over as {"name": function}, with a name like lookup')
         if hasattr(builtins, name) or name == "ToolError":
-            raise PolicyError(f"a tool cannot be called {name!r}: programs know another thing by that name", hint="choose another name")
-        if name in found:
+            raise PolicyError(f"a tool cannot be called {name!r}: it is a builtin of Python", hint="choose another name")
+        if name in by_name:
             raise PolicyError(f"two tools are called {name!r}", hint='hand them over as {"name": function, "other": function}')
         if not callable(tool):
             raise PolicyError(f"the tool {name!r} is no function, but {type(tool).__name__}", hint="hand over the function itself")
-        found[name] = tool
+        by_name[name] = tool
         described(name, tool)
-    return found
+    return by_name
 
 
 def _listed(tools: object) -> list[Any]:
@@ -53,7 +57,7 @@ def _listed(tools: object) -> list[Any]:
 
 
 def described(name: str, tool: Tool) -> dict[str, Any]:
-    """What a program is told of a tool: its signature and its docstring. Defaults that are no data stay unknown."""
+    """Describe a tool for programs: its signature and docstring. Defaults that are not data are left out."""
     import inspect  # slow to load, and few runs have tools
 
     try:
@@ -69,7 +73,7 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
                 about["default"] = codec.plain(parameter.default)
             except (TypeError, ValueError):
                 if parameter.kind is parameter.POSITIONAL_ONLY:
-                    why = f"the default of {parameter.name!r} of the tool {name!r} is no data, and it can be given by place alone"
+                    why = f"the default of {parameter.name!r} of the tool {name!r} is not data, and the parameter is positional-only"
                     raise PolicyError(why, hint="make it a parameter that has a name") from None
         parameters.append(about)
         if parameter.annotation is not parameter.empty:
@@ -80,45 +84,59 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
     return {"name": name, "doc": inspect.getdoc(tool), "parameters": parameters, "annotations": annotations}
 
 
-class Hearing:
-    """What one program may say, and what it is answered. `errors` are those that tools raised, for the caller alone."""
+class ToolCalls(Attachment):
+    """The calls of one program to tools of its caller. `errors` are those that tools raised, for the caller alone."""
 
-    def __init__(self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None) -> None:
+    def __init__(
+        self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None, turns: bool = False
+    ) -> None:
+        """`most_calls` are answered in a run, or in each turn. `ends` is when the run is over. Raises `PolicyError` for coroutines."""
         from inspect import iscoroutinefunction
 
         if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
-            why = f"nobody would await these tools: {', '.join(coroutines)}"
-            raise PolicyError(why, hint="use AsyncSandbox, or hand over functions that are no coroutines")
+            why = f"these tools are coroutines, and nobody would await them: {', '.join(coroutines)}"
+            raise PolicyError(why, hint="use AsyncSandbox, or give plain functions")
         self.errors: list[Exception] = []
         self._gate = gate
         self._tools = tools
         self._most_calls = most_calls
         self._calls = 0
+        self._turns = turns
         self._clock = Clock(patient=bool(gate.policy.asks.tools), ends=ends)
 
-    def talk(self, *, turns: bool = False) -> Talk:
-        """The conversation, for a launch."""
-        offer = {"turns": turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
-        return Talk(self.hear, offer, self._clock)
+    def before(self, launch: Launch) -> Launch:
+        """Give the conversation to Python code; other programs have none."""
+        return replace(launch, talk=self.talk()) if isinstance(launch.program, PythonCode) else launch
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Add the errors, and begin anew for the next turn."""
+        outcome = replace(outcome, tool_errors=tuple(self.errors))
+        self.renew()
+        return outcome
 
     def renew(self) -> None:
-        """Another turn begins."""
+        """Forget the calls and errors so far: another turn begins."""
         self._calls, self.errors = 0, []
 
+    def talk(self) -> Talk:
+        """Return the conversation, for a launch."""
+        offer = {"turns": self._turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
+        return Talk(self.hear, offer, self._clock)
+
     def hear(self, words: bytes) -> bytes:
-        """Answer a question. Raises `Nonsense` for one that no honest program asks, and whatever keeps the gate from recording."""
+        """Answer a request. Raises `Nonsense` for a malformed one, and what the gate raises when it cannot record."""
         try:
             match codec.understood(words):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
                     pass
                 case _:
-                    raise ValueError("it asks for nothing that there is")
+                    raise ValueError("no such request")
         except ValueError as error:
-            raise Nonsense(f"it said something that is no question: {error}") from None
+            raise Nonsense(f"it sent a malformed request: {error}") from None
         self._calls += 1
         if self._calls > self._most_calls:
             return _raised("ToolError", f"{name}: no more than {self._most_calls} calls are answered")
-        # What is judged is named by the very words: whoever spells the same otherwise asks for something else.
+        # The action is identified by the exact bytes: the same call, encoded otherwise, is another action.
         return self._called(CallTool.of(name, words), args, kwargs)
 
     def _called(self, action: CallTool, args: list[Any], kwargs: dict[str, Any]) -> bytes:
@@ -127,7 +145,7 @@ class Hearing:
             return self._gate.perform(
                 action,
                 lambda _: self._result(name, args, kwargs),
-                describe=lambda made: {"result_bytes": len(made)},
+                describe=lambda result: {"result_bytes": len(result)},
                 details=lambda: f"{name}(*{args!r}, **{kwargs!r})",
             )
         except Denied as refusal:
@@ -150,11 +168,11 @@ class Hearing:
         try:
             return codec.packed({"value": codec.plain(value)})
         except (TypeError, ValueError, RecursionError) as error:
-            raise _Failed(error, f"{name} failed: what it returned cannot cross") from error
+            raise _Failed(error, f"{name} failed: what it returned is not data") from error
 
 
 class _Failed(Exception):
-    """A tool raised. What the ledger keeps of it is this name."""
+    """An exception of a tool. The ledger records this class name only."""
 
     def __init__(self, error: Exception, shown: str) -> None:
         super().__init__(shown)

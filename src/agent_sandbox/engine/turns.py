@@ -1,7 +1,7 @@
-"""One interpreter, many turns: each an action of its own, through the gate and in the ledger, on what the one before has left.
+"""An interpreter that runs several turns. Each turn is an action of its own, through the gate and in the ledger.
 
-The interpreter is started with the first turn, after the gate has let that pass. It ends when it is closed, when it ends itself, and when a
-turn goes beyond a limit; the turn in which that happens says why, and there is none after it.
+The interpreter starts with the first turn, after the gate has allowed that. It ends when it is closed, when it ends itself, and when a
+turn exceeds a limit. That turn reports the reason, and no turn follows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.engine.attachments import Attachments, attachments_of
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.tools import Hearing
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, facts
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
-from agent_sandbox.runtime.base import Exit, Interpreter, Launch, Reason
+from agent_sandbox.runtime.base import Exit, ExitReason, Interpreter, Launch
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.workspace.changes import ChangeSet
 
@@ -32,7 +32,7 @@ _NO_MORE = codec.packed(None)
 
 @dataclass(frozen=True)
 class Turn:
-    """What is given for one turn. `wall` seconds are its own; `on_start` receives the guest, to kill it from elsewhere."""
+    """The input of one turn. `wall` is its own time limit; `on_start` receives the guest, to kill it from elsewhere."""
 
     source: str
     stdin: bytes = b""
@@ -44,33 +44,33 @@ class Turn:
 
 @dataclass(frozen=True)
 class Turned:
-    """What came of it. `value` is that of a last expression, as data; or None, and `described` says what it was instead."""
+    """The outcome of a turn. `value` is the value of the last expression, as data; if it is not data, `described` is its repr."""
 
     outcome: Outcome
     value: Any = None
     described: str | None = None
 
 
-class Turns:
-    """One at a time, from any thread."""
+class InterpreterTurns:
+    """The turns of one interpreter: one at a time, from any thread."""
 
     def __init__(self, session: Session, work: Work) -> None:
-        """`work` holds what all turns share: environment, directory, arguments, tools, modules to have at hand."""
+        """`work` holds what all turns share: environment, directory, arguments, tools, preloaded modules."""
         self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more
         self.changes = ChangeSet()  # known when it has ended
         self._session = session
         self._work = work
-        self._hearing = Hearing(session.gate, work.tools, ends=work.ends)
+        self._attached = Attachments(*attachments_of(work, session.gate, turns=True))
         self._opened: Opened | None = None
         self._killed = False
         self._count = 0
         self._process = os.getpid()
 
     def _leave_to_its_own_process(self) -> None:
-        """In a fork of the application: the interpreter is its parent's, who may be in the middle of a turn."""
+        """End this object in a fork of the application: the interpreter belongs to the parent, which may be in a turn."""
         if self._process != os.getpid():
-            self.ended, self._opened = "it is that of another process, which this one was forked from", None
+            self.ended, self._opened = "it belongs to another process, from which this one was forked", None
 
     def run(self, turn: Turn) -> Turned:
         """Take a turn. Raises as `Session.run` does, and `SandboxError` when there are no more."""
@@ -92,7 +92,6 @@ class Turns:
 
     def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
         began = time.monotonic()
-        self._hearing.renew()
         self._count += 1
         opened = self._opened or self._open(turn)
         if turn.on_start is not None:
@@ -103,34 +102,23 @@ class Turns:
             self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
             raise
         code, value, described, end = 0, None, None, completed.exit
-        observed = self._session.observed(self._work, opened.guest.launch, completed) if self._work.observe else ()
         if said is not None:
             try:
                 code, value, described = _understood(said)
                 end = replace(end, code=code)
             except ValueError as error:
-                end, said = Exit(137, Reason.GARBLED, 9, end.limits_hit, end.usage), None
-                opened.guest.refused = f"it ended its turn with something that is no value: {error}"
-        outcome = Outcome(
-            exit=end,
-            stdout=completed.stdout,
-            stderr=completed.stderr,
-            changes=ChangeSet(),
-            route=opened.route,
-            verdict=allow,
-            seconds=time.monotonic() - began,
-            refused=opened.guest.refused,
-            notes=opened.notes,
-            tool_errors=tuple(self._hearing.errors),
-            observed=observed,
-        )
+                end, said = Exit(137, ExitReason.GARBLED, 9, end.limits_hit, end.usage), None
+                opened.guest.refused = f"it ended its turn with an invalid value: {error}"
+        outcome = Outcome.of(replace(completed, exit=end), opened.guest, opened.route, allow, opened.notes)
+        outcome = self._attached.ended(opened.guest, completed, outcome)
+        outcome = replace(outcome, seconds=time.monotonic() - began)
         if said is None:
             self._end(f"its turn {self._count} was {end.reason.value}")
             outcome = replace(outcome, changes=self.changes)
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
-        """What holds for one turn; mostly what held for the one before."""
+        """Return the launch for one turn; mostly that of the turn before."""
         if before.limits.wall_seconds == wall and before.on_output is on_output:
             return before
         return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
@@ -140,14 +128,19 @@ class Turns:
         seen = f"import {', '.join(self._work.preload)}\n{turn.source}" if self._work.preload else turn.source
         assert isinstance(self._work.what, Code)
         what = replace(self._work.what, source=seen)
-        self._opened = self._session.open(replace(self._work, what=what, talk=self._hearing.talk(turns=True)))
+        self._opened = self._session.open(replace(self._work, what=what), self._attached)
+        try:
+            self._attached.started(self._opened.guest)
+        except BaseException:
+            self._end("it could not be started")
+            raise
         return self._opened
 
     def _facts(self, turned: Turned) -> Facts:
         return {**facts(turned.outcome), "session": self.id, "turn": self._count}
 
     def kill(self) -> None:
-        """End it at once, from any thread. A turn that is being taken says so; without one, the next is refused."""
+        """End the interpreter at once, from any thread. A running turn reports it; otherwise the next turn is refused."""
         self._leave_to_its_own_process()
         opened = self._opened
         if opened is not None:
@@ -155,7 +148,7 @@ class Turns:
             opened.guest.kill()
 
     def close(self) -> None:
-        """Let the interpreter end as a program does, and keep what it has changed. Not while a turn is being taken. Idempotent."""
+        """Let the interpreter end like a program, and keep its changes. Not during a turn. Idempotent."""
         self._leave_to_its_own_process()
         try:
             if self._opened is not None:
@@ -174,6 +167,7 @@ class Turns:
             opened.guest.settle()
             self.changes, _ = self._session.changes(opened.guest, self._work)
         opened.guest.close()
+        self._attached.release()
 
 
 def _understood(said: bytes) -> tuple[int, Any, str | None]:

@@ -1,4 +1,4 @@
-"""What is to be done and what came of it, as values; and what of either is judged and recorded."""
+"""Work and its outcome, as values; and the parts of both that are judged and recorded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Exit, Interpreter, Talk, Terminal
+from agent_sandbox.runtime.base import Exit, Interpreter, Terminal
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.runtime.observe.events import Observed
+    from agent_sandbox.engine.attachments import Attachment
+    from agent_sandbox.runtime.base import Completed, Guest
+    from agent_sandbox.runtime.observe import Observed
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to do, with all it is given.
+    """A piece of work with all of its input.
 
-    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives what a throw-away
-    run changed, while the contents can still be read; it is not called when that cannot be told. With `watch_reads` the files of the
-    project that it opens are kept with the sandbox.
+    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives the changes of a
+    throw-away run while their contents can be read; it is not called when they cannot be listed. With `watch_reads` the sandbox stores
+    which files of the project were opened.
     """
 
     what: Code | Command
@@ -57,20 +59,19 @@ class Work:
     collect: bool = True
     watch_reads: bool = False
     tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
-    talk: Talk | None = None  # what comes of them
     seed: int = 0  # where the policy requires a deterministic run
-    watch_inputs: bool = False  # of such a run: have `Outcome.inputs` tell what it looked into
-    observe: bool = False  # have `Outcome.observed` tell what it tried
-    log_observed: bool = False  # and so the ledger, if it is
-    record: str = ""  # of such a run: the file to write its record to
-    ends: float | None = None  # by the monotonic clock: when it is over, however long it has waited for its host
-    left: Callable[[], float] | None = None  # how many seconds of wall time there are when it starts, beside its limit; 0 for none any more
+    observe: bool = False  # fill `Outcome.observed` with what it tried
+    log_observed: bool = False  # and record that in the ledger, too
+    record: str = ""  # of a deterministic run: the file to write its record to
+    ends: float | None = None  # by the monotonic clock: the latest end, including time spent waiting for the host
+    left: Callable[[], float] | None = None  # seconds of wall time when it starts, beside its limit; 0 for none any more
+    attachments: tuple[Attachment, ...] = ()  # more that accompanies the run, beside what the fields above ask for
 
     def text(self) -> str:
-        """What somebody should see before agreeing to it besides its action, which names variables and holds no source.
+        """Return the text that an approver sees beside the action, which has no source and only the names of variables.
 
-        The values of variables and the input decide as much as the words do. They may be secret, so they are named by a digest: another
-        value is another question. What is typed or piped in while it runs is not known before.
+        Variables and input matter as much as the source. They may be secret, so they appear as a digest: another value is another question.
+        Input from a terminal or a pipe is not known yet.
         """
         lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []
         given = as_json([sorted(self.env.items()), self.stdin.hex() if isinstance(self.stdin, bytes) else ""])
@@ -79,7 +80,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it. `refused` says why the program could not be started inside (not found, not executable), or is empty."""
+    """The outcome of a run. `refused` is why the program could not start (not found, not executable), or empty."""
 
     exit: Exit
     stdout: bytes
@@ -90,14 +91,30 @@ class Outcome:
     seconds: float
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
-    tool_errors: tuple[Exception, ...] = ()  # what its tools raised; for the caller, not for the program
+    tool_errors: tuple[Exception, ...] = ()  # raised by its tools; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
     observed: tuple[Observed, ...] = ()  # what it tried, each once, in the order of first appearance
+
+    @classmethod
+    def of(cls, completed: Completed, guest: Guest, route: Route, verdict: Allow, notes: tuple[str, ...]) -> Outcome:
+        """Return the outcome of a guest that has ended, without changes."""
+        return cls(
+            exit=completed.exit,
+            stdout=completed.stdout,
+            stderr=completed.stderr,
+            changes=ChangeSet(),
+            route=route,
+            verdict=verdict,
+            seconds=completed.exit.usage.wall_seconds,
+            refused=guest.refused,
+            notes=notes,
+            inputs=completed.inputs,
+        )
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A guest that is given its work in turns, and where it is."""
+    """A guest that takes turns, and its route."""
 
     guest: Interpreter
     route: Route
@@ -105,7 +122,7 @@ class Opened:
 
 
 def action_of(work: Work) -> Action:
-    """What is judged and recorded of a piece of work. Raises PolicyError for what cannot be run in any sandbox."""
+    """Return the action of a piece of work, to be judged and recorded. Raises `PolicyError` for work that no sandbox can run."""
     for name, value in work.env.items():
         if "\0" in value:
             raise PolicyError(f"the environment variable {name!r} holds a NUL character", hint="remove it")
@@ -123,12 +140,12 @@ def action_of(work: Work) -> Action:
 
 
 def title(work: Work) -> str:
-    """What it is called where people see who holds a sandbox."""
+    """Return the title that others see while this work uses a sandbox."""
     return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
 
 
 def facts(outcome: Outcome) -> dict[str, str | int | float]:
-    """What the ledger keeps of an outcome: no output, which may hold anything."""
+    """Return the facts of an outcome for the ledger: no output, which may hold anything."""
     return {
         "exit_code": outcome.exit.code,
         "reason": outcome.exit.reason.value,

@@ -132,7 +132,7 @@ class Nature(Enum):
 
 
 class ObservedAttempt(Protocol):
-    """One attempt of a program: see `runtime.observe.events`."""
+    """One attempt of a program: see `runtime.observe`."""
 
     @property
     def kind(self) -> str: ...

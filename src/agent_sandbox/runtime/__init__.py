@@ -1,1 +1,1 @@
-"""WHERE DOES IT RUN?  Families of isolation behind one small interface: a launch goes in, a process comes out."""
+"""WHERE DOES IT RUN?  Kinds of isolation behind one small interface: a launch goes in, a guest comes out."""

@@ -1,4 +1,4 @@
-"""The interface of every runtime: its traits, whether it is ready, what it objects to, and `launch`, which gives a guest.
+"""The interface of every runtime: its traits, its readiness, its objections to a launch, and `launch`, which gives a guest.
 
 Everything above `runtime/` knows a runtime by this interface and by the registry alone. The interface is small because its arguments are
 values: a new option is a field of `Launch`, not another parameter everywhere.
@@ -16,17 +16,17 @@ from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
 
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Any
 
-    from agent_sandbox.runtime.observe.events import Seen
+    from agent_sandbox.runtime.observe import SeenAttempt
     from agent_sandbox.runtime.router.model import Feature
 
 COMMAND = "command"  # in place of a language: a native program with its arguments
 DEVNULL = -3  # as `subprocess` has it, without loading it
 
 
-class Reason(Enum):
-    """Why a run ended."""
+class ExitReason(Enum):
+    """Reasons why a run ended."""
 
     EXITED = "exited"
     SIGNALLED = "signalled"
@@ -36,17 +36,16 @@ class Reason(Enum):
     FUEL_LIMIT = "fuel-limit"
     OUTPUT_LIMIT = "output-limit"
     DISK_LIMIT = "disk-limit"
-    GARBLED = "garbled"  # what it said to its host was nothing that can be said
+    GARBLED = "garbled"  # it sent its host a malformed message
     KILLED = "killed"  # by us: cancelled, or its supervisor went away
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run used, as far as the kernel tells. `peak_memory_bytes` is the cgroup's where there is one, else the largest process's.
+    """The resources that a run used. `peak_memory_bytes` is the cgroup's if there is one, else the largest process's.
 
-    `peak_processes` counts threads too, and what the sandbox itself runs in there; it is 0 where no cgroup counts them. `fuel`
-    is what was counted inside WebAssembly, by who was asked to count: None where nobody was. A program that has broken out of the engine
-    can make it say anything.
+    `peak_processes` counts threads, too, and our own processes in the sandbox; it is 0 without a cgroup. `fuel` was counted inside
+    WebAssembly; None if nobody counted. A program that has broken out of the engine can forge it.
     """
 
     wall_seconds: float = 0.0
@@ -58,14 +57,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a run ended. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it.
+    """The end of a run. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it.
 
-    `limits_hit` has no word for open files, nor without a cgroup for an allocation that was refused: the program is told (EMFILE, ENOMEM),
-    and the kernel keeps no count that could tell anybody else.
+    `limits_hit` cannot name open files, nor refused allocations without a cgroup: only the program is told (EMFILE, ENOMEM), as the kernel
+    keeps no count.
     """
 
     code: int
-    reason: Reason = Reason.EXITED
+    reason: ExitReason = ExitReason.EXITED
     signal: int | None = None
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel"
     usage: Usage = field(default_factory=Usage)
@@ -94,7 +93,7 @@ class JavaScriptCode:
     argv: tuple[str, ...] = ()
 
 
-Hosted = PythonCode | JavaScriptCode  # what an interpreter runs that is in the guest already: no file is executed
+Hosted = PythonCode | JavaScriptCode  # run by an interpreter that is in the guest already: no file is executed
 
 
 @dataclass(frozen=True)
@@ -109,18 +108,19 @@ class Script:
 
 @dataclass(frozen=True)
 class Terminal:
-    """A terminal of the guest's own, for interactive use. Output arrives on stdout; stderr is the same terminal."""
+    """The size of a terminal for the guest. Output arrives on stdout; stderr is the same terminal."""
 
     rows: int
     columns: int
 
 
 class Clock:
-    """The wall clock of a run that asks its host things. It is stopped while the host decides, records or asks a person: the program waits
-    then, and not by its own doing. The runtime puts its own functions in place of these.
+    """The wall clock of a run that calls its host. It stands still while the host decides, records or asks a person.
 
-    `patient` says that a person may be asked, for longer than the run has left. `ends` is when the run is over however long it has waited,
-    by the monotonic clock.
+    The runtime replaces `stop` and `resume` by its own functions.
+
+    `patient` says that a person may be asked, for longer than the run has left. `ends` is the latest end of the run, by the monotonic
+    clock, including time spent waiting.
     """
 
     def __init__(self, *, patient: bool = False, ends: float | None = None) -> None:
@@ -138,10 +138,9 @@ def _nothing() -> None:
 class Talk:
     """A conversation with Python code while it runs.
 
-    `hear` is called with what the program asks, in the thread that waits for it, and returns the answer. It raises `Nonsense` for what
-    cannot be asked, which ends the run; what else it raises ends it, too. `offer` is what the program is told of it: "tools", described,
-    and whether it is given its program in "turns"; then what it says when it asks for the next is what `ProcessGuest.turn` returns.
-    `clock` stands still during `hear`, unless that resumes it.
+    `hear` answers a request of the program, in the thread that waits for it. It raises `Nonsense` for a malformed one; any exception ends
+    the run. `offer` is sent to the program: descriptions of "tools", and whether it takes "turns". `clock` stands still during `hear`,
+    unless that resumes it.
     """
 
     hear: Callable[[bytes], bytes]
@@ -150,7 +149,19 @@ class Talk:
 
 
 class Nonsense(Exception):
-    """A guest has said what cannot be said. The message is for the caller."""
+    """A guest has sent a malformed request. The message is for the caller."""
+
+
+@dataclass(frozen=True)
+class Confined:
+    """A guest that is confined and waits for its program.
+
+    `process` is the pid of a process in the guest's namespaces, for launches with `inspect`; `/proc/PID/root` is what the guest sees.
+    `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written.
+    """
+
+    process: int | None
+    layers: int | None
 
 
 @dataclass(frozen=True)
@@ -158,9 +169,9 @@ class Launch:
     """Everything a runtime needs to run something once.
 
     `env` is complete: the guest has these variables and no others. `on_output` is called with ("stdout" | "stderr", bytes) from the
-    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept. `on_tick` is
-    called with the descriptor of the layers, before the program begins and then in that thread some twenty times a second. `on_ready` is
-    called with the pid of the guest's init when the guest is confined and waits for its program; what it raises ends the launch.
+    thread that waits, as output arrives; what it raises ends the run. With `collect` off, output is only passed on, not kept. Each of
+    `on_ready` is called when the guest is confined and waits for its program; what it raises ends the launch. Each of `on_tick` is called
+    about twenty times a second while the guest runs, in the thread that waits.
     """
 
     program: Argv | Hosted | Script
@@ -175,53 +186,52 @@ class Launch:
     system: bool = False  # namespaced capabilities for package managers; as root only
     terminal: Terminal | None = None
     executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
-    beneath: str = ""  # the directory of the view that is the program's own root; empty for its top
-    farewell: bool = False  # the guest's process is ours to its end, and says when the program in it has ended
-    preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode imports beforehand
+    preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode has imported
     deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
-    watch_inputs: bool = False  # of a deterministic run: have it told which files it looked into (`Completed.inputs`)
-    observe: bool = False  # have it told what the program tried (`Completed.observed`)
-    on_output: Callable[[Literal["stdout", "stderr"], bytes], None] | None = None
+    watch_inputs: bool = False  # of a deterministic run: fill `Completed.inputs`
+    observe: bool = False  # fill `Completed.observed`
+    on_output: Callable[[str, bytes], None] | None = None
     collect: bool = True
-    on_tick: Callable[[int], None] | None = None
-    on_ready: Callable[[int], None] | None = None
+    inspect: bool = False  # `on_ready` needs a process in the guest's namespaces
+    on_ready: tuple[Callable[[Confined], None], ...] = ()
+    on_tick: tuple[Callable[[], None], ...] = ()
     talk: Talk | None = None  # for PythonCode
 
 
 @dataclass(frozen=True)
 class Completed:
-    """What a run left: how it ended and what it said. Output beyond the limit is dropped, and `exit.limits_hit` says so.
+    """The end and the output of a run. Output beyond the limit is dropped, and `exit.limits_hit` says so.
 
-    `inputs` is what it looked into, each line as its guest wrote it: hostile, like its output. `observed` is what it tried and how often,
-    in the order of first appearance.
+    `inputs` lists the files it opened, as its guest reports them: hostile, like its output. `observed` lists its attempts and how often, in
+    the order of first appearance.
     """
 
     exit: Exit
     stdout: bytes
     stderr: bytes
     inputs: bytes = b""
-    observed: tuple[tuple[Seen, int], ...] = ()
+    observed: tuple[tuple[SeenAttempt, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Demands:
-    """The parts of a launch that a runtime may have no means for. The router asks about them before there is a launch."""
+    """The parts of a launch that a runtime may not support. The router asks about them before there is a launch."""
 
     terminal: bool = False
     system: bool = False
-    watch_reads: bool = False
+    inspect: bool = False
     observe: bool = False
     preload: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, launch: Launch) -> Demands:
-        """Return those of a launch."""
-        return cls(launch.terminal is not None, launch.system, launch.on_ready is not None, launch.observe, launch.preload)
+        """Return the demands of a launch."""
+        return cls(launch.terminal is not None, launch.system, launch.inspect, launch.observe, launch.preload)
 
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a runtime that hold on any host: what it can run, and what a launch of it enforces or else fails.
+    """The properties of a runtime on any host: what it can run, and what a launch enforces or else fails.
 
     `languages` includes `COMMAND` for native programs; `brings` are those whose interpreter is part of the runtime, so that nothing of the
     machine is needed. `features`, `modules` and `absent` describe its Python: features beyond modules, top-level modules, and dotted names
@@ -240,13 +250,13 @@ class Traits:
 
     @property
     def whole(self) -> bool:
-        """Whether it has all that the machine has: then no reading of the code can speak against it."""
+        """Whether it has all that the machine has, so that it can run any code."""
         return self.features is None and self.modules is None
 
 
 @dataclass(frozen=True)
 class Support:
-    """What a runtime would truly enforce here, proved by a live try. `missing` maps what it cannot to the reason and remedy."""
+    """The guarantees of a runtime on this host, proved by a live try. `missing` maps others to the reason and remedy."""
 
     runtime: str
     guarantees: frozenset[Guarantee]
@@ -263,16 +273,16 @@ class Guest(Protocol):
 
     launch: Launch
     layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
-    notes: tuple[str, ...]  # what was weaker or different than might be expected
+    notes: tuple[str, ...]  # weaker or different than might be expected
     refused: str  # why the program could not be started inside, or nothing
     irrevocable: bool  # whether a second run must not repeat what was done for it: a tool of the caller's was called
 
     def wait(self) -> Completed:
-        """Pump stdin and output until nothing of the guest lives, then say how it ended. Raises nothing for a failing program."""
+        """Pump stdin and output until nothing of the guest lives, and return its end. Raises nothing for a failing program."""
         ...
 
     def kill(self) -> None:
-        """End it and everything it started, at once, from any thread. Harmless when it has already ended."""
+        """Kill the guest and everything it started, from any thread. Harmless when it has already ended."""
         ...
 
     def interrupt(self, number: int) -> None:
@@ -284,7 +294,7 @@ class Guest(Protocol):
         ...
 
     def wake_on(self, fd: int) -> None:
-        """Have `wait` also watch a descriptor that tells of signals."""
+        """Make `wait` watch a descriptor that tells of signals, too."""
         ...
 
     @property
@@ -302,9 +312,9 @@ class Interpreter(Guest, Protocol):
         ...
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
-        """Have it take one turn under the limits and callbacks of `launch`. It then has `idle` seconds until the next.
+        """Run one turn under the limits and callbacks of `launch`. The guest then waits `idle` seconds for the next.
 
-        Returns its output, and its answer; or None and how it ended, when it ended instead.
+        Returns the output and the guest's answer; if it ended instead, its end and None.
         """
         ...
 

@@ -10,9 +10,7 @@ from typing import Any, Self
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.engine.inputs import code_of
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.policy.limits import MIB
 from agent_sandbox.policy.model import Policy, implied
@@ -21,7 +19,7 @@ from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from agent_sandbox.sandbox import Run, Sandbox
+from agent_sandbox.sandbox import Run, Sandbox, code_of
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
 from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, AttemptResult, program, read_answer
 from agent_sandbox.workspace.store import SandboxState
@@ -105,7 +103,7 @@ class Cloned:
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
         policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
         state = None if attempt.throw_away else self._state
-        return Session(here().gate(policy), only(self._runtime), project=self._bench.project, state=state)
+        return here().session(here().gate(policy), here().only(self._runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
         """Return the command line of `agent-sandbox run` with a throw-away sandbox."""

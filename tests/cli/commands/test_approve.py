@@ -131,7 +131,7 @@ def test_who_visits_somebody_who_never_asked_makes_nothing_there(
     account = pwd.struct_passwd(("bob", "x", 4242, 4242, "", str(tmp_path / "bob"), ""))
     monkeypatch.setattr(pwd, "getpwnam", {"bob": account}.__getitem__)
     (tmp_path / "bob").mkdir()
-    for name, what in (("bob", "no questions to be seen"), ("nobody-at-all", "there is no user")):
+    for name, what in (("bob", "no approval questions can be read"), ("nobody-at-all", "there is no user")):
         assert main(["approve", "--of", name]) == 2
         assert what in capfd.readouterr().err
     assert list((tmp_path / "bob").iterdir()) == []

@@ -184,7 +184,7 @@ def test_without_a_second_factor_here_nobody_can_say_yes_but_anybody_no(tmp_path
     bare = Inbox(str(tmp_path / "approvals"), KEY, office.ledger, clock=office.clock, pause=lambda: None)
 
     def answer(waiting: Waiting) -> None:
-        with pytest.raises(PolicyError, match="there is none here"):
+        with pytest.raises(PolicyError, match="none is set up"):
             bare.answer(waiting.name, Decision.ONCE, digest=waiting.digest, by="alice", code="123456")
         bare.answer(waiting.name, Decision.NO, digest=waiting.digest, by="alice")
 
@@ -209,7 +209,7 @@ def test_only_the_word_of_those_named_counts_and_who_they_are_is_shown(tmp_path:
     others = Inbox(str(tmp_path / "approvals"), KEY, office.ledger, clock=office.clock, pause=lambda: None, approvers={os.getuid() + 1})
 
     def answer(waiting: Waiting) -> None:
-        with pytest.raises(PolicyError, match="does not count"):
+        with pytest.raises(PolicyError, match="does not accept your approval"):
             others.answer(waiting.name, Decision.ONCE, digest=waiting.digest, by="mallory")
 
     office.answer = answer  # type: ignore[method-assign]
@@ -255,7 +255,7 @@ def test_a_visitor_writes_only_where_the_asker_is_at_home(tmp_path: Path) -> Non
     def answer(waiting: Waiting) -> None:
         place = tmp_path / "approvals" / "waiting" / waiting.digest
         os.chown(place, 4242, 4242)
-        with pytest.raises(PolicyError, match="not that of who asks"):
+        with pytest.raises(PolicyError, match="belongs to another user"):
             office.inbox.answer(waiting.name, Decision.ONCE, digest=waiting.digest, by="root")
         assert os.listdir(place) == ["question"]
 

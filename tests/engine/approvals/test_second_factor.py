@@ -76,7 +76,7 @@ def test_it_is_enrolled_once_and_kept_for_its_owner_alone(phone: Phone) -> None:
     (secret,) = parse_qs(urlsplit(phone.uri).query)["secret"]
     assert len(secret) == 32 and "alice%20smith" in phone.uri
     assert (phone.keys / "second-factor").stat().st_mode & 0o777 == 0o600
-    with pytest.raises(PolicyError, match="enrolled already"):
+    with pytest.raises(PolicyError, match="set up already"):
         phone.factor.enroll("mallory")
     os.chmod(phone.keys / "second-factor", 0o644)
     with pytest.raises(PermissionError):

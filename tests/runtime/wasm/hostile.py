@@ -1,7 +1,7 @@
 """A hostile WebAssembly module in the interpreter's place: it calls any function of its host with any numbers, with no C library between.
 
-What it calls is a program of records in its memory, so the same module serves for garbage and for well-formed attacks, in our own `Machine`
-and in a guest from a cache of its own. `main` is a process that hands garbage to everything that `Machine` offers.
+What it calls is a program of records in its memory, so the same module serves for garbage and for well-formed attacks, in our own
+`WasmMachine` and in a guest from a cache of its own. `main` is a process that hands garbage to everything that `WasmMachine` offers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import wasmtime
 
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache
-from agent_sandbox.runtime.wasm.machine import PAGE, Determinism, Machine, compiled, configuration
+from agent_sandbox.runtime.wasm.machine import PAGE, DeterministicSettings, WasmMachine, compiled, configuration
 from agent_sandbox.runtime.wasm.recipe import IMAGES, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime, cache_for
 from agent_sandbox.runtime.wasm.wasi.abi import OutOfBounds
@@ -173,7 +173,7 @@ def runtime(directory: Path, module: bytes, memory: bytes = b"") -> Iterator[Was
 
 
 def main() -> None:
-    """Hand it all to `Machine` in this process, and print how often each function answered, and how often the program was ended for it.
+    """Hand it all to `WasmMachine` in this process, and print how often each function answered, and how often the program was ended for it.
 
     The arguments are a directory, how many mixtures to try of each function, a seed, and whether the run is to be a deterministic one.
     """
@@ -183,10 +183,10 @@ def main() -> None:
     noise = random.Random(seed).randbytes(PAGES * PAGE - WORDS)
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    machine = Machine(engine, wasmtime.Module(engine, module(functions, b"")))
+    machine = WasmMachine(engine, wasmtime.Module(engine, module(functions, b"")))
     machine.leave = lambda code: None
     machine.door.answer = lambda question: question[:100]
-    determinism = Determinism(seed, 1 << 30, lambda *_: None) if deterministic else None
+    determinism = DeterministicSettings(seed, 1 << 30, lambda *_: None) if deterministic else None
     found: dict[str, list[int]] = {}
     for index, function in enumerate(functions):
         answered = ended = 0

@@ -19,7 +19,7 @@ from agent_sandbox.assembly import Assembly
 from agent_sandbox.cli.commands import setup
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import Question, Runtimes
+from agent_sandbox.engine.runtimes import RoutingQuestion, Runtimes
 from agent_sandbox.engine.work import Code
 from agent_sandbox.engine.work import Work as Submitted
 from agent_sandbox.errors import RuntimeUnavailable
@@ -171,8 +171,8 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
         yield file
 
 
-def question() -> Question:
-    return Question(Workload("python", "print(1)"))
+def question() -> RoutingQuestion:
+    return RoutingQuestion(Workload("python", "print(1)"))
 
 
 def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[], WasmRuntime], gate: BinaryIO) -> None:

@@ -11,7 +11,7 @@ import pytest
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.base import Completed, Launch, Reason
+from agent_sandbox.runtime.base import Completed, ExitReason, Launch
 from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
@@ -51,7 +51,7 @@ def test_more_work_takes_more_and_nobody_counts_unasked(runtime: WasmRuntime) ->
 
 def test_a_limit_ends_the_run_that_reaches_it_and_no_other(runtime: WasmRuntime) -> None:
     ran = run(runtime, "print('begun')\nwhile True: pass", fuel=50_000_000)
-    assert (ran.exit.reason, ran.exit.limits_hit, ran.exit.usage.fuel) == (Reason.FUEL_LIMIT, ("fuel",), 50_000_000)
+    assert (ran.exit.reason, ran.exit.limits_hit, ran.exit.usage.fuel) == (ExitReason.FUEL_LIMIT, ("fuel",), 50_000_000)
     assert ran.exit.code == 128 + signal.SIGKILL and ran.stdout == b"begun\n"
     assert run(runtime, "print('fine')", fuel=50_000_000).stdout == b"fine\n"
 
@@ -59,7 +59,7 @@ def test_a_limit_ends_the_run_that_reaches_it_and_no_other(runtime: WasmRuntime)
 def test_it_cannot_be_caught(runtime: WasmRuntime) -> None:
     source = "import atexit\natexit.register(print, 'still')\nwhile 1:\n    try:\n        while 1: pass\n    except BaseException: pass"
     ran = run(runtime, source, fuel=50_000_000)
-    assert ran.exit.reason is Reason.FUEL_LIMIT and ran.stdout == b""
+    assert ran.exit.reason is ExitReason.FUEL_LIMIT and ran.stdout == b""
 
 
 ENDS = {
@@ -81,7 +81,7 @@ def test_a_program_that_is_killed_by_another_limit_has_not_reached_this_one(runt
     launch = with_fuel("while True: pass", PLENTY)
     with runtime.launch(replace(launch, limits=replace(launch.limits, wall_seconds=0.3))) as guest:
         ended = guest.wait().exit
-    assert (ended.reason, ended.limits_hit) == (Reason.TIMED_OUT, ("wall",))
+    assert (ended.reason, ended.limits_hit) == (ExitReason.TIMED_OUT, ("wall",))
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.FUEL_LIMITED, Guarantee.DETERMINISTIC])

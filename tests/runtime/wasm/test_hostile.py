@@ -15,8 +15,9 @@ import wasmtime
 from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.base import Completed, Launch, PythonCode, Reason
-from agent_sandbox.runtime.process.guest_handle import Answer, ProcessGuest
+from agent_sandbox.runtime.base import Completed, ExitReason, Launch, PythonCode
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.report import Reply
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.draft import MachineFacts, Needs
@@ -148,11 +149,11 @@ def trap(directory: Path, body: str) -> Completed:
 @pytest.mark.parametrize("body", TRAPS.values(), ids=TRAPS.keys())
 def test_a_trap_ends_the_run_by_a_signal_and_says_why(tmp_path: Path, body: str) -> None:
     ran = trap(tmp_path, body)
-    assert (ran.exit.code, ran.exit.reason) == (134, Reason.SIGNALLED) and b"wasm trap" in ran.stderr, ran
+    assert (ran.exit.code, ran.exit.reason) == (134, ExitReason.SIGNALLED) and b"wasm trap" in ran.stderr, ran
 
 
 @pytest.mark.parametrize("body", TRAPS.values(), ids=TRAPS.keys())
-@pytest.mark.parametrize("late", [(Answer, "refusal"), (ProcessGuest, "begin")], ids=["ready is read late", "the program comes late"])
+@pytest.mark.parametrize("late", [(Reply, "refusal"), (ProcessGuest, "begin")], ids=["ready is read late", "the program comes late"])
 def test_a_trap_in_the_rehearsal_of_a_guest_that_waits_is_told_by_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str], body: str
 ) -> None:
@@ -165,7 +166,7 @@ def test_a_trap_in_the_rehearsal_of_a_guest_that_waits_is_told_by_the_run(
 
     monkeypatch.setattr(owner, name, slowly)
     ran = trap(tmp_path, body)
-    assert (ran.exit.code, ran.exit.reason) == (134, Reason.SIGNALLED) and b"wasm trap" in ran.stderr, ran
+    assert (ran.exit.code, ran.exit.reason) == (134, ExitReason.SIGNALLED) and b"wasm trap" in ran.stderr, ran
 
 
 @pytest.mark.parametrize("address", ["-1", str(PAGES * PAGE - 1), "0x7fffffff"])
@@ -174,4 +175,4 @@ def test_a_module_that_lies_about_where_its_code_may_lie_ends_its_own_run(tmp_pa
       (func (export "host_alloc") (param i32) (result i32) (i32.const {address})))"""
     with hostile.runtime(tmp_path, bytes(wasmtime.wat2wasm(text))) as runtime:
         ran = run(runtime)
-    assert (ran.exit.code, ran.exit.reason) == (134, Reason.SIGNALLED) and b"was ended" in ran.stderr, ran
+    assert (ran.exit.code, ran.exit.reason) == (134, ExitReason.SIGNALLED) and b"was ended" in ran.stderr, ran

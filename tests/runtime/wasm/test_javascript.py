@@ -15,7 +15,7 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.base import Completed, JavaScriptCode, Launch, PythonCode, Reason
+from agent_sandbox.runtime.base import Completed, ExitReason, JavaScriptCode, Launch, PythonCode
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.router.route import lack_in
 from agent_sandbox.runtime.wasm import recipe
@@ -141,7 +141,7 @@ BREAKS = {
 @pytest.mark.parametrize("source", BREAKS.values(), ids=BREAKS.keys())
 def test_what_is_too_deep_is_an_error_of_that_run(runtime: WasmRuntime, source: str) -> None:
     ran = run(runtime, source)
-    assert (ran.exit.code, ran.exit.reason) == (1, Reason.EXITED) and ran.stderr, ran
+    assert (ran.exit.code, ran.exit.reason) == (1, ExitReason.EXITED) and ran.stderr, ran
     assert printed(runtime, "console.log('fine')") == "fine\n"
 
 
@@ -164,7 +164,7 @@ def test_a_deterministic_run_is_the_same_twice_and_another_with_another_seed(run
 
 def test_fuel_ends_it(runtime: WasmRuntime) -> None:
     with runtime.launch(replace(launch("while (true);"), limits=replace(LIMITS, fuel=10_000_000))) as guest:
-        assert guest.wait().exit.reason is Reason.FUEL_LIMIT
+        assert guest.wait().exit.reason is ExitReason.FUEL_LIMIT
 
 
 def test_an_interrupt_ends_it_while_it_computes(runtime: WasmRuntime) -> None:

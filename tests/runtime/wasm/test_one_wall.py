@@ -14,7 +14,7 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.runtime.base import Argv, Completed, Launch, PythonCode, Reason
+from agent_sandbox.runtime.base import Argv, Completed, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.wasm.one_wall import NOTE, OneWall, remove
 from agent_sandbox.runtime.wasm.one_wall_program import written
 from scripts.compile_wasm import CACHE, RECORDS
@@ -73,15 +73,15 @@ def test_it_reaches_what_it_was_lent_and_nothing_else() -> None:
 
 def test_a_program_that_fails_says_why_and_where() -> None:
     ran = run("import sys\nprint('before')\nraise SystemExit(3) if len(sys.argv) == 5 else ValueError('no')")
-    assert (ran.exit.code, ran.exit.reason, ran.stdout) == (1, Reason.EXITED, b"before\n")
+    assert (ran.exit.code, ran.exit.reason, ran.stdout) == (1, ExitReason.EXITED, b"before\n")
     assert b'File "/run/sandbox/main.py", line 3' in ran.stderr and ran.stderr.endswith(b"ValueError: no\n")
 
 
 ENDLESS = {
-    "time": ("while True: pass", replace(LIMITS, wall_seconds=0.3), Reason.TIMED_OUT, ("wall",)),
-    "processor": ("while True: pass", replace(LIMITS, cpu_seconds=0.3), Reason.CPU_LIMIT, ("cpu",)),
-    "disk": ("f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()", LIMITS, Reason.DISK_LIMIT, ("disk",)),
-    "output": ("while True: print('x' * 4096)", replace(LIMITS, output_bytes=1000), Reason.OUTPUT_LIMIT, ("output",)),
+    "time": ("while True: pass", replace(LIMITS, wall_seconds=0.3), ExitReason.TIMED_OUT, ("wall",)),
+    "processor": ("while True: pass", replace(LIMITS, cpu_seconds=0.3), ExitReason.CPU_LIMIT, ("cpu",)),
+    "disk": ("f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()", LIMITS, ExitReason.DISK_LIMIT, ("disk",)),
+    "output": ("while True: print('x' * 4096)", replace(LIMITS, output_bytes=1000), ExitReason.OUTPUT_LIMIT, ("output",)),
 }
 
 
@@ -92,7 +92,7 @@ ENDLESS = {
         for name, case in ENDLESS.items()
     ],
 )
-def test_what_has_no_end_is_ended_with_its_reason(source: str, limits: Limits, reason: Reason, hit: tuple[str, ...]) -> None:
+def test_what_has_no_end_is_ended_with_its_reason(source: str, limits: Limits, reason: ExitReason, hit: tuple[str, ...]) -> None:
     ended = run(source, limits).exit
     assert (ended.reason, ended.limits_hit) == (reason, hit), ended
 
@@ -107,7 +107,7 @@ def test_files_and_memory_beyond_the_limit_are_refused() -> None:
 def test_it_can_be_ended_from_outside() -> None:
     with RUNTIME.launch(launch("print('here', flush=True)\nwhile True: pass")) as guest:
         guest.launch = replace(guest.launch, on_output=lambda *_: guest.kill())
-        assert guest.wait().exit.reason is Reason.KILLED
+        assert guest.wait().exit.reason is ExitReason.KILLED
 
 
 def test_what_one_wall_cannot_give_is_refused() -> None:

@@ -24,10 +24,10 @@ from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.base import Argv, Completed, Exit, Launch, PythonCode, Reason
+from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry, Untrusted, checked
-from agent_sandbox.runtime.wasm.machine import Machine, configuration
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, CachedFile, Untrusted, checked
+from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.draft import MachineFacts, Needs
@@ -109,7 +109,7 @@ WHAT_IT_HAS_NOT = {
 @pytest.mark.parametrize("source", WHAT_IT_HAS_NOT.values(), ids=WHAT_IT_HAS_NOT.keys())
 def test_what_it_has_not_is_an_exception(runtime: WasmRuntime, source: str) -> None:
     ran = run(runtime, source)
-    assert (ran.exit.code, ran.exit.reason) == (1, Reason.EXITED) and ran.stderr.startswith(b"Traceback"), ran
+    assert (ran.exit.code, ran.exit.reason) == (1, ExitReason.EXITED) and ran.stderr.startswith(b"Traceback"), ran
 
 
 BREAKS = {
@@ -148,7 +148,7 @@ def test_ten_thousand_files_are_made_and_no_more_are_open_than_may_be(runtime: W
 
 def test_memory_beyond_the_limit_ends_only_that_run(runtime: WasmRuntime) -> None:
     ran = run(runtime, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    assert ran.exit.reason is Reason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr, ran
+    assert ran.exit.reason is ExitReason.OUT_OF_MEMORY or b"MemoryError" in ran.stderr, ran
     assert run(runtime, "print('fine')").stdout == b"fine\n"
 
 
@@ -169,7 +169,7 @@ GARBAGE = """(module
 
 def test_garbage_handed_to_the_host_is_answered_and_not_followed() -> None:
     engine = wasmtime.Engine(configuration())
-    instance = Machine(engine, wasmtime.Module(engine, GARBAGE)).instance(())
+    instance = WasmMachine(engine, wasmtime.Module(engine, GARBAGE)).instance(())
     assert instance.run("") == -1
 
 
@@ -199,7 +199,7 @@ def test_what_has_not_been_compiled_yet_is_said(tmp_path: Path) -> None:
     assert not bare.probe().available
 
 
-def _kept(tmp_path: Path) -> Entry:
+def _kept(tmp_path: Path) -> CachedFile:
     cache = Cache(str(tmp_path / "cache"), str(tmp_path / "records"), "key")
     cache.keep(MODULE, lambda file: file.write(b"compiled"))
     entry = cache.entry(MODULE)
@@ -331,5 +331,5 @@ def test_runs_of_every_kind_at_once_some_killed_end_as_they_ended_and_leave_noth
 
     with ThreadPoolExecutor(12) as threads:
         ends = list(threads.map(one, range(500)))
-    assert {each.reason for each in ends} >= {Reason.EXITED, Reason.SIGNALLED, Reason.KILLED, Reason.TIMED_OUT}
-    assert {each.code for each in ends if each.reason is Reason.KILLED} == {137}, "who ended by itself was not killed"
+    assert {each.reason for each in ends} >= {ExitReason.EXITED, ExitReason.SIGNALLED, ExitReason.KILLED, ExitReason.TIMED_OUT}
+    assert {each.code for each in ends if each.reason is ExitReason.KILLED} == {137}, "who ended by itself was not killed"

@@ -10,12 +10,12 @@ import pytest
 import wasmtime
 
 from agent_sandbox.runtime.process.probe import trial
-from agent_sandbox.runtime.wasm.machine import Determinism, Machine, configuration
+from agent_sandbox.runtime.wasm.machine import DeterministicSettings, WasmMachine, configuration
 from agent_sandbox.runtime.wasm.wasi import abi
 from agent_sandbox.runtime.wasm.wasi.abi import OutOfBounds
-from agent_sandbox.runtime.wasm.wasi.clock import READING_NS, START_NS, Clock, Stream
+from agent_sandbox.runtime.wasm.wasi.clock import READING_NS, START_NS, Stream, VirtualClock
 from agent_sandbox.runtime.wasm.wasi.deterministic import poll
-from agent_sandbox.runtime.wasm.wasi.listing import Names
+from agent_sandbox.runtime.wasm.wasi.listing import FileTable
 from tests import compiled
 
 # A program of one page of memory that makes one call, with whatever numbers the test wants.
@@ -38,8 +38,8 @@ def called(name: str, *arguments: int, place: Path) -> int:
         arguments=" ".join(f"({types[each]}.const {number})" for each, number in zip(abi.SIGNATURES[name], arguments, strict=True)),
     )
     engine = wasmtime.Engine(configuration())
-    machine = Machine(engine, wasmtime.Module(engine, text))
-    return machine.instance(((str(place), "/"),), Determinism(7, None, lambda *_: None)).run("")
+    machine = WasmMachine(engine, wasmtime.Module(engine, text))
+    return machine.instance(((str(place), "/"),), DeterministicSettings(7, None, lambda *_: None)).run("")
 
 
 GARBAGE = {
@@ -104,7 +104,7 @@ def test_a_directory_of_thousands_is_listed_whole_in_an_ordinary_run() -> None:
 
 
 def test_the_clock_moves_by_being_read_and_by_sleeping() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     assert [clock.read(1), clock.read(1), clock.read(0)] == [READING_NS, 2 * READING_NS, START_NS + 3 * READING_NS]
     clock.pass_by(10**9)
     assert clock.read(1) == 10**9 + 4 * READING_NS
@@ -117,7 +117,7 @@ def subscription(word: int, body: bytes, kind: int) -> bytes:
 
 
 def test_of_several_sleeps_the_shortest_ends_and_input_is_always_there() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     sleeps = [subscription(word, abi.TO_CLOCK.pack(1, seconds * 10**9, 0, 0), abi.CLOCK) for word, seconds in ((1, 5), (2, 3))]
     assert [struct.unpack_from("<Q", event)[0] for event in poll(b"".join(sleeps), clock, open_is(True))] == [2]
     assert clock.read(1) == 3 * 10**9 + READING_NS
@@ -137,7 +137,7 @@ def test_the_same_seed_draws_the_same() -> None:
 
 
 def test_a_file_keeps_its_number_under_another_name_and_a_new_one_gets_another() -> None:
-    names = Names(Clock())
+    names = FileTable(VirtualClock())
     first = names.file("/a/x").number
     names.renamed("/a", "/b")
     assert names.file("/b/x").number == first and names.file("/a/x").number != first
@@ -150,7 +150,7 @@ def test_a_file_keeps_its_number_under_another_name_and_a_new_one_gets_another()
 
 
 def test_a_descriptor_goes_where_its_directory_goes() -> None:
-    names = Names(Clock())
+    names = FileTable(VirtualClock())
     names.opened(5, "/a/b")
     names.renamed("/a", "/z")
     assert names.open[5].path == "/z/b"

@@ -22,9 +22,9 @@ from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.execute import code_of, directory_of, say_how_it_ended
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render.messages import remark
-from agent_sandbox.engine.learn import Ran, difference, propose
+from agent_sandbox.engine.learn import ObservedRun, difference, propose
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import Runtimes, only
+from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.simulation.run import simulated
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
@@ -61,7 +61,7 @@ class _Learnt:
 class _First:
     """A first run: what it was, what it printed by its digest, and how it ended."""
 
-    ran: Ran
+    ran: ObservedRun
     printed: str
     code: int
     interrupted: bool
@@ -129,7 +129,7 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
         for note in outcome.notes:
             remark(note)
         _check_observed(work, outcome)
-        runs.append(_First(Ran(work, outcome), printed.digest, code_of(outcome.exit, forward.received), bool(forward.received)))
+        runs.append(_First(ObservedRun(work, outcome), printed.digest, code_of(outcome.exit, forward.received), bool(forward.received)))
     return runs, waits
 
 
@@ -182,7 +182,7 @@ class _Printed:
 
 
 def _session(policy: Policy, runtimes: Runtimes, project: str) -> Session:
-    return Session(here().gate(policy), runtimes, project=project)
+    return here().session(here().gate(policy), runtimes, project=project)
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _runtimes() -> Iterator[Runtimes]:
     """Commands are native programs, and one runtime has those."""
     process = ProcessRuntime(single_threaded=True)
     try:
-        yield only(process)
+        yield here().only(process)
     finally:
         process.close(leaving=True)
 

@@ -16,7 +16,7 @@ from agent_sandbox.cli.render.changes import check, gather
 from agent_sandbox.cli.render.messages import at_a_terminal, remark, say, says_yes, shown
 from agent_sandbox.cli.render.quantities import counted
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted, carry_out, proposed, take_back
+from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.promotion.undo import last
@@ -70,7 +70,7 @@ def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wante
     return 0
 
 
-def whole_diff(request: Request, proposal: Proposal) -> str:
+def whole_diff(request: Request, proposal: PromotionProposal) -> str:
     """All that would be carried over, for whoever is asked about it."""
     from agent_sandbox.cli.render.changes import rows
     from agent_sandbox.cli.render.colours import Painter
@@ -112,7 +112,7 @@ def _undo(request: Request, found: Current, stored: Stored, gate: Gate) -> int:
     return 0
 
 
-def _nothing(proposal: Proposal) -> str:
+def _nothing(proposal: PromotionProposal) -> str:
     waiting = len(proposal.pending.within(proposal.root))
     return f"there is nothing to promote: none of {counted(waiting, 'change')} was chosen" if waiting else "there is nothing to promote"
 
@@ -146,7 +146,7 @@ def approved_kinds(request: Request) -> frozenset[str]:
     return frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
 
 
-def _show(request: Request, proposal: Proposal, found: Current) -> None:
+def _show(request: Request, proposal: PromotionProposal, found: Current) -> None:
     """What would be carried over, and what stands in the way."""
     project = found.project.path
     whole = replace(request, given={name: value for name, value in request.given.items() if name not in ("--only", "--skip")})
@@ -193,7 +193,7 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
         say(f"  and {counted(len(every) - _LISTED, 'more', 'more')} (--json has all)")
 
 
-def agreement(request: Request, proposal: Proposal) -> Proposal | None:
+def agreement(request: Request, proposal: PromotionProposal) -> PromotionProposal | None:
     """The proposal with what somebody at the terminal agreed to; None when nobody did. Nobody is asked about what cannot be done."""
     asking = not request.has("--json") and at_a_terminal()
     stuck = proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse")
@@ -210,7 +210,7 @@ def agreement(request: Request, proposal: Proposal) -> Proposal | None:
     return proposal if asking and says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
 
 
-def _end(request: Request, proposal: Proposal, done: CarriedOver | None, words: str) -> int:
+def _end(request: Request, proposal: PromotionProposal, done: CarriedOver | None, words: str) -> int:
     if request.has("--json"):
         from agent_sandbox.cli.render.json import change_document, path_fields, print_document
 

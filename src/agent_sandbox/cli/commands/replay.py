@@ -14,9 +14,7 @@ from agent_sandbox.cli.environment import guest_environment
 from agent_sandbox.cli.parser import Request
 from agent_sandbox.cli.render import quantities
 from agent_sandbox.cli.render.messages import remark, shown
-from agent_sandbox.engine.records.record import Record, departures, read
-from agent_sandbox.engine.records.recorder import Recorder, rules_of
-from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.records import Record, Recorder, departures, read, rules_of
 from agent_sandbox.engine.work import Work
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, locked, repeatable
@@ -37,7 +35,7 @@ def replay(request: Request) -> int:
     try:
         # As when it was recorded: without it, a project below /tmp would not be seen.
         project = project_of(request, cwd).path if policy.files.read else None
-        outcome = Session(here().gate(policy), runtimes, project=project).run(recorder.work)
+        outcome = here().session(here().gate(policy), runtimes, project=project).run(recorder.work)
     finally:
         here().wasm().close(leaving=True)
     found = departures(record, recorder.record(outcome, policy, runtimes.identity))

@@ -22,7 +22,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Outcome, Work
 from agent_sandbox.errors import Denied, SandboxError
 from agent_sandbox.policy.decide import Deny, granting, lifting
-from agent_sandbox.runtime.observe.events import Observed
+from agent_sandbox.runtime.observe import Observed
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.nodes import Node

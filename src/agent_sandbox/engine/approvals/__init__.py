@@ -1,1 +1,1 @@
-"""Somebody is asked: the question, how it is shown, the inbox in which it waits, and the answer that is good for exactly that."""
+"""Approvals: the question, the inbox in which it waits, the approvers, and answers that are valid for exactly one question."""

@@ -1,4 +1,4 @@
-"""Approvers: capability tokens answer first, then a person at the inbox, who is asked about exactly the action that was judged."""
+"""Approvers: capability tokens answer first, then a person at the inbox. The question is exactly the action that was judged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_sandbox.policy.tokens import Genuine, Token
 
 
 class InboxApprover:
-    """Asks through an inbox, for one run of one sandbox under one policy; `needs` is what a yes takes there."""
+    """Asks a person through an inbox, for one run of a sandbox. `needs` is what a yes requires."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class InboxApprover:
         self._needs = ", ".join(needs)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """The answer to exactly this action."""
+        """Return the answer to exactly this action."""
         question = Question(
             action=canonical.plain(action),
             policy=self._policy,
@@ -54,12 +54,12 @@ class InboxApprover:
         return self._inbox.ask(question)
 
     def end(self) -> None:
-        """The run is over, and with it what was allowed for all of it."""
+        """Take back what was allowed for the whole run, which is over."""
         self._inbox.end_run(self._run)
 
 
 class CapabilityApprover:
-    """Answers for one sandbox with the tokens that it holds, and otherwise as somebody else does."""
+    """Answers with the capability tokens of one sandbox; passes other questions on to the next approver."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class CapabilityApprover:
         otherwise: Approver | None = None,
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` tells whose grants are enough; without it everybody's are."""
+        """`counts` returns whether a grantor's word is enough; without it everybody's is."""
         self._capabilities = capabilities
         self._tokens = tokens  # looked at for each question: what is handed over later counts from then on
         self._sandbox = sandbox
@@ -79,20 +79,20 @@ class CapabilityApprover:
         self._marks: dict[str, Mark] = {}
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """The first token that covers exactly this action counts as used. Raises OSError when that cannot be counted."""
+        """Use the first token that covers this action. Raises OSError when the use cannot be counted."""
         why = "no capability covers it"
         for token in tuple(self._tokens):
-            found = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
-            if isinstance(found, Genuine):
-                name = found.names[0]
+            check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
+            if isinstance(check, Genuine):
+                name = check.names[0]
                 if name not in self._marks:  # so that who revokes it is told what goes on
                     self._marks[name] = self._capabilities.mark(name)
                 return Granted(f"capability {name}")
-            why = found.why
+            why = check.why
         return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
 
     def end(self) -> None:
-        """Nothing goes on any more under these capabilities."""
+        """End the marks: nothing runs any more under these capabilities."""
         while self._marks:
             self._marks.popitem()[1].end()
         if self._otherwise is not None:
@@ -114,7 +114,7 @@ class Desk:
         clock: Callable[[], float],
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` tells whose grants are enough under this policy; without it everybody's are."""
+        """`counts` returns whether a grantor's word is enough under this policy; without it everybody's is."""
         self._inbox = inbox
         self._capabilities = capabilities
         asks = policy.asks
@@ -123,11 +123,11 @@ class Desk:
         self._first = CapabilityApprover(capabilities, tokens, sandbox=sandbox, otherwise=person, counts=counts)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """The answer to exactly this action."""
+        """Return the answer to exactly this action."""
         return self._first.ask(action, verdict, deadline)
 
     def end(self) -> None:
-        """The run is over: what was allowed for it is taken back, and nothing goes on any more under its capabilities.
+        """Take back what was allowed for the run, which is over, and end the marks of its capabilities.
 
         And what others have left when their time was over, without being there to see to it.
         """

@@ -1,13 +1,12 @@
-"""The inbox: questions wait here for somebody, on disk, and answers come back.
+"""The inbox: questions wait on disk for a person, and answers come back.
 
-One directory for each question; the same one asked again while it waits joins it, so nobody is asked a hundred times. Who asks keeps the
-question in memory and takes an answer only to exactly that: whatever happens to the file meanwhile, an answer to something else is none.
-An answer is taken once, by one of those who wait. Nobody answering is a refusal, and so is more than anybody could answer.
+Each question has a directory. The same question asked again joins the waiting one, so that a person sees it once. The asker keeps the
+question in memory and accepts an answer to exactly that one, whatever happens to the file. An answer is used once, by one asker. No answer
+is a refusal, and so are too many questions.
 
-The directory is hidden from guests, and they have no other way to it. A program of the same user outside a sandbox can read the key and
-write an answer; where that matters, the question needs another user's, or `approvers` names the users whose answers count, and the kernel
-tells who wrote a file. That other user is root, who alone can write here besides its owner. Root is a visitor then: what is not an answer
-is left as it is, and the answer is put only into a directory that belongs to who asks.
+The directory is hidden from guests. A program of the same user outside a sandbox can read the key and write an answer. Where that matters,
+the question needs the answer of another user, or `approvers` names the users whose answers count; the kernel tells the writer of a file.
+Besides the owner only root can write here. Root is a visitor then: it writes nothing but answers, and only into a directory of the asker.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, opened, sealed, shown
-from agent_sandbox.engine.gate import Granted, Recorder, Refused
+from agent_sandbox.engine.gate import EntryWriter, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
@@ -38,7 +37,7 @@ _LARGEST = 16 << 20  # bytes of a question with its diff: what takes a list of t
 
 @dataclass(frozen=True)
 class Waiting:
-    """A question that waits: the name to answer it by, what is shown, the digest of exactly that, and how often it was asked."""
+    """A waiting question: the name to answer it by, the text shown, its digest, and how often it was asked."""
 
     name: str
     text: str
@@ -55,7 +54,7 @@ class Inbox:
         self,
         directory: str,
         key: Seal,
-        ledger: Recorder,
+        ledger: EntryWriter,
         *,
         clock: Callable[[], float],
         pause: Callable[[], None],
@@ -64,7 +63,7 @@ class Inbox:
         on_wait: Callable[[Waiting], None] | None = None,
         visiting: bool = False,
     ) -> None:
-        """`factor` tells whether a second factor is good, and `on_wait` is told of a question that begins to wait."""
+        """`factor` returns whether a second factor is valid. `on_wait` is called with a question that begins to wait."""
         self._waiting = os.path.join(directory, "waiting")
         self._standing = os.path.join(directory, "standing")
         self._key = key
@@ -77,7 +76,7 @@ class Inbox:
         self._visiting = visiting
 
     def ask(self, question: Question) -> Granted | Refused:
-        """Wait for an answer to exactly this question. Raises as a ledger does when it cannot be recorded, OSError when it cannot wait."""
+        """Wait for an answer to exactly this question. Raises what the ledger raises, and OSError when it cannot wait."""
         while self._clock() < question.until:
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
                 return Granted(found[0].by, found[1])  # to the same question, earlier in this run
@@ -94,7 +93,7 @@ class Inbox:
         return Refused("nobody answered in time")
 
     def waiting(self) -> list[Waiting]:
-        """The questions that wait for somebody, the longest-waiting first."""
+        """Return the waiting questions, the oldest first."""
         if not self._visiting:
             self.sweep()
         found: list[tuple[float, Waiting]] = []
@@ -106,7 +105,7 @@ class Inbox:
         return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
 
     def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
-        """Answer a question. `digest` is that of what was shown, so that nothing can be put in its place between looking and saying yes.
+        """Answer a question. `digest` is that of the text shown, so that the question cannot be swapped before the yes.
         What is allowed for the whole run is taken back after so many `seconds`. `code` is a second factor; anybody may say no without.
 
         Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
@@ -116,7 +115,7 @@ class Inbox:
         if question is None:
             raise PolicyError("there is no such question waiting", hint="list what is waiting, and look again")
         if question.digest() != digest:
-            raise PolicyError("the question is not the one that was shown", hint="look at it again before you answer")
+            raise PolicyError("the question has changed since it was shown", hint="look at it again before you answer")
         if decision is not Decision.NO:
             self._check_needs(question, code)
         until = self._clock() + seconds if decision is Decision.FOR_THIS_RUN else question.until
@@ -127,23 +126,23 @@ class Inbox:
         except FileNotFoundError:  # its time was over in this moment
             raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
         except FileExistsError:
-            raise PolicyError("somebody else has just answered, and that counts", hint="list what is waiting, and look again") from None
+            raise PolicyError("somebody else has already answered", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
-        """Raise `PolicyError` for a yes that would not count: better said now than to who waits for it."""
+        """Raise `PolicyError` now for a yes that would not count."""
         if ANOTHER_USER in question.needs and os.getuid() == question.asker:
-            raise PolicyError("this needs the word of another user than the one who asks", hint="as root: agent-sandbox approve --of USER")
+            raise PolicyError("this needs the approval of another user than the asker", hint="as root: agent-sandbox approve --of USER")
         if self._approvers is not None and os.getuid() not in self._approvers:
-            raise PolicyError("your word does not count here: the policy names others", hint="ask one of its approvers")
+            raise PolicyError("the policy does not accept your approval: it names other approvers", hint="ask one of its approvers")
         if SECOND_FACTOR not in question.needs:
             return
         if self._factor is None:
-            raise PolicyError("this needs a second factor, and there is none here", hint="agent-sandbox approve --enroll")
+            raise PolicyError("this needs a second factor, and none is set up", hint="agent-sandbox approve --enroll")
         if code is None or not self._factor(code):
-            raise PolicyError("this needs a second factor, and that was none", hint="give a fresh code: --code 123456")
+            raise PolicyError("this needs a second factor, and the code is not valid", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
-        """Take back what was allowed for a run. The return is recorded."""
+        """Take back what was allowed for a run, and record that."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             question = _question(place)
@@ -151,7 +150,7 @@ class Inbox:
                 self._take_back(place, question, "the run is over")
 
     def sweep(self) -> None:
-        """Take back what has expired, and clear away questions whose askers are gone."""
+        """Take back what has expired, and remove questions whose askers are gone."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
@@ -169,7 +168,7 @@ class Inbox:
                     _clear(place)
 
     def _put(self, question: Question) -> Question | Refused:
-        """Put the question, or join the same one that waits already. Returns the one that waits."""
+        """Write the question, or join the same one that waits already. Returns the one that waits."""
         with self._alone():  # or two that ask the same at once would not see one another
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
@@ -183,7 +182,7 @@ class Inbox:
                 return Refused(f"{len(waiting)} questions are waiting already")
             content = question.encoded()
             if len(content) > _LARGEST:
-                return Refused("the question is too long for anybody to read")
+                return Refused("the question is too long to be shown")
             facts = {"digest": question.digest(), "target": _target(question), "why": question.why, "run": question.run}
             self._ledger.record(Noted("approval.asked", facts, question.sandbox), lasting=True)
             make_private(self._place(question))
@@ -192,7 +191,7 @@ class Inbox:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else puts or sweeps meanwhile."""
+        """Hold the lock: nobody else writes or sweeps meanwhile."""
         make_private(self._waiting)
         lock = os.open(os.path.join(self._waiting, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -205,7 +204,7 @@ class Inbox:
         return os.path.join(self._waiting, question.digest())
 
     def _open_question(self, place: str) -> Question | None:
-        """The question that waits there, unless it is answered or its time is over, or it is not the one that its place is named by."""
+        """Return the question in this place; None if it is answered, expired, or not the one that names the place."""
         question = _question(place)
         if question is None or self._place(question) != place or not self._clock() < question.until:
             return None
@@ -215,17 +214,17 @@ class Inbox:
         return [os.path.join(self._waiting, name) for name in _names(self._waiting)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
-        """The answer to this question; None when it was good for another who asked the same, or nobody answered."""
+        """Wait for the answer; None if nobody answered, or another asker of the same question used it up."""
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
-                found = self._valid(place, question, refusals=True)
-                if found is not None:
-                    return self._taken(place, question, *found)
+                answer = self._valid(place, question, refusals=True)
+                if answer is not None:
+                    return self._taken(place, question, *answer)
                 if not os.path.exists(os.path.join(place, _ANSWER)):
                     return None  # another took it between the two looks
                 _clear(place)
-                return Refused("the answer is not to what was asked, or not by somebody whose word counts")
+                return Refused("the answer is not valid: it is for another question, or by somebody who may not approve")
             if not os.path.exists(os.path.join(place, _QUESTION)):
                 return None
             self._pause()
@@ -261,7 +260,7 @@ class Inbox:
                 return Granted(answer.by, word)
 
     def _valid(self, place: str, question: Question, *, refusals: bool = False) -> tuple[Answer, Word] | None:
-        """The answer in this place, if it is sealed, by somebody whose word counts, in time, and to exactly this question.
+        """Return the answer in this place if it is valid: sealed, in time, to this question, by somebody whose word counts.
 
         For a standing one the question of the time is read again, and has to be of the same group as this one.
         """
@@ -286,7 +285,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Whether it is the word of somebody who may say so, with all that it takes. A no needs nothing besides."""
+        """Return whether the answer comes from somebody who may give it, with a second factor if needed. A no needs neither."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 
@@ -303,15 +302,14 @@ def _shown(question: Question, times: int) -> Waiting:
 
 
 def _write_answer(place: str, content: bytes, asker: int) -> None:
-    """Put an answer beside its question, whole or not at all. Raises FileExistsError when somebody else was first, and theirs counts.
+    """Write an answer beside its question, completely or not at all. Raises FileExistsError if there is one already.
 
-    Where it goes belongs to who asks, so whatever lies on the way, nothing is written anywhere else by somebody who may write everywhere.
-    They can read it, whoever wrote it.
+    The directory must belong to the asker: root could otherwise be led to write elsewhere. The asker can read the answer.
     """
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if asker >= 0 and os.fstat(directory).st_uid != asker:
-            raise PolicyError("the place of the question is not that of who asks", hint="look at who owns the directory of approvals")
+            raise PolicyError("the directory of the question belongs to another user", hint="look at who owns the directory of approvals")
         new = f"{_ANSWER}.{os.urandom(8).hex()}.new"
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
         try:
@@ -328,7 +326,7 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
 
 
 def _opened(path: str) -> int:
-    """A regular file, open to be read. What else lies there may be anybody's, and could keep who looks waiting. Raises OSError."""
+    """Open a regular file for reading. Raises OSError for anything else, such as a pipe that would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

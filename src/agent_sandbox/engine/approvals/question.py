@@ -1,4 +1,4 @@
-"""A question to a person, as one sequence of bytes: what is shown, what is answered and what is done are the same thing or nothing.
+"""A question to a person, as one sequence of bytes. So the text shown, the answer and the deed are about the same thing.
 
 The bytes hold the action as the gate judged it, the digest of the policy, the sandbox and the run, why somebody is asked, and whatever else
 is shown, such as a diff. The answer names their digest. A different action, policy, run or diff has another digest, and no answer.
@@ -21,8 +21,8 @@ _NARROW = 10  # columns of the names at the left
 
 @dataclass(frozen=True)
 class Question:
-    """What somebody is asked. `details` is text that belongs to it; times are since the epoch. `nonce` makes each question another one; it
-    is given to it where it is put."""
+    """A question to a person. `details` is text that belongs to it; times are since the epoch. The inbox sets `nonce`, which makes each
+    question unique."""
 
     action: Mapping[str, Any]  # in JSON types, as the gate judged and will record it
     policy: str
@@ -33,19 +33,19 @@ class Question:
     until: float
     details: str = ""
     nonce: str = ""
-    needs: str = ""  # what a yes takes besides, in the words of `policy.approval_rules`
+    needs: str = ""  # what a yes requires, in the words of `policy.approval_rules`
     asker: int = -1  # the user who asks, by number
 
     def encoded(self) -> bytes:
-        """The bytes that stand for it."""
+        """Return the question as bytes."""
         return _bytes({field.name: getattr(self, field.name) for field in fields(self)})
 
     def digest(self) -> str:
-        """Names exactly this question."""
+        """The digest of exactly this question."""
         return sha256(self.encoded()).hexdigest()
 
     def group(self) -> str:
-        """Names all questions that differ only in when they were asked: one answer may be for all of them in this run."""
+        """The digest of all questions that differ only in time: one answer may be for all of them in this run."""
         return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details, self.needs])).hexdigest()
 
 
@@ -55,7 +55,7 @@ def _bytes(value: object) -> bytes:
 
 
 def decoded(content: bytes) -> Question | None:
-    """The question in these bytes; None when they are not exactly one."""
+    """Decode a question; None if the bytes are not exactly one."""
     try:
         question = Question(**json.loads(content.decode("utf-8", "surrogatepass")))
         shapes: tuple[tuple[Any, type], ...] = ((question.action, dict), (question.needs, str), (question.asker, int))
@@ -65,7 +65,7 @@ def decoded(content: bytes) -> Question | None:
 
 
 def shown(question: Question) -> str:
-    """The question for a person: printable characters and line ends, nothing else, and nothing left out.
+    """Return the question as text for a person, complete, in printable characters and line ends only.
 
     It is made from what will be done, not from what somebody says about it.
     """
@@ -118,7 +118,7 @@ _TITLE, _FACTOR = "approval 2", "second factor"
 
 
 class Decision(Enum):
-    """The kinds of answer."""
+    """Kinds of answer."""
 
     ONCE = "once"
     FOR_THIS_RUN = "run"  # also to the same question again, until the run or its time is over
@@ -138,13 +138,13 @@ class Answer:
 
 
 def sealed(answer: Answer, key: Seal) -> bytes:
-    """The answer as it is kept."""
+    """Return the answer as it is stored, with its seal."""
     message = _message(answer)
     return message + key.on(message).hex().encode() + b"\n"
 
 
 def opened(content: bytes, key: Seal) -> Answer | None:
-    """The answer that was kept; None when it was not sealed with this key, or is not exactly what `sealed` made."""
+    """Read a stored answer; None unless it is exactly what `sealed` made with this key."""
     message, line, mark = content.removesuffix(b"\n").rpartition(b"\n")
     if not same(key.on(message + line).hex().encode(), mark):
         return None

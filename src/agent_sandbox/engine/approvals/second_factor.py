@@ -1,7 +1,7 @@
-"""A second factor for answers: six digits that change every thirty seconds (TOTP, RFC 6238), each good once, few guesses at a time.
+"""A second factor for answers: TOTP codes (RFC 6238), each valid once, with few guesses at a time.
 
-The secret lies with the keys, and whoever can read those can make the digits. It keeps out who can start our program and nothing more,
-such as an agent whose only tool is `agent-sandbox`; against a shell of the same user it takes another user.
+The secret lies beside the keys, so any program that can read those can make codes. It stops an agent whose only tool is `agent-sandbox`;
+against a shell of the same user, require another user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BYTES = 20
 
 
 class SecondFactor:
-    """That of the keys in one directory. Safe for threads and processes at once."""
+    """The second factor in one directory of keys. Safe for threads and processes at once."""
 
     def __init__(self, directory: str, *, clock: Callable[[], float]) -> None:
         self._directory = directory
@@ -33,13 +33,13 @@ class SecondFactor:
 
     @property
     def enrolled(self) -> bool:
-        """Whether there is one."""
+        """Whether a second factor is set up."""
         return os.path.exists(os.path.join(self._directory, _SECRET))
 
     def enroll(self, account: str) -> str:
-        """Make the secret, and return it as the address that authenticators read. Raises `PolicyError` when there is one already."""
+        """Make the secret, and return it as a URI for authenticators. Raises `PolicyError` if there is one already."""
         if self.enrolled:
-            why = "a second factor is enrolled already, and who could replace it would not need it"
+            why = "a second factor is set up already"
             raise PolicyError(why, hint=f"remove {os.path.join(self._directory, _SECRET)} by hand, if that is what you want")
         make_private(self._directory)
         write_once(os.path.join(self._directory, _SECRET), os.urandom(_BYTES))
@@ -47,9 +47,9 @@ class SecondFactor:
         return f"otpauth://totp/agent-sandbox:{quote(account)}?secret={text}&issuer=agent-sandbox"
 
     def accepts(self, code: str) -> bool:
-        """Whether these are the digits of now, or of a moment before or after, and were never used. Raises OSError when none can tell.
+        """Return whether this is the current code, or a neighbouring one, and unused. Raises OSError if the state is unreadable.
 
-        Every look is counted before its answer is known: who is killed in between has guessed.
+        Each guess is counted before it is checked, so that killing the process does not give another.
         """
         with self._state() as file:
             now = self._clock()
@@ -71,7 +71,7 @@ class SecondFactor:
 
     @contextmanager
     def _state(self) -> Iterator[int]:
-        """The file with the last step that was used and the times of wrong codes, for us alone."""
+        """Open the file with the last used step and the times of wrong codes, locked."""
         path = os.path.join(self._directory, _STATE)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -82,7 +82,7 @@ class SecondFactor:
 
 
 def digits(secret: bytes, step: int) -> str:
-    """The six digits of a step, as RFC 4226 cuts them out of an HMAC."""
+    """Return the six digits of a time step, by RFC 4226."""
     mark = hmac.new(secret, step.to_bytes(8, "big"), sha1).digest()
     at = mark[-1] & 15
     return f"{(int.from_bytes(mark[at : at + 4], 'big') & 0x7FFFFFFF) % 1_000_000:06}"

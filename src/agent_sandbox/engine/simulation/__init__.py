@@ -1,1 +1,1 @@
-"""WHAT WOULD IT DO?  A command run on a throw-away clone, what it did there as a plan, and that plan carried out."""
+"""WHAT WOULD IT DO?  Run a command on a throw-away clone, show its effects as a plan, and apply the plan."""

@@ -1,4 +1,4 @@
-"""Carry a plan out: its file changes, exactly as they are, by the same promotion that carries over what a sandbox changed.
+"""Apply a plan: promote exactly its file changes, as `engine.promote` does with those of a sandbox.
 
 Before anything is done the layers of the plan are read again and compared with it, byte for byte; the policy and what waits in the
 project's sandbox have to be what they were; and reality has to be where the simulation began. A plan is good for once: from the moment
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted, carry_out, proposed
+from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed
 from agent_sandbox.engine.simulation import effects
 from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
 from agent_sandbox.engine.simulation.risk import NONE
@@ -25,13 +25,13 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan that can be carried out, and the promotion that would do it; good for the block of `opened`."""
+    """A plan that can be applied, and its promotion. Valid in the block of `opened`."""
 
     plan: EffectPlan
     kept: SavedPlan
     stored: Stored  # the project's sandbox
     clone: Stored  # what the simulation left
-    proposal: Proposal
+    proposal: PromotionProposal
     left_out: tuple[str, ...] = ()  # scratch files outside the project, which nobody wants carried over
 
 
@@ -46,7 +46,7 @@ def opened(
     system: bool = False,
     files_only: bool = False,
 ) -> Iterator[Ready]:
-    """The plan whose digest begins so, checked, with the project's sandbox held. Nothing is done yet.
+    """Open the plan with this digest, or beginning of one; check it, and lock the project's sandbox. Nothing is done yet.
 
     `stored_of` and `policy_of` give a project's sandbox and its policy as it is now. Raises `PolicyError` for a plan that is not there, was
     begun already, is not as it was shown, or is not good any more; `Drift` is raised when it is carried out.
@@ -64,8 +64,8 @@ def opened(
             yield Ready(plan, kept, stored, clone, proposal, tuple(_scratch(plan, system=system)))
 
 
-def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Do it. `proposal` is that of `ready`, with what somebody agreed to. Raises as `promoting.carry_out`; then nothing was changed."""
+def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
+    """Apply a plan. `proposal` is that of `ready`, with what was approved. Raises as `promote.carry_out`; nothing was changed then."""
     ready.kept.begin()
     try:
         done = carry_out(proposal, ready.stored, gate, details=details)
@@ -79,12 +79,12 @@ def carry(ready: Ready, proposal: Proposal, plans: Plans, gate: Gate, *, details
 
 
 def kept_plans(plans: Plans) -> list[EffectPlan]:
-    """All that could be carried out, the newest first."""
-    found: list[EffectPlan] = []
+    """Return all plans that can be applied, the newest first."""
+    readable: list[EffectPlan] = []
     for _, text in plans.all():
         with suppress(ValueError):  # of another version
-            found.append(read(text))
-    return found
+            readable.append(read(text))
+    return readable
 
 
 def _read(kept: SavedPlan) -> EffectPlan:
@@ -100,8 +100,8 @@ def _read(kept: SavedPlan) -> EffectPlan:
 def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
     if plan.requests and not files_only:
         raise PolicyError(
-            f"the plan reaches beyond files, and that part cannot be carried out: it asked for {', '.join(plan.requests[:5])}"
-            f"{' and more' if len(plan.requests) > 5 else ''} over the network, which sandboxes of this version do not have",
+            f"the plan needs the network, which sandboxes of this version do not have: it asked for {', '.join(plan.requests[:5])}"
+            f"{' and more' if len(plan.requests) > 5 else ''}",
             hint="--files-only carries over what it changed, and nothing else; or run the command yourself",
         )
 
@@ -116,17 +116,17 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
 
 
 def _scratch(plan: EffectPlan, *, system: bool) -> Iterator[str]:
-    """What would be carried over nowhere: by-products outside the project."""
+    """Return the by-products outside the project, which are not promoted."""
     inside = plan.project.rstrip("/") + "/"
     return (effect.path for effect in plan.files if effect.place == "noise" and not effect.path.startswith(inside) and not system)
 
 
-def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, governed: str, base: str) -> None:
+def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[str], *, governed: str, base: str) -> None:
     again = "simulate the command again"
     if plan.governed != governed:
         raise PolicyError("the policy has changed since the plan was made", hint=again)
     if plan.base not in (BARE, base):
-        raise PolicyError("what waits in the project's sandbox has changed since the plan was made", hint=again)
+        raise PolicyError("the unpromoted changes of the project's sandbox have changed since the plan was made", hint=again)
     if read := next(effects.moved(plan.read, plan.project), None):
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
@@ -136,4 +136,4 @@ def _refuse_changed(plan: EffectPlan, proposal: Proposal, chosen: set[str], *, g
         raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
     wanted = chosen.difference(proposal.settled)
     if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
-        raise PolicyError("the plan's files are not what was shown any more", hint=again)
+        raise PolicyError("the plan's files have changed since it was shown", hint=again)

@@ -1,4 +1,4 @@
-"""From what came of a simulated run to the effects of a plan: each changed path with the digest of its content, and the rest."""
+"""Turn the outcome of a simulated run into effects: changed files with digests, programs, network requests, secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.observe.events import Observed
+    from agent_sandbox.runtime.observe import Observed
 
 MOST_READ = 2 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
 _CHUNK = 1 << 20
@@ -34,9 +34,9 @@ _OPENING = ("read", "write", "execute")
 
 
 def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
-    """Each change as an effect, by its path, without its risk; and why not all of their content was read, or nothing."""
+    """Return the effects of changes by path, without risks; and why some content was not read, or nothing."""
     room, problem = MOST_READ, ""
-    found: dict[str, FileEffect] = {}
+    effects: dict[str, FileEffect] = {}
     for change in changes:
         digest = ""
         if change.after is not None and change.after.type is EntryType.FILE:
@@ -46,8 +46,8 @@ def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[
                 problem = problem or ("" if room >= 0 else "it changed more than is read for a plan")
             except OSError as error:
                 problem = problem or f"what it wrote to {change.path!r} cannot be read: {error.strerror}"
-        found[change.path] = _effect(change, place_of(change.path, project), digest)
-    return found, problem
+        effects[change.path] = _effect(change, place_of(change.path, project), digest)
+    return effects, problem
 
 
 def _effect(change: Change, place: str, digest: str) -> FileEffect:
@@ -62,16 +62,16 @@ def _effect(change: Change, place: str, digest: str) -> FileEffect:
 def _digest(change: Change, contents: Contents) -> str:
     fd = contents.open_file(change)
     try:
-        made = sha256()
+        digest = sha256()
         while piece := os.read(fd, _CHUNK):
-            made.update(piece)
-        return made.hexdigest()
+            digest.update(piece)
+        return digest.hexdigest()
     finally:
         os.close(fd)
 
 
 def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Contents, project: str) -> tuple[FileEffect, ...]:
-    """The effects with the risk of each. `changes` are those that they were made from."""
+    """Return the effects with their risks. `changes` are their changes."""
     classes: dict[str, frozenset[str]] = {}
     for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
         if len(part):
@@ -87,7 +87,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
 
 
 def understood(work: Work) -> Understanding | None:
-    """What the text of the work says that it does; None for code that is no command line."""
+    """Return what the command line says that it does; None for other code."""
     if isinstance(work.what, Code):
         return understand(work.what.source) if work.what.language == "bash" else None
     argv = work.what.argv
@@ -95,7 +95,7 @@ def understood(work: Work) -> Understanding | None:
 
 
 def predictions(read: Understanding | None) -> Iterator[Prediction]:
-    """What a command says that it does, as far as somebody should mind."""
+    """Yield the predictions that a person should see."""
     for effect in read.effects if read else ():
         minded = risk.of_prediction(effect.kind)
         if minded is not risk.NONE:
@@ -105,7 +105,7 @@ def predictions(read: Understanding | None) -> Iterator[Prediction]:
 
 
 def programs(observed: Iterable[Observed], read: Understanding | None, *, watched: bool) -> tuple[ProgramUse, ...]:
-    """What was started, how often; where nobody watched, what the text names."""
+    """Return started programs and how often; without observation, those that the text names."""
     if not watched:
         return tuple(ProgramUse(tool) for tool in (read.tools if read else ()))
     times: dict[tuple[str, bool], int] = {}
@@ -117,7 +117,7 @@ def programs(observed: Iterable[Observed], read: Understanding | None, *, watche
 
 
 def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
-    """What would have gone over the network."""
+    """Return requests that would have used the network."""
     return tuple(
         NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target))
         for each in observed
@@ -126,21 +126,21 @@ def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
 
 
 def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[str, str]) -> tuple[SecretUse, ...]:
-    """Hidden files that it tried to open, and variables that look secret and were handed in."""
+    """Return hidden files that it tried to open, and given variables that look secret."""
     why = {mask.path: mask.why for mask in masks}
-    found: dict[tuple[str, str], SecretUse] = {}
+    uses: dict[tuple[str, str], SecretUse] = {}
     for each in observed:
         barred = each.kind in _OPENING and not each.allowed
         mask = next((path for path in ancestors(each.target) if path in why), None) if barred else None
         if mask is not None:
             use = SecretUse("file", each.target, why[mask], each.program, risk.of_secret("file", why[mask]))
-            found.setdefault((each.target, each.program), use)
+            uses.setdefault((each.target, each.program), use)
     for name, value in sorted(env.items()):
         if names_a_secret(name):
-            found[("", name)] = SecretUse("variable", name, "it is called like a secret", risk=risk.of_secret("variable", ""))
+            uses[("", name)] = SecretUse("variable", name, "its name looks like a secret", risk=risk.of_secret("variable", ""))
         elif without_secrets({"value": value})["value"] != value:
-            found[("", name)] = SecretUse("variable", name, "its value looks like a secret", risk=risk.of_secret("variable", ""))
-    return tuple(found.values())
+            uses[("", name)] = SecretUse("variable", name, "its value looks like a secret", risk=risk.of_secret("variable", ""))
+    return tuple(uses.values())
 
 
 MOST_FILES = 5_000
@@ -154,7 +154,7 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
 
     `besides` are paths that the plan changes: those are compared with reality anyway.
     """
-    found: list[Input] = []
+    inputs: list[Input] = []
     room = MOST_BYTES
     with _opened(project) as top:
         for path in dict.fromkeys(each.target for each in observed if each.kind == "read" and each.allowed):
@@ -165,14 +165,14 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
                 continue
             size, changed_ns, digest = seen
             room -= size
-            if room < 0 or len(found) == MOST_FILES:
-                return tuple(found), False
-            found.append(Input(path, digest if changed_ns <= since_ns else ""))
-    return tuple(found), True
+            if room < 0 or len(inputs) == MOST_FILES:
+                return tuple(inputs), False
+            inputs.append(Input(path, digest if changed_ns <= since_ns else ""))
+    return tuple(inputs), True
 
 
 def moved(inputs: Iterable[Input], project: str) -> Iterator[str]:
-    """The paths of those that are not what they were."""
+    """Return the paths of inputs that have changed since."""
     with _opened(project) as top:
         for each in inputs:
             seen = _look(top, each.path, project, MOST_BYTES)
@@ -190,16 +190,16 @@ def _opened(project: str) -> Iterator[int]:
 
 
 def _look(top: int, path: str, project: str, most: int) -> tuple[int, int, str] | None:
-    """Size, time of the last change and digest of a real file; None for what is no regular file, cannot be read, or lies behind a link."""
+    """Return size, change time and digest of a regular file; None if it is no such file, or unreadable, or behind a link."""
     try:
         fd = beneath.open_file(top, path[len(project.rstrip("/")) :].lstrip("/"), one_filesystem=False)
     except OSError:
         return None
     try:
         status = os.fstat(fd)
-        made = sha256()
+        digest = sha256()
         while status.st_size <= most and (piece := os.read(fd, _CHUNK)):
-            made.update(piece)
-        return status.st_size, status.st_ctime_ns, made.hexdigest()
+            digest.update(piece)
+        return status.st_size, status.st_ctime_ns, digest.hexdigest()
     finally:
         os.close(fd)

@@ -1,6 +1,6 @@
-"""What a change of a repository comes to, in sentences, read from the names and from the lines that git adds to its log of HEAD.
+"""Describe changes of a git repository in sentences, from file names and from the log of HEAD.
 
-git itself is not asked: it would run what the guest's configuration names. The lines are the guest's, and only ever shown escaped.
+git itself is not run: it would execute what the guest's configuration names. Lines of the log are the guest's, and are shown escaped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _LONGEST = 200
 
 
 def inside(path: str, project: str) -> str:
-    """The path relative to the repository's own directory at the top of a project; empty for others."""
+    """Return the path below the project's `.git`; empty for other paths."""
     top = project.rstrip("/") + "/.git/"
     return path.removeprefix(top) if path.startswith(top) else ""
 
 
 def words(changes: ChangeSet, everything: ChangeSet, contents: Contents, project: str) -> Iterator[str]:
-    """One sentence for each step that HEAD takes, and for each branch and tag that moves otherwise.
+    """Yield a sentence for each step of HEAD, and for each branch and tag that moves otherwise.
 
-    `everything` has besides the changes what was there for the command already.
+    `everything` also has the changes that were there before the command.
     """
     by_name = {name: change for change in changes if (name := inside(change.path, project))}
     branch = _branch(next((each for each in everything if inside(each.path, project) == "HEAD"), None), contents, project)
@@ -50,7 +50,7 @@ def _deed(said: str) -> str:
 
 
 def _steps(change: Change, contents: Contents) -> Iterator[tuple[str, str, str]]:
-    """The lines that were added to a log: what HEAD was, what it is, what git says of it."""
+    """Yield the lines added to a log: the old HEAD, the new one, and the message."""
     if change.after is None or change.after.type is not EntryType.FILE:
         return
     start = change.before.size if change.before is not None and change.before.size <= change.after.size else 0
@@ -63,7 +63,7 @@ def _steps(change: Change, contents: Contents) -> Iterator[tuple[str, str, str]]
 
 
 def _branch(head: Change | None, contents: Contents, project: str) -> str:
-    """What HEAD is on afterwards; empty when that cannot be told."""
+    """Return the branch that HEAD is on afterwards; empty if unknown."""
     real = Change(os.path.join(project, ".git/HEAD"), Kind.MODIFIED, None, None)
     try:
         fd = MachineFiles().open_old(real) if head is None else contents.open_file(head)

@@ -1,7 +1,7 @@
-"""The effect plan: what a command did in a simulation, as one value with one spelling.
+"""The effect plan: what a command did in a simulation, as a value with one canonical text.
 
-The spelling is what a digest names, what is kept, and what a person agrees to. So the plan holds the digest of every file's content, and
-whoever carries it out reads the content again and compares.
+The text is what the digest identifies, what is stored, and what a person approves. So the plan holds the digest of every file's content,
+and applying it compares each content again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTHING_WAITS, BARE = "", "bare"  # as the base of a plan: an empty sandbox, and
 
 @dataclass(frozen=True)
 class FileEffect:
-    """One path that would be different on the machine. What is said of it is what would be there; of what goes away, nothing."""
+    """A path that would change on the machine. Its fields describe the new state, and are empty for a deletion."""
 
     path: str
     change: str  # added, modified, deleted, retyped, mode, owner or xattr
@@ -40,7 +40,7 @@ class FileEffect:
 
 @dataclass(frozen=True)
 class ProgramUse:
-    """A program that was started; by its path, or by the name in the command where nobody watched."""
+    """A started program: its path, or without observation its name in the command."""
 
     program: str
     times: int = 1
@@ -50,7 +50,7 @@ class ProgramUse:
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """A connection that was tried (`connect`), a name that was asked for (`resolve`), or a port that was opened (`listen`)."""
+    """An attempted connection (`connect`), a looked-up name (`resolve`), or an opened port (`listen`)."""
 
     action: str
     target: str
@@ -72,7 +72,7 @@ class SecretUse:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the text of the command says that it does: see `readers.shell`."""
+    """An effect that the text of the command names: see `readers.shell`."""
 
     effect: str
     what: str
@@ -81,7 +81,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Input:
-    """A file of the project that it read, by the digest of its content; without one when that changed meanwhile."""
+    """A file of the project that was read, and its digest; empty if it changed meanwhile."""
 
     path: str
     sha256: str
@@ -89,7 +89,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended."""
+    """The end of the simulated run."""
 
     code: int
     reason: str
@@ -99,7 +99,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class EffectPlan:
-    """What a command would do. `digest` names all of it.
+    """The effects of a command. `digest` identifies the whole plan.
 
     `governed` is the digest of the policy it was made under, `base` that of what waited in the project's sandbox and was there for it (or
     `BARE`, where nothing was); both have to be the same when it is carried out. `watched` says whether somebody saw what it started,
@@ -127,27 +127,27 @@ class EffectPlan:
 
     @property
     def risk(self) -> Risk:
-        """The worst of all of it."""
-        found = [self.ended.risk, of_unlisted(self.unlisted), of_unseen(self.unseen), of_deletions(self.deletions)]
-        found += [each.risk for each in self.files]
-        found += [each.risk for each in self.programs]
-        found += [each.risk for each in self.network]
-        found += [each.risk for each in self.secrets]
-        return worst([*found, *(each.risk for each in self.predicted)])
+        """Return the highest risk in the plan."""
+        risks = [self.ended.risk, of_unlisted(self.unlisted), of_unseen(self.unseen), of_deletions(self.deletions)]
+        risks += [each.risk for each in self.files]
+        risks += [each.risk for each in self.programs]
+        risks += [each.risk for each in self.network]
+        risks += [each.risk for each in self.secrets]
+        return worst([*risks, *(each.risk for each in self.predicted)])
 
     @property
     def on_the_sandbox(self) -> bool:
-        """Whether something waited in the project's sandbox that was there for it."""
+        """Return whether the command saw unpromoted changes of the project's sandbox."""
         return self.base not in (NOTHING_WAITS, BARE)
 
     @property
     def deletions(self) -> int:
-        """How many files and directories go away, caches not counted."""
+        """Return how many files and directories are deleted, not counting caches."""
         return sum(1 + effect.inside for effect in self.files if effect.change == "deleted" and effect.place != "noise")
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """What it asked of others over the network, each once; where nobody watched, what its text says."""
+        """Return its network requests, each once; without observation, those in its text."""
         if self.watched:
             reached = [each.target for each in self.network if each.action == "connect"]
             hosts = {target.rpartition(":")[0] for target in reached}
@@ -159,7 +159,7 @@ class EffectPlan:
 
     @property
     def needs(self) -> dict[str, tuple[str, ...]]:
-        """The permissions that are exactly enough for it: programs, paths to write, hosts."""
+        """Return the permissions that are exactly enough: programs, paths to write, hosts."""
         hosts = (each.target for each in self.network if each.action == "connect")
         return {
             "programs": tuple(dict.fromkeys(each.program for each in self.programs if each.allowed)),
@@ -168,32 +168,32 @@ class EffectPlan:
         }
 
     def text(self) -> str:
-        """Its one spelling, made once: a plan may be of a hundred thousand files."""
-        made: str | None = self.__dict__.get("_text")
-        if made is None:
-            made = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
-        return made
+        """Return the canonical text. Made once: a plan may have a hundred thousand files."""
+        text: str | None = self.__dict__.get("_text")
+        if text is None:
+            text = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+        return text
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the spelling, in hexadecimal."""
+        """SHA-256 of the text, in hexadecimal."""
         return digest_of(self.text())
 
 
 def digest_of(text: str) -> str:
-    """The digest of a plan by its spelling."""
+    """Return the digest of a plan's text."""
     return sha256(text.encode("ascii")).hexdigest()
 
 
 def read(text: str) -> EffectPlan:
-    """The plan of a spelling. Raises ValueError for what is none, or is not spelt as `text` does."""
+    """Parse a plan. Raises ValueError unless the text is exactly what `text` makes."""
     from json import loads
 
     try:
-        found = loads(text)
-        if found["format"] != FORMAT:
+        document = loads(text)
+        if document["format"] != FORMAT:
             raise ValueError("written by another version")
-        plan = _value(found["plan"])
+        plan = _value(document["plan"])
         if isinstance(plan, EffectPlan) and plan.text() == text:
             return plan
     except (KeyError, TypeError, AttributeError, RecursionError, UnicodeEncodeError) as error:

@@ -1,4 +1,4 @@
-"""How much a person should mind an effect, and why: pure functions over values.
+"""The risk of an effect, and the reason: pure functions over values.
 
 Three levels. Low is what a program in a project does all day; medium is worth a look; high is what runs by itself later, reaches beyond
 the project, or cannot be had back. A level decides nothing: it orders what is shown, and what stands in the way of a promotion is judged
@@ -24,7 +24,7 @@ _MANY_DELETIONS = 10
 
 
 class Level(Enum):
-    """From what nobody minds to what somebody should."""
+    """Levels of risk."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -46,20 +46,20 @@ NONE = Risk(Level.LOW, "nothing out of the ordinary")
 
 
 def worst(risks: Iterable[Risk]) -> Risk:
-    """The highest of them, the first of those that are equally high."""
+    """Return the highest risk; of equal ones, the first."""
     return max(risks, key=lambda risk: _ORDER.index(risk.level), default=NONE)
 
 
 def of_change(change: Change, classes: Collection[str], *, place: str) -> Risk:
-    """Of one change. `classes` are the protected ones that it belongs to; `place` is project, elsewhere or noise."""
-    found = [Risk(Level.MEDIUM if name == HISTORY else Level.HIGH, CLASSES[name]) for name in sorted(classes)]
+    """Return the risk of a change. `classes` are its protected classes; `place` is project, elsewhere or noise."""
+    risks = [Risk(Level.MEDIUM if name == HISTORY else Level.HIGH, CLASSES[name]) for name in sorted(classes)]
     if change.masks_real:
-        found.append(Risk(Level.HIGH, "something real that was hidden from the sandbox is here"))
+        risks.append(Risk(Level.HIGH, "something real that was hidden from the sandbox is here"))
     if place == "elsewhere":
         system = change.path.startswith(tuple(f"{each}/" for each in _SYSTEM)) or change.path in _SYSTEM
-        found.append(Risk(Level.HIGH, "it belongs to the system") if system else Risk(Level.MEDIUM, "it lies outside the project"))
-    found += _by_kind(change) if place != "noise" else ()
-    return worst((*found, NONE))
+        risks.append(Risk(Level.HIGH, "it belongs to the system") if system else Risk(Level.MEDIUM, "it lies outside the project"))
+    risks += _by_kind(change) if place != "noise" else ()
+    return worst((*risks, NONE))
 
 
 def _by_kind(change: Change) -> Iterable[Risk]:
@@ -72,20 +72,20 @@ def _by_kind(change: Change) -> Iterable[Risk]:
     if after is not None and after.type is EntryType.DEVICE:
         yield Risk(Level.HIGH, "it is a device")
     if after is not None and after.type is not EntryType.SYMLINK and after.mode & _OTHERS_MAY_WRITE and not after.mode & 0o1000:
-        yield Risk(Level.MEDIUM, "everybody on the machine may write to it")
+        yield Risk(Level.MEDIUM, "everybody on the machine can write to it")
     if change.kind is Kind.OWNER:
         yield Risk(Level.MEDIUM, "it gets another owner")
 
 
 def of_deletions(count: int) -> Risk:
-    """Of all that goes away together, directories with what is in them."""
+    """Return the risk of all deletions together."""
     if count > BULK_LIMIT:
         return Risk(Level.HIGH, f"{count:,} files and directories go away")
     return Risk(Level.MEDIUM, f"{count:,} files and directories go away") if count > _MANY_DELETIONS else NONE
 
 
 _PREDICTED = {
-    Does.DESTROYS: Risk(Level.HIGH, "what it takes away cannot be had back by the same tool"),
+    Does.DESTROYS: Risk(Level.HIGH, "the same tool cannot bring back what it removes"),
     Does.PRIVILEGE: Risk(Level.HIGH, "it becomes somebody else"),
     Does.SYSTEM: Risk(Level.HIGH, "it is about services, mounts, accounts or the kernel"),
     Does.NETWORK: Risk(Level.MEDIUM, "it reaches beyond this machine"),
@@ -95,44 +95,44 @@ _PREDICTED = {
 
 
 def of_prediction(kind: Does) -> Risk:
-    """Of what the text of a command says that it does."""
+    """Return the risk of a predicted effect."""
     return _PREDICTED.get(kind, NONE)
 
 
 def of_program(allowed: bool) -> Risk:
-    """Of a program that was started, or could not be."""
+    """Return the risk of a program that was started, or not allowed to."""
     return NONE if allowed else Risk(Level.MEDIUM, "the policy does not let it be started")
 
 
 def of_request(kind: str, target: str) -> Risk:
-    """Of something that would have gone over the network."""
+    """Return the risk of a network request."""
     host = target if kind == "resolve" else target.rpartition(":")[0]
     if host in _METADATA:
-        return Risk(Level.HIGH, "credentials of this machine are handed out there")
+        return Risk(Level.HIGH, "the machine's credentials are handed out there")
     if kind == "listen":
         return Risk(Level.LOW, "it waits for others to connect, inside the sandbox")
     return Risk(Level.MEDIUM, "it would reach beyond this machine")
 
 
 def of_secret(kind: str, why: str) -> Risk:
-    """Of a secret that it was given (a variable) or tried to read (a file)."""
+    """Return the risk of a secret: a given variable, or a file that it tried to read."""
     if kind == "variable":
         return Risk(Level.MEDIUM, "it was handed in, and could be written or sent anywhere it reaches")
     return Risk(Level.HIGH, f"it tried to read what is hidden: {why}")
 
 
 def of_unlisted(why: str) -> Risk:
-    """Of what cannot be told: nobody knows that it is harmless."""
+    """Return the risk of changes that cannot be listed."""
     return Risk(Level.HIGH, f"not all that it changed can be told: {why}") if why else NONE
 
 
 def of_unseen(why: str) -> Risk:
-    """Of a run of which somebody saw a part: there may have been more requests, programs and secrets."""
+    """Return the risk of an incomplete observation: there may be more requests, programs and secrets."""
     return Risk(Level.MEDIUM, f"not all that it tried was seen: {why}") if why else NONE
 
 
 def of_end(code: int, reason: str) -> Risk:
-    """Of how it ended."""
+    """Return the risk of how the run ended."""
     if reason != "exited":
         return Risk(Level.MEDIUM, "it was cut off, so what it changed may be half of it")
     return Risk(Level.MEDIUM, "it failed, so what it changed may be half of it") if code else NONE

@@ -1,8 +1,7 @@
-"""Run something on a clone of the machine as the project's sandbox sees it, and make a plan of what it did there.
+"""Simulate a command: run it on a clone of the machine as the project's sandbox sees it, and plan its effects.
 
-The clone has a copy of what waits in the sandbox, and layers of its own on top of that. Neither the sandbox nor the machine is written.
-Where something waits, a path that both have changed is in the plan as it would be on the machine: what is shown is all that is carried
-over, and a path that only the sandbox has changed is not part of it.
+The clone has a copy of the sandbox's unpromoted changes, and layers of its own on top. Neither the sandbox nor the machine is written. A
+path that both have changed is in the plan as it would be on the machine; one that only the sandbox has changed is not part of the plan.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from contextlib import ExitStack, contextmanager
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.engine.run import SCRATCH, Session
+from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation import effects, git, risk
 from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.canonical import digest_of_plain, plain
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.runtime.observe.events import NOT_ALL
+from agent_sandbox.runtime.observe import NOT_ALL
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.saved_plans import Plans, PlanState
 from agent_sandbox.workspace.stored_sandbox import Stored
@@ -28,7 +28,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Simulated:
-    """A plan, how its run went, and the layers of it; `kept` says whether it can still be carried out later. Good for the block."""
+    """A plan, the outcome of its run, and its layers. `kept` says whether the plan was stored. Valid in the block."""
 
     plan: EffectPlan
     outcome: Outcome
@@ -53,9 +53,9 @@ def simulated(
 ) -> Iterator[Simulated]:
     """Simulate the work. Raises as `Session.run` does.
 
-    `waiting` is the project's sandbox, for what waits in it, and None for a clone of the bare machine; `governed` the digest of the policy
-    that a plan is good under. `on_busy` is told who has the sandbox, which is then waited for; without it `Busy` is raised. Without
-    `keep` nothing is left of it after the block.
+    `waiting` is the project's sandbox with unpromoted changes, and None for a clone of the bare machine. `governed` is the digest of the
+    policy under which the plan is valid. `on_busy` is told who uses the sandbox, which is then waited for; without it `Busy` is raised.
+    Without `keep` nothing is left after the block.
     """
     policy = session.policy
     with plans.making(project) as state:
@@ -94,24 +94,24 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
     try:
         return read(), ""
     except WorkspaceError as error:
-        return ChangeSet(), f"what it changed cannot be listed: {error.message}"
+        return ChangeSet(), f"its changes cannot be listed: {error.message}"
 
 
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
-    """The plan of work that runs on layers of its own anyway, in a sandbox without a project. It cannot be carried out."""
-    found: list[tuple[FileEffect, ...]] = []
+    """Plan work in a sandbox without a project, on throw-away layers. The plan cannot be applied."""
+    file_effects: list[tuple[FileEffect, ...]] = []
     problems: list[str] = []
 
     def keep(changes: ChangeSet, contents: Contents) -> None:
         known, unread = effects.file_effects(changes, contents, project)
         problems.append(unread)
-        found.append(effects.with_risks(known.values(), changes, contents, project))
+        file_effects.append(effects.with_risks(known.values(), changes, contents, project))
 
     outcome = session.run(replace(work, on_changes=keep, observe=True))
     policy = session.policy
-    plan = plan_of(work, outcome, policy, project, found[0] if found else (), governed=policy.digest(), clock=clock)
+    plan = plan_of(work, outcome, policy, project, file_effects[0] if file_effects else (), governed=policy.digest(), clock=clock)
     listed = bool(problems) or not policy.files.write
-    return replace(plan, unlisted=problems[0] if problems else "" if listed else "what it changed cannot be listed")
+    return replace(plan, unlisted=problems[0] if problems else "" if listed else "its changes cannot be listed")
 
 
 def _given_up(path: str) -> str:
@@ -119,7 +119,7 @@ def _given_up(path: str) -> str:
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
-    """Give the clone what waits in the sandbox. Returns that, as effects."""
+    """Copy the unpromoted changes of the sandbox into the clone; return them as effects."""
     if not waiting.state.exists:
         return {}
     with ExitStack() as held:
@@ -130,29 +130,29 @@ def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable
                 raise
             on_busy(busy)
             held.enter_context(waiting.state.lock(wait=True, command="simulation"))
-        found = pending(waiting, policy)
-        if found:
+        unpromoted = pending(waiting, policy)
+        if unpromoted:
             waiting.copy_to(state, policy.limits.disk_bytes)
-    return found
+    return unpromoted
 
 
 def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
-    """What waits in a sandbox, as effects. Raises `WorkspaceError` when it cannot be read whole."""
+    """Return the unpromoted changes of a sandbox as effects. Raises `WorkspaceError` if they cannot be read completely."""
     if not stored.state.exists:
         return {}
     with stored.opened() as stack:
         found, problem = effects.file_effects(stored.changes_in(stack, policy), stack, stored.state.project)
     if problem:
         raise WorkspaceError(
-            f"what waits in the sandbox cannot be read whole, so nothing can be simulated on it: {problem}",
+            f"the unpromoted changes of the sandbox cannot be read completely, so nothing can be simulated on them: {problem}",
             hint="promote it or drop it first, or simulate on the bare machine: --throw-away",
         )
     return found
 
 
-def base_of(found: dict[str, FileEffect]) -> str:
-    """What names a state of a sandbox by what waits in it."""
-    return digest_of_plain([plain(effect) for effect in found.values()]) if found else NOTHING_WAITS
+def base_of(unpromoted: dict[str, FileEffect]) -> str:
+    """Return the digest of unpromoted changes."""
+    return digest_of_plain([plain(effect) for effect in unpromoted.values()]) if unpromoted else NOTHING_WAITS
 
 
 def plan_of(
@@ -165,7 +165,7 @@ def plan_of(
     governed: str,
     clock: Callable[[], float],
 ) -> EffectPlan:
-    """The plan of a run, without what only its layers tell."""
+    """Return the plan of a run, without what only its layers tell."""
     read = effects.understood(work)
     observed = outcome.observed
     watched = bool(observed)  # the start of the program at least, where somebody watches
@@ -190,7 +190,7 @@ def plan_of(
 
 
 def _command(work: Work) -> tuple[str, ...]:
-    """What names it: its words, or of code the language and the digest."""
+    """Return the words of a command; for code its language, digest and arguments."""
     if isinstance(work.what, Code):
         return (f"{work.what.language} code", f"sha256:{sha256(work.what.source.encode()).hexdigest()}", *work.what.arguments)
     return work.what.argv

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.notify import EXECUTES, OPENS, RESOLVER_PORT, Call
-from agent_sandbox.runtime.observe.events import CONNECT, EXECUTE, LISTEN, READ, WRITE
-from agent_sandbox.runtime.observe.fake_dns import Names
+from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, WRITE
+from agent_sandbox.runtime.observe.fake_dns import FakeDns
 
 Found = tuple[str, str, str, bool]  # the fields of a `Seen`
 
@@ -48,13 +48,13 @@ _LINKED: dict[str, _Place] = {"link": (None, 0), "linkat": (0, 1)}  # the existi
 _OPENED: dict[str, _Place] = {name: (None, 0) if name in ("open", "creat") else (0, 1) for name in OPENS}
 
 
-class Interpreter:
+class SyscallDecoder:
     """The decoder for the calls of one run.
 
     `python` is the path to report for the interpreter that runs code, `servers` are the addresses of our DNS server.
     """
 
-    def __init__(self, python: str, names: Names, servers: frozenset[str]) -> None:
+    def __init__(self, python: str, names: FakeDns, servers: frozenset[str]) -> None:
         self._python = python
         self._names = names
         self._servers = servers

@@ -22,7 +22,7 @@ _NO_SUCH_NAME, _FAILURE = 3, 2
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
-class Names:
+class FakeDns:
     """The queried names and the made-up address of each."""
 
     def __init__(self, search: Sequence[str] = ()) -> None:

@@ -27,9 +27,9 @@ from contextlib import suppress
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.notify import NotifyListener, take_listener
 from agent_sandbox.kernel.wire import HEARD, LISTENING, SCRIPTS
-from agent_sandbox.runtime.observe.decoder import Found, Interpreter
-from agent_sandbox.runtime.observe.events import FAILED, RESOLVE, TOO_MANY, Seen
-from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, Names
+from agent_sandbox.runtime.observe import FAILED, RESOLVE, TOO_MANY, SeenAttempt
+from agent_sandbox.runtime.observe.decoder import Found, SyscallDecoder
+from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, FakeDns
 
 MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of kept observations: distinct ones, and characters of their names
 _QUESTIONS_AT_ONCE = 16
@@ -61,9 +61,9 @@ class Observer:
         """Take ownership of `listener` and `sockets`. `python` is the path to report for the interpreter that runs code."""
         self._listener = NotifyListener(listener)
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
-        self._names = Names(search)
+        self._names = FakeDns(search)
         servers = frozenset(sock.getsockname()[0] for sock in self._sockets.values())
-        self._interpreter = Interpreter(python, self._names, servers)
+        self._interpreter = SyscallDecoder(python, self._names, servers)
         self._seen: dict[Found, int] = {}
         self._characters = 0
         self._unseen = self._failed = 0
@@ -82,7 +82,7 @@ class Observer:
         """Start recording: the guest gets its program now. Earlier calls were our own."""
         self._begun = True
 
-    def taken(self) -> tuple[tuple[tuple[Seen, int], ...], tuple[str, ...]]:
+    def taken(self) -> tuple[tuple[tuple[SeenAttempt, int], ...], tuple[str, ...]]:
         """Return the observations since the last call, with their counts and in order of first appearance, and notes about missing ones."""
         with self._lock:
             seen, self._seen, self._characters = self._seen, {}, 0
@@ -92,7 +92,7 @@ class Observer:
             notes.append(f"{TOO_MANY}: {unseen} calls after {len(seen)} of them were not looked at")
         if failed:
             notes.append(f"{failed} {FAILED}")
-        return tuple((Seen(*found), times) for found, times in seen.items()), tuple(notes)
+        return tuple((SeenAttempt(*found), times) for found, times in seen.items()), tuple(notes)
 
     def close(self) -> None:
         """Stop the thread, once no process of the guest is left. Idempotent."""

@@ -1,7 +1,7 @@
-"""One run, as its supervisor sees it: a guest that waits for its program, gets it, is pumped, and ends.
+"""The supervisor's handle of one guest: it waits for its program, gets it, is pumped, and ends.
 
-Everything that crosses to the guest's side is here: the request (paths and limits) to init, the program to the guest alone, orders to init,
-and its reports back. So is what takes the supervisor's own power: init is moved into its cgroup and, as root, given its ids.
+All messages to the guest's side are here: the request (paths and limits) to init, the program to the guest alone, orders to init, and its
+reports. So is what needs the supervisor's own power: init is moved into its cgroup and, as root, given its ids.
 """
 
 from __future__ import annotations
@@ -14,30 +14,25 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken
-from agent_sandbox.kernel import cgroups, ids, wire
+from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
 from agent_sandbox.kernel.wire import (
     GO,
     HERE,
-    INPUTS,
     JAVASCRIPT,
     MAPPED,
     ORDER,
     PYTHON,
-    READY,
-    REFUSAL_BYTES,
-    REPORT_BYTES,
     SCRIPTS,
     SIGNAL,
 )
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Argv, Completed, Exit, JavaScriptCode, Launch, PythonCode, Reason, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
-from agent_sandbox.runtime.process.exit_status import await_end_of, exit_of
 from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.process.request import counted, request_for, watched
-from agent_sandbox.runtime.process.zygote import Line, Zygote
+from agent_sandbox.runtime.process.report import GuestReport, Reply, await_end_of, exit_of, parsed
+from agent_sandbox.runtime.process.zygote import GuestLine, Zygote
 
 if TYPE_CHECKING:
     from typing import Any
@@ -45,84 +40,72 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.observe.observer import Observer
 
 
-@dataclass(frozen=True)
-class Said:
-    """What it came to. `refused` is the exit code for a program that was not started, for the reason in `why`; else None."""
-
-    inputs: bytes = b""
-    refused: int | None = None
-    why: str = ""
-
-
-class Answer:
-    """Taken as it comes, or at the end."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._kept = b""
-
-    def refusal(self) -> str | None:
-        """Wait for the first byte. None when the guest is ready, otherwise its reason. Raises TimeoutError as the socket's timeout says.
-
-        No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
-        """
-        first = self._socket.recv(1)
-        if first == READY:
-            return None
-        words = first
-        while len(words) < REFUSAL_BYTES and (more := self._socket.recv(REFUSAL_BYTES - len(words))):
-            words += more
-        return parsed(words).why or "it ended before it was ready"
-
-    def take(self) -> bool:
-        """Take what there is. False when the other side has gone."""
-        self._socket.settimeout(0)
-        try:
-            said = self._socket.recv(65536)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._kept += said[: REPORT_BYTES - len(self._kept)]
-        return bool(said)
-
-    def said(self) -> Said:
-        """All of it, once nobody can say more. Nothing may have come: it was ended before it could answer."""
-        before = -1
-        while len(self._kept) != before and self.take():
-            before = len(self._kept)
-        return parsed(self._kept)
-
-
-def parsed(words: bytes) -> Said:
-    """What a guest's last words mean."""
-    if words.startswith(INPUTS):
-        return Said(words.removeprefix(INPUTS))
-    if not words:
-        return Said()
-    code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
-    return Said(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
-
-
+SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
+DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the program's root is not
 READY_SECONDS = 60.0  # a guard against a host that hangs, far above the few milliseconds it takes: heavy load must not fail runs
 TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
 MOMENT = 0.005  # seconds that a turn may take before init is told to watch its time
 GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
 
 
-class ProcessGuest:
-    """One run, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
+def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
+    """Return the request to init. With an `inner_root` the program has that directory as its root, in a process of ours."""
+    limits = launch.limits
+    native = not isinstance(launch.program, Hosted)
+    return {
+        "plan": mount_plan.encode(launch.root),
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_bytes,
+        "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
+        "open_files": limits.open_files,
+        "sized": not isinstance(launch.root.layers, mount_plan.OnDisk),
+        "in_memory": isinstance(launch.root.layers, mount_plan.ThrowAway),
+        "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
+        "may_fork": launch.processes,
+        "may_exec": launch.processes or native,
+        "system": launch.system,
+        "python": not native,
+        "readable": launch.writable,  # whether anybody will ask what was written
+        "farewell": bool(inner_root),  # our process lives to its end, and reports the end of the program in it
+        "observe": launch.observe,
+        "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
+        "tmp": f"{inner_root}/tmp",
+        "executables": None if launch.processes or not native else list(launch.executables),
+        "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
+    }
 
-    `layers` is a descriptor of its upper layers, readable until `close`; None when the launch lets nothing be written.
+
+def counted(launch: Launch) -> dict[str, Any]:
+    """Return the settings of a guest that counts fuel or is deterministic."""
+    return {
+        "fuel": launch.limits.fuel,
+        "seed": launch.deterministic,
+        "memory": launch.limits.memory_bytes,
+        "watch": launch.watch_inputs,
+    }
+
+
+def watched(launch: Launch) -> tuple[str, int] | None:
+    """Return the layers that the keeper has to measure, and their limit: layers on disk have no size of their own."""
+    if isinstance(launch.root.layers, mount_plan.OnDisk) and launch.limits.disk_bytes is not None:
+        return launch.root.layers.path, launch.limits.disk_bytes
+    return None
+
+
+class ProcessGuest:
+    """A guest, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
+
+    `layers` is a descriptor of its upper layers, readable until `close`; None if nothing can be written.
     """
 
-    def __init__(self, launch: Launch, keeper: Zygote) -> None:
+    def __init__(self, launch: Launch, keeper: Zygote, inner_root: str = "") -> None:
         self.launch = launch
+        self._inner_root = inner_root
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
         self._init = 0  # its pid; not another's before we are done with the run
         self._cgroup = cgroups.Cgroup()
-        self.irrevocable = False  # whether something was done for it that a second run must not repeat: a tool of the caller's was called
+        self.irrevocable = False  # whether a tool was called, which a second run must not repeat
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # and the exit code for that
         self._messages: dict[str, dict[str, Any]] = {}
@@ -143,9 +126,9 @@ class ProcessGuest:
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
-        self._answer, self._said = Answer(self._payload), Said()
+        self._answer, self._said = Reply(self._payload), GuestReport()
 
-    def _begin_at(self, keeper: Zygote) -> Line:
+    def _begin_at(self, keeper: Zygote) -> GuestLine:
         theirs: list[int] = []
         try:
             if not self.launch.terminal:
@@ -162,7 +145,7 @@ class ProcessGuest:
             wire.close_all(theirs)
 
     def prepare(self) -> None:
-        """Have the guest made and wait until every guarantee is in force. It then waits for its program, and ends itself if none comes."""
+        """Make the guest, and return when every guarantee is in force. It then waits for its program, and ends if none comes."""
         try:
             self._make_cgroup()
             if layers := watched(self.launch):
@@ -171,7 +154,7 @@ class ProcessGuest:
             self._payload.settimeout(READY_SECONDS)
             if self.launch.observe:
                 self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # it will say who it is
-            wire.send(self._control, {**request_for(self.launch), "enforced": self._cgroup.enforces})
+            wire.send(self._control, {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
             why = str(error) or "it took too long"
@@ -194,13 +177,13 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is still there, when it has no program yet or no turn: nothing is said on the control socket then but of its end."""
+        """Whether it lives and waits for its program or turn. The control socket is then readable only at its end."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
 
     def begin(self, launch: Launch) -> None:
-        """Start the clock and hand over the program. `launch` is built for the same view and limits, wall time aside."""
+        """Start the clock and send the program. `launch` has the same view and limits, except wall time."""
         self.launch = launch
         self._began = time.monotonic()
         if self._observer is not None:
@@ -216,14 +199,14 @@ class ProcessGuest:
             raise LaunchFailed(f"the program could not be handed over: {error.strerror or error}", hint="try again") from error
 
     def _start_clock(self) -> None:
-        """Have init end it when its time is over, whatever becomes of us. A turn that is over in a moment need not trouble init."""
+        """Make init end the run at its deadline, even if we die. A very short turn does not involve init."""
         if not self._clocked:
             self._clocked, wall = True, self.launch.limits.wall_seconds
             with suppress(OSError):  # it has ended, as we are about to hear
                 self._allow(None if wall is None else self._left(wall))
 
     def _deadline(self, wall: float) -> float:
-        """When its time is over. That in which it waited for its host is not its own."""
+        """Return the deadline. Time spent waiting for the host does not count."""
         talk = self.launch.talk
         return min(self._began + self._waited + wall, math.inf if talk is None else talk.clock.ends)
 
@@ -238,7 +221,7 @@ class ProcessGuest:
                 self._allow(self._left(math.inf))
 
     def _resume_clock(self) -> None:
-        """Count from here on. Init is told when there is more to tell than a moment: each message costs it a wake-up."""
+        """Let the clock run again. Init is told of more than a moment only: each message wakes it."""
         talk, wall = self.launch.talk, self.launch.limits.wall_seconds
         if self._stopped is None or talk is None:
             return
@@ -249,7 +232,7 @@ class ProcessGuest:
                 self._allow(self._left(wall))
 
     def _allow(self, wall: float | None) -> None:
-        """So many seconds from now."""
+        """Tell init that the run has so many seconds from now."""
         self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
 
     def _await_readiness(self) -> None:
@@ -280,11 +263,11 @@ class ProcessGuest:
         self._control.settimeout(None)
 
     def _init_is_there(self) -> bool:
-        """Wait for init. When its byte does not come, what comes instead is a message that says what is wrong, or nothing at all."""
+        """Wait for init's byte, and return whether it came: instead there may be an error message, or nothing."""
         return self._control.recv(1, socket.MSG_PEEK) == HERE
 
     def _hand_over(self) -> None:
-        """Send the program. An empty answer will say that it has started, anything else why it could not."""
+        """Send the program. An empty reply means that it has started; another one is the reason why not."""
         program = self.launch.program
         message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
         match program:
@@ -307,7 +290,7 @@ class ProcessGuest:
 
     @property
     def init(self) -> int:
-        """The pid of its init, for whoever has to look into its namespaces while it runs."""
+        """The pid of its init, to look into its namespaces while it runs."""
         return self._init
 
     @property
@@ -316,7 +299,7 @@ class ProcessGuest:
         return self._terminal
 
     def wake_on(self, fd: int) -> None:
-        """Have `wait` also watch a non-blocking descriptor, the far end of `signal.set_wakeup_fd`, and read away what it holds.
+        """Make `wait` watch and drain a non-blocking descriptor, too: the far end of `signal.set_wakeup_fd`.
 
         Python runs signal handlers between its own steps: one that comes just before a call that waits would be noticed only at its end.
         """
@@ -346,7 +329,7 @@ class ProcessGuest:
             return
 
     def wait(self) -> Completed:
-        """Pump until nothing of the guest lives, then say how it ended. What may remain for an instant is our own clean-up."""
+        """Pump until nothing of the guest lives, and return its end. Only our own clean-up may go on for a moment."""
         limit = self.launch.limits.output_bytes
         poller = Poller()
         source: Source | None
@@ -367,7 +350,7 @@ class ProcessGuest:
         return self._with_observed(replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs))
 
     def _with_observed(self, completed: Completed) -> Completed:
-        """With what it was seen to try since the last time."""
+        """Return it with the attempts observed since the last time."""
         if self._observer is None:
             return completed
         observed, said = self._observer.taken()
@@ -375,10 +358,10 @@ class ProcessGuest:
         return replace(completed, observed=observed)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
-        """Answer the guest's question for its next turn, with the limits and callbacks of `launch`, and pump until it asks again.
+        """Give the guest its next turn, with the limits and callbacks of `launch`, and pump until it asks for another.
 
-        What it asks with is returned beside what it put out meanwhile; None, and how it ended, when it ended instead. Between turns nothing
-        of it is listened to, and it has `idle` seconds. One at a time.
+        Returns the output and the request for the next turn; if it ended instead, its end and None. Between turns nothing is read from it,
+        and it has `idle` seconds. One turn at a time.
         """
         assert self._talk is not None
         self.launch, self._began = launch, time.monotonic()
@@ -404,7 +387,7 @@ class ProcessGuest:
         return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
-        """Until nothing of the guest lives; or until it asks for its next turn, and then with what."""
+        """Pump until nothing of the guest lives, or until it asks for its next turn; return that request."""
         wall = self.launch.limits.wall_seconds
         late = False
         talk = self._talk
@@ -421,7 +404,7 @@ class ProcessGuest:
             poller.add(self._waker, self._woken)
         if self.launch.watch_inputs:  # more than a socket holds by itself
             poller.add(self._payload.fileno(), self._answer.take)
-        look = self.launch.on_tick if self.layers is not None else None
+        ticks = self.launch.on_tick
         if talk is not None:
             talk.join(poller)
         while control in poller and "exit" not in self._messages:
@@ -431,10 +414,11 @@ class ProcessGuest:
                 self._end("garbled")
             deadline = None if wall is None or late else self._deadline(wall) + GRACE_SECONDS
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if cpu is not None or look is not None or (talk is not None and talk.hung_up):
+            if cpu is not None or ticks or (talk is not None and talk.hung_up):
                 timeout = TICK if timeout is None else min(timeout, TICK)
-            if look is not None and self.layers is not None and time.monotonic() >= look_at:
-                look(self.layers)
+            if ticks and time.monotonic() >= look_at:
+                for tick in ticks:
+                    tick()
                 look_at = time.monotonic() + TICK
             if not self._clocked:
                 timeout = MOMENT if timeout is None else min(timeout, MOMENT)
@@ -481,12 +465,12 @@ class ProcessGuest:
             fuel=self.launch.limits.fuel,
             wall=wall,
         )
-        if end.reason is Reason.GARBLED:
+        if end.reason is ExitReason.GARBLED:
             self.refused = self._talk.lost if self._talk is not None else ""
-        return replace(end, code=self._refused) if self._refused is not None and end.reason is Reason.EXITED else end
+        return replace(end, code=self._refused) if self._refused is not None and end.reason is ExitReason.EXITED else end
 
     def _outgrown(self) -> bool:
-        """Whether the keeper has ended the run because its layers hold more than they may."""
+        """Return whether the keeper has ended the run because its layers exceed their limit."""
         if self._full is None:
             return False
         try:
@@ -507,7 +491,7 @@ class ProcessGuest:
             await_end_of(self._init, GRACE_SECONDS)
 
     def ended(self) -> Exit:
-        """How it ended, when that was between two turns."""
+        """Return the end of a guest that ended between two turns."""
         self.settle()
         return self._exit({})
 

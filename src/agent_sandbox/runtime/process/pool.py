@@ -1,4 +1,4 @@
-"""Guests made beforehand: confined, and waiting for their program. Each is used once; when there is none, a run is simply slower.
+"""A pool of guests made beforehand: confined, and waiting for their program. Each is used once; without one, a run is slower.
 
 A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
 (program, environment, input, working directory, wall time, conversation) reaches a guest only when it is used. A thread refills the shelves
@@ -19,19 +19,18 @@ from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mount_plan import Copies, ThrowAway
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.request import request_for
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest, request_for
 
 IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
 CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
 HECTIC_SECONDS = 0.2  # for so long after a run found nothing, the next guest is made at once, beside the runs
-LOOK_SECONDS = 1.0  # between looks at guests that nobody takes: whoever killed one does not tell us
-POLITE_SECONDS = 0.003  # after a run: whoever waits for its outcome comes before those who will want the next
+LOOK_SECONDS = 1.0  # between looks at waiting guests: one may have been killed from outside
+POLITE_SECONDS = 0.003  # after a run: its caller comes before the next guest
 
 
 @dataclass
 class _Shelf:
-    """`wanted` guests for launches like `launch`, which itself has no code, environment or input in it."""
+    """A shelf of `wanted` guests for launches like `launch`, which has no code, environment or input in it."""
 
     launch: Launch
     wanted: int = 0
@@ -54,7 +53,7 @@ class Pool:
         self._closed = False
 
     def take(self, launch: Launch) -> ProcessGuest | None:
-        """A waiting guest for this launch, or None. Either way there will be one for the next like it."""
+        """Return a waiting guest for this launch, or None. Either way another is made for the next launch like it."""
         key = kind_of(launch)
         if key is None:
             return None
@@ -86,12 +85,12 @@ class Pool:
 
     @property
     def waiting(self) -> int:
-        """How many guests wait."""
+        """The number of waiting guests."""
         with self._changed:
             return sum(len(shelf.guests) for shelf in self._shelves.values())
 
     def close(self) -> None:
-        """End all that wait."""
+        """End all waiting guests."""
         with self._changed:
             self._closed = True
             thread = self._thread
@@ -100,7 +99,7 @@ class Pool:
             thread.join()
 
     def _tend(self, *, after: float = 0.0) -> None:
-        """Have the thread look again, after so many seconds; with the lock held."""
+        """Wake the thread, after so many seconds. The caller holds the lock."""
         self._pause = after
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
@@ -127,7 +126,7 @@ class Pool:
                 self._fill(shelf)
 
     def _clear(self) -> list[ProcessGuest]:
-        """Take away what is not wanted any more; with the lock held."""
+        """Remove and return surplus guests. The caller holds the lock."""
         now = time.monotonic()
         surplus: list[ProcessGuest] = []
         for key, shelf in list(self._shelves.items()):
@@ -147,7 +146,7 @@ class Pool:
         return surplus
 
     def _most_wanting(self) -> _Shelf | None:
-        """The shelf to fill next: the one used last of those that lack something, while there is room for another guest at all."""
+        """Return the shelf to fill next: of those that lack guests, the one used last; None if the pool is full."""
         if sum(len(shelf.guests) for shelf in self._shelves.values()) >= self._most:
             return None
         lacking = [shelf for shelf in self._shelves.values() if len(shelf.guests) < shelf.wanted]
@@ -168,7 +167,7 @@ class Pool:
 
 
 def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
-    """Names the kind of a launch; None when its guest cannot be made beforehand.
+    """Return the kind of a launch, as a key; None if its guest cannot be made beforehand.
 
     Not for a terminal, whose size is the run's; nor on layers that are kept, which have one user at a time; nor with copies, which are made
     of what is there when the run starts; nor for one that is observed, whose guest has somebody to wait for from its beginning.
@@ -186,4 +185,4 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
 def _without_secrets(launch: Launch) -> Launch:
     program = PythonCode("") if isinstance(launch.program, Hosted) else Argv(())
     stdin = DEVNULL if launch.stdin == DEVNULL else b""
-    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=None, talk=None)
+    return replace(launch, program=program, env={}, cwd="/", stdin=stdin, on_output=None, on_ready=(), on_tick=(), talk=None)

@@ -1,4 +1,4 @@
-"""What the `process` runtime would enforce on this host, as a launch shows that goes through everything a real one does.
+"""Probe the `process` runtime: a real launch shows what it enforces on this host.
 
 The guest itself looks around and says what it sees; being told that a protection was switched on is not enough.
 """
@@ -24,7 +24,7 @@ from agent_sandbox.kernel.mount_plan import (
 )
 from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.runtime.base import Launch, PythonCode, Reason, Support
+from agent_sandbox.runtime.base import ExitReason, Launch, PythonCode, Support
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
@@ -70,7 +70,7 @@ def probe(runtime: ProcessRuntime) -> Support:
     except OSError as error:
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: str(error)})
     seen = dict(line.split(" ", 1) for line in completed.stdout.decode(errors="replace").splitlines() if " " in line)
-    if completed.exit.reason is not Reason.EXITED or completed.exit.code != 0:
+    if completed.exit.reason is not ExitReason.EXITED or completed.exit.code != 0:
         said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
@@ -78,7 +78,7 @@ def probe(runtime: ProcessRuntime) -> Support:
 
 
 def trial(code: str) -> Launch:
-    """A launch of code on a view that needs next to nothing of the machine."""
+    """Return a launch of code on a minimal view."""
     plan = MountPlan(
         ThrowAway(SIZE),
         (

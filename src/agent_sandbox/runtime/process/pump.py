@@ -25,7 +25,7 @@ PATIENCE_BYTES = 64 << 20  # dropped output after which a run is ended
 
 
 def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> None:
-    """Make the guest's three streams. Each end is noted as soon as it is there, to be closed even if we run out of descriptors."""
+    """Make the guest's three streams. Each end is noted at once, so that it is closed even if we run out of descriptors."""
     if stdin == DEVNULL:
         theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     else:
@@ -58,11 +58,11 @@ class Sink:
 
     @property
     def overflowing(self) -> bool:
-        """Whether patience with this stream has ended."""
+        """Whether so much was dropped that the run must end."""
         return self._limit is not None and self._taken > max(16 * self._limit, PATIENCE_BYTES)
 
     def take(self) -> bool:
-        """Take what there is. False when the stream has ended."""
+        """Read what there is. Returns False when the stream has ended."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
@@ -84,7 +84,7 @@ class Sink:
         return True
 
     def drain(self) -> None:
-        """Take what is left, after every writer has gone."""
+        """Read the rest, after every writer has gone."""
         before = -1
         while before != self._taken:
             before = self._taken
@@ -92,7 +92,7 @@ class Sink:
                 return
 
     def take_what_is_there(self) -> None:
-        """Take what was written by now, however fast somebody goes on writing."""
+        """Read what was written until now, even if writers go on."""
         import fcntl  # only sessions need them
         import termios
 
@@ -104,7 +104,7 @@ class Sink:
             left -= self._taken - before
 
     def kept(self) -> bytes:
-        """What was collected."""
+        """Return the collected output."""
         return b"".join(self._parts)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Sink:
 
 
 class Poller:
-    """Calls whoever waits for a descriptor when it is ready, and forgets who answers False.
+    """Calls a function when its descriptor is ready, and drops those that return False.
 
     Not epoll: the kernel bounds the watches of a user, those of rootless guests among them, and a guest could leave us none.
     """
@@ -126,17 +126,17 @@ class Poller:
         return fd in self._calls
 
     def add(self, fd: int, call: Callable[[], bool], *, event: int = select.POLLIN) -> None:
-        """Wait for it."""
+        """Watch a descriptor."""
         self._calls[fd] = call
         self._poll.register(fd, event)
 
     def drop(self, fd: int) -> None:
-        """Wait for it no longer."""
+        """Stop watching a descriptor."""
         if self._calls.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait so long at most, and call those who are ready. False when there was nobody."""
+        """Wait at most so long, and call the functions of ready descriptors. Returns whether there were any."""
         ready = self._poll.poll(None if seconds is None else seconds * 1000)
         for fd, _ in ready:
             call = self._calls.get(fd)
@@ -146,7 +146,7 @@ class Poller:
 
 
 class Source:
-    """The guest's input: given bytes, or what a descriptor of the caller's yields. The guest never holds that descriptor itself."""
+    """The guest's input: bytes, or the content of a caller's descriptor, which the guest itself never holds."""
 
     def __init__(self, data: bytes | int, fd: int, poller: Poller) -> None:
         self._from = data if isinstance(data, int) else None
@@ -157,7 +157,7 @@ class Source:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Wait for room when there is something to write, else for something to read; close when both are over."""
+        """Watch for room if there is something to write, else for something to read; close when both are over."""
         assert self._fd is not None
         if self._pending:
             self._poller.add(self._fd, self._write, event=select.POLLOUT)

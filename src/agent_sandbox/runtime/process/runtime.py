@@ -1,7 +1,7 @@
 """The `process` runtime: a native program or Python code on a copy-on-write view of this machine, as root and rootless.
 
-Here guests are asked for: from a zygote, from the pool of those already waiting, or by forking the caller when it says that it has but one
-thread. `running` is the supervisor's side of one run, and what confines the guest is in `kernel.guest_setup`.
+Guests come from a zygote, from the pool of waiting ones, or from a fork of the caller if that has one thread. `guest_handle` is the
+supervisor's side of one guest; `kernel.guest_setup` confines it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import COMMAND, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
+from agent_sandbox.runtime.base import COMMAND, Confined, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote
 
@@ -42,7 +42,7 @@ TRAITS = Traits("process", 20, frozenset({"python", "javascript", "ruby", "bash"
 
 
 class ProcessRuntime:
-    """Guests forked from zygotes, one zygote per set of preloaded modules. Safe to use from many threads, and on both sides of a fork."""
+    """The process runtime: one zygote for each set of preloaded modules. Safe to use from many threads, and on both sides of a fork."""
 
     def __init__(
         self,
@@ -52,17 +52,20 @@ class ProcessRuntime:
         warm: int = 0,
         start: Callable[[tuple[str, ...] | None], Zygote] = Zygote,
         traits: Traits = TRAITS,
+        inner_root: str = "",
     ) -> None:
         """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
 
         `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
-        `start` starts a zygote that has these modules. `traits` are those of a runtime that is built on this one.
+        `start` starts a zygote that has these modules. `traits` are those of a runtime that is built on this one, and `inner_root` is the
+        directory of the view that its programs have as their root: they then run inside a process of ours.
         """
         self.traits = traits
         self._single_threaded = single_threaded
         self._warm = warm
         self._start = start
+        self._inner_root = inner_root
         self._start_afresh()
         if forked is not None:
             self._zygotes[None] = forked
@@ -73,7 +76,7 @@ class ProcessRuntime:
             os.register_at_fork(after_in_child=lambda: (method := start_afresh()) and method())
 
     def _start_afresh(self) -> None:
-        """Also in a fork of the application: zygotes and waiting guests are its parent's, and another thread may have held the lock."""
+        """Start without zygotes and waiting guests, also in a fork of the application: they belong to the parent, and so may the lock."""
         self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
         self._lock = _thread.allocate_lock()
         self._pool = self._new_pool()
@@ -86,7 +89,7 @@ class ProcessRuntime:
         return Pool(self._make, most=self._warm)
 
     def probe(self) -> Support:
-        """What a launch would enforce here, as a live one shows."""
+        """Return what a launch would enforce here, shown by a live one."""
         from agent_sandbox.runtime.process.probe import probe
 
         return probe(self)
@@ -128,10 +131,10 @@ class ProcessRuntime:
         if guest is None:
             guest = self._make(launch)
         try:
-            if launch.on_ready is not None:
-                launch.on_ready(guest.init)
-            if launch.on_tick is not None and guest.layers is not None:
-                launch.on_tick(guest.layers)
+            if launch.on_ready:
+                confined = Confined(guest.init, guest.layers)
+                for tell in launch.on_ready:
+                    tell(confined)
             guest.begin(launch)
         except BaseException:
             guest.close()
@@ -139,14 +142,23 @@ class ProcessRuntime:
         return guest
 
     def _make(self, launch: Launch) -> ProcessGuest:
-        """A guest for this launch, confined and waiting for its program."""
+        """Make a guest for this launch, confined and waiting for its program."""
         zygote = self._zygote(launch)
         try:
-            return _prepared(launch, zygote)
+            return self._prepared(launch, zygote)
         except LaunchFailed:
             if zygote.alive or not zygote.came_up:
                 raise
-            return _prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
+            return self._prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
+
+    def _prepared(self, launch: Launch, zygote: Zygote) -> ProcessGuest:
+        guest = ProcessGuest(launch, zygote, self._inner_root)
+        try:
+            guest.prepare()
+        except BaseException:
+            guest.close()
+            raise
+        return guest
 
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them.
@@ -163,7 +175,7 @@ class ProcessRuntime:
             zygote.close(leaving=leaving)
 
     def _zygote(self, launch: Launch) -> Zygote:
-        """The one that has the launch's modules; for a program that is executed anyway, a fork of the caller where that may be."""
+        """Return the zygote with the launch's modules; for a native program a fork of the caller, if that has one thread."""
         key = None if self._single_threaded and not isinstance(launch.program, PythonCode) else launch.preload
         with self._lock:
             zygote = self._zygotes.get(key)
@@ -173,13 +185,3 @@ class ProcessRuntime:
             if zygote is None:
                 zygote = self._zygotes[key] = self._start(key)
             return zygote
-
-
-def _prepared(launch: Launch, zygote: Zygote) -> ProcessGuest:
-    guest = ProcessGuest(launch, zygote)
-    try:
-        guest.prepare()
-    except BaseException:
-        guest.close()
-        raise
-    return guest

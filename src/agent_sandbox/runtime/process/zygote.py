@@ -1,4 +1,4 @@
-"""The supervisor's side of a zygote: a process with the interpreter warm that forks every run, keeps it, and clears away after it.
+"""The supervisor's side of a zygote: a warm interpreter that forks every run, is its keeper, and cleans up after it.
 
 Usually it is our own interpreter, executed afresh (see `zygote_program`). A caller with one thread may fork itself instead, for programs
 that are executed anyway: it costs a twentieth of the time. Forked early, while the caller has loaded little, it gets ready beside it.
@@ -38,24 +38,24 @@ _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
 @dataclass(frozen=True)
-class Line:
-    """To one run: `control` to its init, `payload` to its guest. `number` is what the zygote calls it."""
+class GuestLine:
+    """The sockets to one run: `control` to its init, `payload` to its guest. `number` is the zygote's number of it."""
 
     number: int
     control: socket.socket
     payload: socket.socket
 
     def close(self) -> None:
-        """Hang up. An init that waits for its request ends itself then."""
+        """Close both sockets. An init that waits for its request then ends itself."""
         self.control.close()
         self.payload.close()
 
 
 class Zygote:
-    """The link to one zygote, which gets ready by itself: the first `start` waits for that. Safe to use from many threads."""
+    """The link to one zygote. The first `start` waits until it is ready. Safe to use from many threads."""
 
     def __init__(self, words: Sequence[str] | None = (), *, program: str = _PROGRAM) -> None:
-        """Execute one with these words, for the usual program modules to preload; with None, fork the caller, who must have one thread."""
+        """Execute a zygote with these words, usually modules to preload; with None fork the caller, which must have one thread."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         me = os.pidfd_open(os.getpid())
         try:
@@ -72,13 +72,13 @@ class Zygote:
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
-        """Where cgroups for its runs can be made."""
+        """The cgroup hierarchies in which its runs can be placed."""
         from agent_sandbox.kernel import cgroups  # not before there is a run to make: a zygote is forked early
 
         return cgroups.here()
 
-    def start(self, streams: Sequence[int]) -> Line:
-        """Have an init forked that waits for its request. `streams` are the guest's three, or none when init makes a terminal.
+    def start(self, streams: Sequence[int]) -> GuestLine:
+        """Fork an init that waits for its request. `streams` are the guest's three, or none if init makes a terminal.
 
         Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote never came up, OSError when it has gone or
         there are no descriptors left.
@@ -90,13 +90,13 @@ class Zygote:
                 self._await_readiness()
             return self._order(streams)
 
-    def _order(self, streams: Sequence[int]) -> Line:
+    def _order(self, streams: Sequence[int]) -> GuestLine:
         number = next(self._numbers)
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             for _ in ("control", "payload"):
                 pairs.append(socket.socketpair())
-            line = Line(number, pairs[0][0], pairs[1][0])
+            line = GuestLine(number, pairs[0][0], pairs[1][0])
             line.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before init says its first byte
             _send(self._link, marshal.dumps((START, number)), [*(theirs.fileno() for _, theirs in pairs), *streams])
         except OSError:
@@ -110,7 +110,7 @@ class Zygote:
         return line
 
     def watch(self, number: int, layers: str, limit: int) -> int:
-        """Have the layers of a run measured, and the run ended when they hold more than this many bytes.
+        """Have the keeper measure the layers of a run, and end it when they exceed this many bytes.
 
         Returns the end of a pipe on which a byte tells of that. Raises OSError.
         """
@@ -146,7 +146,7 @@ class Zygote:
         self.came_up = True
 
     def done(self, number: int) -> bool:
-        """Nobody here needs the run or its cgroup any more: its init may be reaped, and what is left of it cleared away.
+        """Release a run and its cgroup: the keeper may reap its init and clean up.
 
         False when the zygote has gone, and its runs with it: then clearing away is the caller's.
         """
@@ -163,11 +163,11 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still fork."""
+        """Whether the zygote can still fork."""
         return self._process >= 0 and not self._ends_within(0)
 
     def close(self, *, leaving: bool = False) -> None:
-        """End it, when the last of its runs has ended. `leaving` says that this process is about to end, too, and need not see that."""
+        """Let the zygote end after the last of its runs. With `leaving`, this process ends now, and does not wait."""
         with self._lock:
             self._closing = True
             if not self._open or not self.alive:
@@ -193,7 +193,7 @@ class Zygote:
 
 
 def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None:
-    """Send descriptors to the zygote, also while guests of ours have as many on the way as our own limit allows a user."""
+    """Send descriptors to the zygote. Retries while this user has too many in flight."""
     try:
         socket.send_fds(link, [order], list(descriptors))
     except OSError as error:
@@ -209,7 +209,7 @@ def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None
 
 
 def argv_for(program: str, *words: str) -> list[str]:
-    """A command that runs `main` of one of our modules in our own interpreter: its arguments are our root, `words`, and where packages are.
+    """Return a command that runs `main` of one of our modules. Its arguments are our root, `words`, and the package path.
 
     Not by `-m`: the application may have found us, or packages, by a search path of its own.
     """
@@ -217,12 +217,12 @@ def argv_for(program: str, *words: str) -> list[str]:
 
 
 def packages() -> str:
-    """Where packages are, for a process that is started without them."""
+    """Return the package path, for a process that starts without it."""
     return os.pathsep.join(path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages"))
 
 
 def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> int:
-    """Our own interpreter on our own module, with a complete environment; nothing of it comes from a guest."""
+    """Execute our interpreter on our module, with a complete environment; nothing of it comes from a guest."""
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
     argv = argv_for(program, str(link), str(supervisor), packages(), *words)
     kept = [
@@ -239,10 +239,10 @@ def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> 
 
 
 def _fork(link: socket.socket, supervisor: int) -> int:
-    """A fork of the caller that is its keeper, and has nothing of it but its memory.
+    """Fork the caller as keeper. The fork has nothing of the caller but its memory.
 
     No descriptor stays: a copy of the far end of a guest's input would keep that input from ending, one of a lock would hold the lock, one
-    of the caller's output would keep whoever reads it waiting for us.
+    of the caller's output would keep its reader waiting for us.
     """
     child = os.fork()
     if child:
@@ -263,12 +263,12 @@ def _fork(link: socket.socket, supervisor: int) -> int:
 
 
 def _orphans_are_reaped() -> bool:
-    """Whether process 1 is the machine's own init, which waits for whatever is left to it. In a container it may be any program."""
+    """Return whether process 1 is the machine's init, which reaps orphans. In a container it may be any program."""
     return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
-    """What to execute instead of an interpreter that belongs to us, and the variables that this needs.
+    """Return a sealed copy of an interpreter that this user could change, and the variables that it needs.
 
     A forked guest reaches the very file that the zygote was executed from, as /proc/self/exe and past its view. With our uid it could
     change the mode of that file, and on some kernels its content, if it were ours. Root's guests have other ids, and most files are root's.

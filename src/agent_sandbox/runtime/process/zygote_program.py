@@ -1,4 +1,4 @@
-"""What the zygote runs: import what guests will need, then be the keeper of runs, each forked from here.
+"""The zygote program: import what guests need, then be the keeper of runs, each forked from here.
 
 Everything imported here is copied, fork by fork, into every init and guest: keep it small. Modules of the supervisor's side do not belong
 here.
@@ -19,7 +19,7 @@ from agent_sandbox.runtime.guest import entry
 
 
 def begin() -> tuple[socket.socket, int, list[str]]:
-    """Take up what every zygote is started with: the link to the supervisor, its pidfd, and the words that are left."""
+    """Return the arguments of every zygote: the link to the supervisor, its pidfd, and the remaining words."""
     root, link_fd, supervisor_fd, packages, *words = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)

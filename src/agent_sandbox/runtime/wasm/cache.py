@@ -35,7 +35,7 @@ class Untrusted(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CachedFile:
     """A cached file and the SHA-256 digest that its content must have."""
 
     path: str
@@ -50,7 +50,7 @@ class Cache:
     records: str
     key: str
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> CachedFile | None:
         """Return the entry of this name, not yet checked; None if there is none."""
         try:
             with open(open_regular(self._record(name)), encoding="ascii") as file:
@@ -58,7 +58,7 @@ class Cache:
         except (OSError, UnicodeDecodeError):
             return None
         path = self._path(name)
-        return Entry(path, digest) if len(digest) == 64 and _DIGITS.issuperset(digest) and os.path.exists(path) else None
+        return CachedFile(path, digest) if len(digest) == 64 and _DIGITS.issuperset(digest) and os.path.exists(path) else None
 
     def keep(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         """Store a file whole or not at all: write the content under another name, write its record, then rename it.
@@ -98,7 +98,7 @@ class Cache:
             else:
                 os.unlink(path)
 
-    def used(self, entries: Iterable[Entry], now: float) -> None:
+    def used(self, entries: Iterable[CachedFile], now: float) -> None:
         """Mark these entries as used now, and remove files unused for two weeks: those of other versions of the engine or of ours."""
         for entry in entries:
             with suppress(OSError):  # another user's file, shared by all
@@ -148,7 +148,7 @@ def _create(path: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def checked(entry: Entry, copy: Callable[[bytes], object] | None = None) -> Iterator[int]:
+def checked(entry: CachedFile, copy: Callable[[bytes], object] | None = None) -> Iterator[int]:
     """Open a file, check its digest, and yield its descriptor. `copy` gets the content as it is read.
 
     Raises `Untrusted` if the file is missing, too large, writable by others or has another digest.
@@ -174,7 +174,7 @@ def checked(entry: Entry, copy: Callable[[bytes], object] | None = None) -> Iter
         os.close(fd)
 
 
-def sound(entry: Entry) -> bool:
+def sound(entry: CachedFile) -> bool:
     """Return whether the file is as it was made."""
     try:
         with checked(entry):

@@ -20,7 +20,7 @@ from agent_sandbox.runtime.wasm.recipe import IMAGES, INTERPRETER, JAVASCRIPT, P
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
 
 if TYPE_CHECKING:
-    from agent_sandbox.runtime.wasm.machine import Machine
+    from agent_sandbox.runtime.wasm.machine import WasmMachine
 
 
 def main() -> None:
@@ -112,21 +112,21 @@ def _missing(cache: Cache) -> list[str]:
     return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
-def _loaded(cache: Cache, name: str) -> Machine | None:
+def _loaded(cache: Cache, name: str) -> WasmMachine | None:
     """Load a compiled module, or return None if it is not as it was made or is for another processor.
 
     A home directory may be used on several machines.
     """
     from wasmtime import WasmtimeError
 
-    from agent_sandbox.runtime.wasm.machine import Machine
+    from agent_sandbox.runtime.wasm.machine import WasmMachine
 
     entry = cache.entry(name)
     if entry is None:
         return None
     try:
         with checked(entry) as fd:
-            return Machine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=name.startswith(COUNTING))
+            return WasmMachine.load(f"/proc/self/fd/{fd}" if sys.platform == "linux" else entry.path, counting=name.startswith(COUNTING))
     except (Untrusted, WasmtimeError):
         return None
 
@@ -146,8 +146,8 @@ def _compile(cache: Cache, name: str, module: bytes) -> None:
     cache.keep(name, lambda file: file.write(code))
 
 
-def _make_images(cache: Cache, machine: Machine, package: Package, names: list[str]) -> None:
-    from agent_sandbox.runtime.wasm.machine import Determinism
+def _make_images(cache: Cache, machine: WasmMachine, package: Package, names: list[str]) -> None:
+    from agent_sandbox.runtime.wasm.machine import DeterministicSettings
 
     with tempfile.TemporaryDirectory(dir=cache.directory, prefix=SCRATCH) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"
@@ -156,7 +156,7 @@ def _make_images(cache: Cache, machine: Machine, package: Package, names: list[s
         shutil.copyfile(package.library, f"{library}/{package.library_name}")
         for name in names:
             # Deterministic: an image must not contain the time and the random numbers of its maker.
-            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), Determinism(0, None, lambda *_: None))
+            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), DeterministicSettings(0, None, lambda *_: None))
             if instance.run(preparation(name)) != 0:
                 raise SystemExit(f"the interpreter could not be prepared for the image {name!r}")
             image = instance.memory()

@@ -26,8 +26,8 @@ from agent_sandbox.kernel.wire import FAREWELL, FAREWELL_FD, INPUTS, JAVASCRIPT,
 from agent_sandbox.runtime.guest.entry import enter, refuse, write_script
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.runtime.guest_rpc.client import Speaker
-from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, Interpreter, prelude
-from agent_sandbox.runtime.wasm.machine import Determinism, Image, Inside, Instance, Machine
+from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, QuickJS, prelude
+from agent_sandbox.runtime.wasm.machine import DeterministicSettings, Inside, Instance, MemoryImage, WasmMachine
 from agent_sandbox.runtime.wasm.recipe import OURS
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 
@@ -136,10 +136,12 @@ class Counted(Ending):
         return self._instance.fuel_used()
 
 
-class Guest:
+class WasmGuest:
     """The machines for Python and JavaScript and the Python images, made in the zygote. `run` is called once in each fork."""
 
-    def __init__(self, python: Machine, images: Mapping[str, Sequence[Image]], javascript: Machine, held: Mapping[str, int]) -> None:
+    def __init__(
+        self, python: WasmMachine, images: Mapping[str, Sequence[MemoryImage]], javascript: WasmMachine, held: Mapping[str, int]
+    ) -> None:
         """Take each image twice: the first copy stays as it was made, the second is for the rehearsal.
 
         `held` maps the names of compiled files to the descriptors that the engine has of them. Every fork replaces these by descriptors of
@@ -157,7 +159,7 @@ class Guest:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would only run after the program has ended
             self._open_again()
             instance: Instance | None = (waiting := self._python.instance(_DIRECTORIES))
-            interpreter: Interpreter | None = None
+            interpreter: QuickJS | None = None
             ready()
             rehearsed = False
             if not _asked(payload):
@@ -217,14 +219,14 @@ class Guest:
             instance.become(image)
         return instance
 
-    def _script(self, message: dict[str, Any], waiting: Interpreter | None, inputs: Inputs | None) -> Interpreter:
+    def _script(self, message: dict[str, Any], waiting: QuickJS | None, inputs: Inputs | None) -> QuickJS:
         """Return a JavaScript interpreter: `waiting`, or a new one if that is None or the run is deterministic."""
         if message["seed"] is not None:
             return self._interpreter(_determinism(message, 0, inputs))
         return waiting or self._interpreter()
 
-    def _interpreter(self, determinism: Determinism | None = None) -> Interpreter:
-        interpreter = self._javascript.made(Interpreter, ((VIEW, "/"),), determinism)
+    def _interpreter(self, determinism: DeterministicSettings | None = None) -> QuickJS:
+        interpreter = self._javascript.made(QuickJS, ((VIEW, "/"),), determinism)
         interpreter.prepare(self._prelude)
         return interpreter
 
@@ -263,14 +265,14 @@ def _heavy(message: dict[str, Any]) -> bool:
     return _HEAVY.search(message["source"]) is not None
 
 
-def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> Determinism:
+def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> DeterministicSettings:
     """Return the settings of a deterministic run. Its memory limit, five eighths of the run's and at least `least`, is below the kernel's.
 
     So it is always the engine that refuses more memory, at the same moment.
     """
     memory = message["memory"]
     most = None if memory is None else max(memory * 5 // 8, least)
-    return Determinism(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
+    return DeterministicSettings(message["seed"], most, inputs.note if inputs is not None else lambda *_: None)
 
 
 def _drive(run: Callable[[], int]) -> int:

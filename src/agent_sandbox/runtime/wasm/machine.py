@@ -1,7 +1,7 @@
 """The engine, its configuration, and instances of an interpreter in it.
 
-There are two steps, with a fork between them: the zygote makes a `Machine`, which starts no thread and runs no program; each guest makes
-an `Instance` of it. The compiler and the image maker use the same two.
+There are two steps, with a fork between them: the zygote makes a `WasmMachine`, which starts no thread and runs no program; each guest
+makes an `Instance` of it. The compiler and the image maker use the same two.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def compiled(module: bytes, *, counting: bool) -> bytearray:
 
 
 @dataclass(frozen=True)
-class Image:
+class MemoryImage:
     """The memory of an idle interpreter, mapped in this process."""
 
     address: int
@@ -93,7 +93,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Determinism:
+class DeterministicSettings:
     """The settings of a deterministic run.
 
     `memory_bytes` limits its memory inside, below the kernel's limit, so that more is refused at the same moment in every run. `watch` is
@@ -108,7 +108,7 @@ class Determinism:
 _Kind = TypeVar("_Kind", bound="Inside")
 
 
-class Machine:
+class WasmMachine:
     """A loaded module with the host functions that it may import. With `counting` it was compiled to count instructions."""
 
     def __init__(self, engine: wasmtime.Engine, module: wasmtime.Module, *, counting: bool = False) -> None:
@@ -134,7 +134,7 @@ class Machine:
         self._ready_to_repeat = linker.instantiate_pre(module)
 
     @classmethod
-    def load(cls, compiled: str, *, counting: bool = False, beside: Machine | None = None) -> Machine:
+    def load(cls, compiled: str, *, counting: bool = False, beside: WasmMachine | None = None) -> WasmMachine:
         """Load a file that was compiled here. It is native code and executed unchecked: the caller must have checked it.
 
         `beside` is a machine whose engine is shared.
@@ -142,7 +142,7 @@ class Machine:
         engine = beside._engine if beside is not None else wasmtime.Engine(configuration(counting=counting))
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)
 
-    def instance(self, directories: Sequence[tuple[str, str]], determinism: Determinism | None = None) -> Instance:
+    def instance(self, directories: Sequence[tuple[str, str]], determinism: DeterministicSettings | None = None) -> Instance:
         """Make a Python interpreter that sees these directories, given as (path here, path inside). Images remember the paths inside."""
         return self.made(Instance, directories, determinism)
 
@@ -150,7 +150,7 @@ class Machine:
         self,
         kind: Callable[[wasmtime.Store, wasmtime.Instance], _Kind],
         directories: Sequence[tuple[str, str]],
-        determinism: Determinism | None = None,
+        determinism: DeterministicSettings | None = None,
     ) -> _Kind:
         """Make an instance of `kind` that sees these directories, whatever its module exports.
 
@@ -237,7 +237,7 @@ class Instance(Inside):
         assert isinstance(turn, wasmtime.Func) and isinstance(alloc, wasmtime.Func)
         self._turn, self._alloc = turn, alloc
 
-    def become(self, image: Image) -> None:
+    def become(self, image: MemoryImage) -> None:
         """Replace this interpreter's memory by an image. The mapping is moved: an image can be used once."""
         from agent_sandbox.kernel.memory import move_over  # needs Linux; the compiler does not
 

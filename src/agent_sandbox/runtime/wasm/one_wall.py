@@ -8,6 +8,7 @@ watches its limits. Nothing here or in `one_wall_program` needs Linux.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import shutil
@@ -22,10 +23,10 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import DEVNULL, Completed, Demands, Exit, Launch, PythonCode, Reason, Support, Traits, Usage
+from agent_sandbox.runtime.base import DEVNULL, Completed, Confined, Demands, Exit, ExitReason, Launch, PythonCode, Support, Traits, Usage
 from agent_sandbox.runtime.process.zygote import argv_for, packages
 from agent_sandbox.runtime.wasm import recipe
-from agent_sandbox.runtime.wasm.cache import MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import MODULE, Cache, CachedFile
 from agent_sandbox.runtime.wasm.python_modules import ABSENT, MODULES
 from agent_sandbox.runtime.wasm.recipe import Package
 from agent_sandbox.runtime.wasm.runtime import cache_for, missing_means
@@ -49,10 +50,11 @@ _GUARANTEES = frozenset(
         Guarantee.DISK_LIMITED,
     }
 )
-_REASONS = {"wall": Reason.TIMED_OUT, "cpu": Reason.CPU_LIMIT, "disk": Reason.DISK_LIMIT, "abort": Reason.SIGNALLED}
+_REASONS = {"wall": ExitReason.TIMED_OUT, "cpu": ExitReason.CPU_LIMIT, "disk": ExitReason.DISK_LIMIT, "abort": ExitReason.SIGNALLED}
 _PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 _CHUNK = 65536
 _STARTING_SECONDS = 60.0  # for the engine to load, at most
+_TICK = 0.05  # seconds between calls of `on_tick`
 _ABORT = 6  # SIGABRT: a trap ends the program so in every runtime
 
 
@@ -63,7 +65,7 @@ class OneWallGuest:
     irrevocable = False
     terminal: int | None = None
 
-    def __init__(self, launch: Launch, program: PythonCode, module: Entry, found: Package) -> None:
+    def __init__(self, launch: Launch, program: PythonCode, module: CachedFile, found: Package) -> None:
         self.launch = launch
         self.refused = ""
         self.notes: tuple[str, ...] = (NOTE,)
@@ -76,7 +78,7 @@ class OneWallGuest:
             raise
         self._began = time.monotonic()
 
-    def _start(self, launch: Launch, program: PythonCode, module: Entry, found: Package) -> subprocess.Popen[bytes]:
+    def _start(self, launch: Launch, program: PythonCode, module: CachedFile, found: Package) -> subprocess.Popen[bytes]:
         root, library = os.path.join(self._directory, "root"), os.path.join(self._directory, "library")
         os.mkdir(library)
         _link_or_copy(found.library, os.path.join(library, found.library_name))
@@ -129,17 +131,21 @@ class OneWallGuest:
         wall = self.launch.limits.wall_seconds
         deadline = None if wall is None else self._began + wall + _STARTING_SECONDS  # the run watches its own clock once it has begun
         while open_streams:
-            left = None if deadline is None or ended_by is not None else max(0.0, deadline - time.monotonic())
+            left = math.inf if deadline is None or ended_by is not None else max(0.0, deadline - time.monotonic())
+            for tick in self.launch.on_tick:
+                tick()
+                left = min(left, _TICK)
             try:
-                name, data = arrived.get(timeout=left)
+                name, data = arrived.get(timeout=None if left == math.inf else left)
             except queue.Empty:
-                ended_by = Reason.TIMED_OUT
-                self._process.kill()
+                if ended_by is None and deadline is not None and time.monotonic() >= deadline:
+                    ended_by = ExitReason.TIMED_OUT
+                    self._process.kill()
                 continue
             if not data:
                 open_streams.discard(name)
             elif self._take(name, data, taken, kept):
-                ended_by = ended_by or Reason.OUTPUT_LIMIT
+                ended_by = ended_by or ExitReason.OUTPUT_LIMIT
                 self._process.kill()
         code = self._process.wait()
         return Completed(self._exit(code, ended_by, taken), b"".join(kept["stdout"]), b"".join(kept["stderr"]))
@@ -156,16 +162,18 @@ class OneWallGuest:
                 self.launch.on_output("stdout" if name == "stdout" else "stderr", data)
         return limit is not None and taken[name] > max(16 * limit, _PATIENCE_BYTES)
 
-    def _exit(self, code: int, ended_by: Reason | None, taken: dict[str, int]) -> Exit:
+    def _exit(self, code: int, ended_by: ExitReason | None, taken: dict[str, int]) -> Exit:
         reported = self._reported()
         word = reported.get("reason", "")
-        reason = Reason.KILLED if self._killed else ended_by or _REASONS.get(str(word))
-        number = _ABORT if reason is Reason.SIGNALLED else -code if code < 0 else None
+        reason = ExitReason.KILLED if self._killed else ended_by or _REASONS.get(str(word))
+        number = _ABORT if reason is ExitReason.SIGNALLED else -code if code < 0 else None
         if reason is None:
-            reason = Reason.SIGNALLED if number is not None else Reason.EXITED
+            reason = ExitReason.SIGNALLED if number is not None else ExitReason.EXITED
         limit = self.launch.limits.output_bytes
         hit = [
-            name for name, each in (("wall", Reason.TIMED_OUT), ("cpu", Reason.CPU_LIMIT), ("disk", Reason.DISK_LIMIT)) if reason is each
+            name
+            for name, each in (("wall", ExitReason.TIMED_OUT), ("cpu", ExitReason.CPU_LIMIT), ("disk", ExitReason.DISK_LIMIT))
+            if reason is each
         ]
         if limit is not None and any(count > limit for count in taken.values()):
             hit.append("output")
@@ -333,6 +341,8 @@ class OneWall:
         if entry is None:
             hint = "run: agent-sandbox setup"
             raise RuntimeUnavailable("the interpreter has not been compiled for this machine yet", missing=("compiled-module",), hint=hint)
+        for tell in launch.on_ready:
+            tell(Confined(None, None))
         package = self._package
         return OneWallGuest(launch, launch.program, entry, package)
 

@@ -17,7 +17,7 @@ import wasmtime
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel.wire import SCRIPT
-from agent_sandbox.runtime.wasm.cache import Entry, checked
+from agent_sandbox.runtime.wasm.cache import CachedFile, checked
 from agent_sandbox.runtime.wasm.machine import configuration
 from agent_sandbox.runtime.wasm.recipe import OURS, preparation
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 def _instantiate(request: dict[str, Any]) -> tuple[wasmtime.Store, wasmtime.Instance]:
     compiled = bytearray()
-    with checked(Entry(request["module"], request["digest"]), compiled.extend):
+    with checked(CachedFile(request["module"], request["digest"]), compiled.extend):
         engine = wasmtime.Engine(configuration())
         module = wasmtime.Module.deserialize(engine, compiled)  # the checked bytes, even if the file changes
     linker = wasmtime.Linker(engine)

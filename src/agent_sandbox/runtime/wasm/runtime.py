@@ -16,12 +16,12 @@ from functools import cached_property
 from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.runtime.base import Completed, Demands, Hosted, JavaScriptCode, Launch, Reason, Support, Traits
+from agent_sandbox.runtime.base import Completed, Demands, ExitReason, Hosted, JavaScriptCode, Launch, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote, argv_for, packages
 from agent_sandbox.runtime.wasm import recipe
-from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, Entry
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache, CachedFile
 from agent_sandbox.runtime.wasm.python_modules import ABSENT, MODULES
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
@@ -65,7 +65,7 @@ class WasmRuntime:
 
     def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
         self._directories = cache, records
-        self._guests = ProcessRuntime(warm=warm, start=self._start, traits=TRAITS)
+        self._guests = ProcessRuntime(warm=warm, start=self._start, traits=TRAITS, inner_root=VIEW)
         self._compiled_paths: dict[str, dict[str, str]] = {}
 
     @cached_property
@@ -189,8 +189,6 @@ class WasmRuntime:
             replace(
                 launch,
                 root=root,
-                beneath=VIEW,
-                farewell=True,
                 processes=False,
                 executables=(),
                 preload=(module,),  # one zygote for each module
@@ -217,7 +215,7 @@ class WasmRuntime:
         """End the waiting guests and the zygote. Running guests go on, and the zygote lives until they end."""
         self._guests.close(leaving=leaving)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> CachedFile:
         entry = self._cache.entry(name)
         if entry is None:
             why = f"the wasm runtime cannot be used yet: {self.standing.partition(' (')[0]}"
@@ -238,7 +236,7 @@ def missing_means(demands: Demands) -> str:
     for wanted, name in (
         (demands.terminal, "terminal"),
         (demands.system, "system profile"),
-        (demands.watch_reads, "watch over reads"),
+        (demands.inspect, "watch over reads"),
         (demands.observe, "observer"),
     ):
         if wanted:
@@ -267,7 +265,7 @@ def proved(runtime: WasmRuntime, support: Support) -> Support:
     same = (first.stdout, first.exit.usage.fuel) == (second.stdout, second.exit.usage.fuel) and first.stdout.count(b"\n") == 2
     launch = trial(_ENDLESS)
     ended = _ran(runtime, replace(launch, limits=replace(launch.limits, fuel=_FUEL))).exit
-    shown = {Guarantee.DETERMINISTIC: same, Guarantee.FUEL_LIMITED: ended.reason is Reason.FUEL_LIMIT}
+    shown = {Guarantee.DETERMINISTIC: same, Guarantee.FUEL_LIMITED: ended.reason is ExitReason.FUEL_LIMIT}
     missing = {name: why for name, why in support.missing.items() if name not in {each.value for each in ONLY_HERE}}
     missing |= {each.value: "live runs showed that it does not hold" for each, holds in shown.items() if not holds}
     return replace(support, guarantees=support.guarantees | {each for each, holds in shown.items() if holds}, missing=missing)

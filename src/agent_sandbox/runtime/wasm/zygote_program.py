@@ -15,29 +15,29 @@ from contextlib import contextmanager
 from agent_sandbox.kernel import keeper, memory, seccomp, wire
 from agent_sandbox.kernel.wire import FAREWELL_FD
 from agent_sandbox.runtime.process.zygote_program import begin
-from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Entry, checked
+from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, CachedFile, checked
 from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 
 
 def main() -> None:
     """Run the zygote. Arguments: those of every zygote, then name, path and digest of each file to load."""
     link, supervisor, words = begin()
-    files = {name: Entry(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
+    files = {name: CachedFile(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
         # After `begin`, which adds the directories of packages to the search path: the engine is in one of them.
-        from agent_sandbox.runtime.wasm.guest import Guest
-        from agent_sandbox.runtime.wasm.machine import Image, Machine
+        from agent_sandbox.runtime.wasm.guest import WasmGuest
+        from agent_sandbox.runtime.wasm.machine import MemoryImage, WasmMachine
 
         _allow_stack(STACK + ROOM)
         module = COUNTING if COUNTING in files else MODULE
-        machines: dict[str, Machine] = {}
+        machines: dict[str, WasmMachine] = {}
         held: dict[str, int] = {}
         for name in (module, JAVASCRIPT):
             with checked(files.pop(name)) as fd, _low_numbers_taken():
-                machines[name] = Machine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING, beside=machines.get(module))
+                machines[name] = WasmMachine.load(f"/proc/self/fd/{fd}", counting=module == COUNTING, beside=machines.get(module))
                 held[name] = _held(fd)
                 fcntl.flock(os.dup(fd), fcntl.LOCK_SH)  # held while we live: an unused file would be removed
-        images = {name: [Image(*place) for place in _mapped(entry)] for name, entry in files.items()}
+        images = {name: [MemoryImage(*place) for place in _mapped(entry)] for name, entry in files.items()}
     except Exception as error:  # the engine may raise anything
         link.send(f"unusable {error}".encode(errors="replace")[:4096])
         return
@@ -45,7 +45,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    keeper.serve(link, supervisor, Guest(machines[module], images, machines[JAVASCRIPT], held).run)
+    keeper.serve(link, supervisor, WasmGuest(machines[module], images, machines[JAVASCRIPT], held).run)
 
 
 def _allow_stack(size: int) -> None:
@@ -86,7 +86,7 @@ def _is_file(fd: int, file: os.stat_result) -> bool:
         return False
 
 
-def _mapped(entry: Entry) -> list[tuple[int, int]]:
+def _mapped(entry: CachedFile) -> list[tuple[int, int]]:
     """Map an image from a sealed copy in memory, so that guests get the checked content even if the file changes.
 
     Return address and size of two mappings: one stays as it was made, the other is for the rehearsal.

@@ -38,7 +38,7 @@ def prelude() -> str:
     return "".join(texts)
 
 
-class Interpreter(Inside):
+class QuickJS(Inside):
     """A QuickJS interpreter. `prepare` it, then `run` one program."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:

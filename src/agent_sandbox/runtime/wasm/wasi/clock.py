@@ -13,7 +13,7 @@ RESOLUTION_NS = 1000
 _FOR = b"agent-sandbox deterministic run 1\0"
 
 
-class Clock:
+class VirtualClock:
     """The four clocks of WASI. Sleeping takes no real time, and computing does not count."""
 
     def __init__(self) -> None:

@@ -24,8 +24,8 @@ from agent_sandbox.runtime.wasm.wasi.abi import (
     GuestMemory,
     unsigned,
 )
-from agent_sandbox.runtime.wasm.wasi.clock import RESOLUTION_NS, Clock, Stream
-from agent_sandbox.runtime.wasm.wasi.listing import Entry, File, Listings, Names, hand_out
+from agent_sandbox.runtime.wasm.wasi.clock import RESOLUTION_NS, Stream, VirtualClock
+from agent_sandbox.runtime.wasm.wasi.listing import DirectoryEntry, FileTable, Listings, UsedFile, hand_out
 
 _STREAMS = (0, 1, 2)
 _PIECE = 1 << 16
@@ -35,7 +35,7 @@ _DEVICE = 1
 Watch = Callable[[str, str], None]  # called with "file" or "directory" and a path when an input is opened or listed
 
 
-def poll(subscriptions: bytes, clock: Clock, is_open: Callable[[int], bool]) -> list[bytes]:
+def poll(subscriptions: bytes, clock: VirtualClock, is_open: Callable[[int], bool]) -> list[bytes]:
     """Return the events; none only if there are no subscriptions. Advances the clock if all of them are sleeps."""
     ready: list[bytes] = []
     sleeps: list[tuple[int, int]] = []
@@ -65,9 +65,9 @@ class Deterministic:
         self, seed: int, directories: Mapping[int, str], engine: Mapping[str, Call], memory: GuestMemory, listings: Listings, watch: Watch
     ) -> None:
         """Take the engine's functions and the program's memory. `directories` maps its preopened descriptors to paths in this process."""
-        self._clock = Clock()
+        self._clock = VirtualClock()
         self._random = Stream(seed)
-        self._names = Names(self._clock)
+        self._names = FileTable(self._clock)
         self._engine, self._memory, self._listings, self._watch = engine, memory, listings, watch
         for fd, path in directories.items():
             self._names.opened(fd, path)
@@ -160,7 +160,7 @@ class Deterministic:
         error = self._engine["fd_filestat_get"](fd, out)
         if not error:
             opened = self._names.open.get(fd)
-            self._tell(out, opened.file if opened else File(fd + 1), stream=opened is None)
+            self._tell(out, opened.file if opened else UsedFile(fd + 1), stream=opened is None)
         return error
 
     def path_filestat_get(self, fd: int, lookup: int, path: int, length: int, out: int) -> int:
@@ -231,11 +231,11 @@ class Deterministic:
         parent, last = os.path.split(named)
         return os.path.realpath(named) if follow or last in ("", ".", "..") else os.path.join(os.path.realpath(parent), last)
 
-    def _numbered(self, directory: str, entry: Entry) -> Entry:
+    def _numbered(self, directory: str, entry: DirectoryEntry) -> DirectoryEntry:
         path = {b".": directory, b"..": os.path.dirname(directory)}.get(entry.name) or os.path.join(directory, os.fsdecode(entry.name))
-        return Entry(entry.name, self._names.file(path).number, entry.type)
+        return DirectoryEntry(entry.name, self._names.file(path).number, entry.type)
 
-    def _tell(self, out: int, file: File, *, stream: bool = False) -> None:
+    def _tell(self, out: int, file: UsedFile, *, stream: bool = False) -> None:
         _, _, kind, links, size, *_ = abi.FILESTAT.unpack(self._memory.read(out, abi.FILESTAT.size))
         if stream:
             links, size = 1, 0
@@ -244,7 +244,7 @@ class Deterministic:
         status = abi.FILESTAT.pack(_DEVICE, file.number, kind, links, size, file.accessed, file.modified, file.changed)
         self._memory.write(out, status)
 
-    def _stamp(self, file: File, accessed: int, modified: int, which: int) -> None:
+    def _stamp(self, file: UsedFile, accessed: int, modified: int, which: int) -> None:
         now, whole = self._clock.stamp(), (1 << 64) - 1
         if which & (abi.ACCESSED | abi.ACCESSED_NOW):
             file.accessed = now if which & abi.ACCESSED_NOW else accessed & whole

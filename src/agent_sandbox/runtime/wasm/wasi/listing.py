@@ -1,8 +1,8 @@
 """Directory listings, and the table of files and descriptors of a deterministic run.
 
 A directory is read whole when a program begins to list it, and returned in pieces from there. The engine would read the whole directory,
-and stat every entry, for each piece: thousands of names took minutes. `Names` gives the files of a deterministic run their inode numbers
-and times.
+and stat every entry, for each piece: thousands of names took minutes. `FileTable` gives the files of a deterministic run their inode
+numbers and times.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.runtime.wasm.wasi.abi import DIRENT, OK, OWN_BYTES, WORD, Call, GuestMemory, unsigned
-from agent_sandbox.runtime.wasm.wasi.clock import START_NS, Clock
+from agent_sandbox.runtime.wasm.wasi.clock import START_NS, VirtualClock
 
 _USED = 0  # address, in the shim's memory, of the number of bytes that the engine wrote
 _ENTRIES = 8  # address of these bytes
 
 
 @dataclass(frozen=True)
-class Entry:
+class DirectoryEntry:
     """A directory entry."""
 
     name: bytes
@@ -32,11 +32,11 @@ class Listings:
     def __init__(self, fd_readdir: Call, memory: GuestMemory) -> None:
         """Take the engine's `fd_readdir` and the memory it writes to, which is not the program's."""
         self._fd_readdir, self._memory = fd_readdir, memory
-        self._kept: dict[int, Sequence[Entry]] = {}
+        self._kept: dict[int, Sequence[DirectoryEntry]] = {}
 
-    def read(self, fd: int) -> list[Entry] | int:
+    def read(self, fd: int) -> list[DirectoryEntry] | int:
         """Read all entries of a directory, in the engine's order; or return an error number."""
-        entries: list[Entry] = []
+        entries: list[DirectoryEntry] = []
         cookie = 0
         while True:
             error = self._fd_readdir(fd, _ENTRIES, OWN_BYTES - _ENTRIES, cookie, _USED)
@@ -47,11 +47,11 @@ class Listings:
             if used < OWN_BYTES - _ENTRIES:  # the last piece: all others fill the buffer
                 return entries
 
-    def keep(self, fd: int, entries: Sequence[Entry]) -> None:
+    def keep(self, fd: int, entries: Sequence[DirectoryEntry]) -> None:
         """Set the entries that a program listing this descriptor gets from here on."""
         self._kept[fd] = entries
 
-    def kept(self, fd: int) -> Sequence[Entry] | None:
+    def kept(self, fd: int) -> Sequence[DirectoryEntry] | None:
         """Return the entries set for this descriptor; None if its listing has not begun."""
         return self._kept.get(fd)
 
@@ -60,7 +60,7 @@ class Listings:
         self._kept.pop(fd, None)
 
 
-def hand_out(memory: GuestMemory, entries: Sequence[Entry], address: int, length: int, cookie: int, used: int) -> int:
+def hand_out(memory: GuestMemory, entries: Sequence[DirectoryEntry], address: int, length: int, cookie: int, used: int) -> int:
     """Write entries from `cookie` on, as `fd_readdir` does: the last one is cut off at the end of the buffer."""
     room = unsigned(length)
     written = bytearray()
@@ -74,7 +74,7 @@ def hand_out(memory: GuestMemory, entries: Sequence[Entry], address: int, length
     return OK
 
 
-def _parse(data: bytes, entries: list[Entry]) -> int:
+def _parse(data: bytes, entries: list[DirectoryEntry]) -> int:
     """Append the complete entries of a piece; return the cookie of the next entry, 0 if there was no complete one."""
     position = after = 0
     while position + DIRENT.size <= len(data):
@@ -82,13 +82,13 @@ def _parse(data: bytes, entries: list[Entry]) -> int:
         end = position + DIRENT.size + length
         if end > len(data):
             break
-        entries.append(Entry(data[position + DIRENT.size : end], number, kind))
+        entries.append(DirectoryEntry(data[position + DIRENT.size : end], number, kind))
         position, after = end, following
     return after
 
 
 @dataclass
-class File:
+class UsedFile:
     """A file or directory: its inode number and times. For files older than the run all times are its start."""
 
     number: int
@@ -99,34 +99,34 @@ class File:
 
 
 @dataclass
-class Opened:
+class OpenFile:
     """An open descriptor: its file, and the file's path, which follows renames."""
 
     path: str
-    file: File
+    file: UsedFile
     writable: bool = False
 
 
-class Names:
+class FileTable:
     """The table of files that a program has used, by path, and of its descriptors. Paths contain no symbolic links."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._files: dict[str, File] = {}
+        self._files: dict[str, UsedFile] = {}
         self._last_number = 0
-        self.open: dict[int, Opened] = {}
+        self.open: dict[int, OpenFile] = {}
 
-    def file(self, path: str) -> File:
+    def file(self, path: str) -> UsedFile:
         """Return the file at a path; a new one, with the next inode number, if the path was not used yet."""
         file = self._files.get(path)
         if file is None:
             self._last_number += 1
-            file = self._files[path] = File(self._last_number)
+            file = self._files[path] = UsedFile(self._last_number)
         return file
 
     def opened(self, fd: int, path: str, *, writable: bool = False) -> None:
         """Record a descriptor of the file at this path. Opened for writing, the file counts as written now."""
-        self.open[fd] = Opened(path, self.file(path), writable)
+        self.open[fd] = OpenFile(path, self.file(path), writable)
         if writable:
             self.touched(self.open[fd].file)
             self.open[fd].file.ours = True
@@ -173,7 +173,7 @@ class Names:
         self._parent_touched(old)
         self._parent_touched(new)
 
-    def touched(self, file: File) -> None:
+    def touched(self, file: UsedFile) -> None:
         """Set the times of a file that was written to."""
         file.modified = file.changed = self._clock.stamp()
 

@@ -10,33 +10,33 @@ import pytest
 
 from agent_sandbox.kernel import guest_setup
 from agent_sandbox.kernel.wire import INPUTS, READY
-from agent_sandbox.runtime.process.guest_handle import Answer, Said
+from agent_sandbox.runtime.process.report import GuestReport, Reply
 
 
 @pytest.fixture
-def line() -> Iterator[tuple[socket.socket, Answer]]:
+def line() -> Iterator[tuple[socket.socket, Reply]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield theirs, Answer(ours)
+        yield theirs, Reply(ours)
 
 
-def test_a_refusal_right_behind_ready_is_one_of_the_program(line: tuple[socket.socket, Answer]) -> None:
+def test_a_refusal_right_behind_ready_is_one_of_the_program(line: tuple[socket.socket, Reply]) -> None:
     guest, answer = line
     guest.sendall(READY + b"127 no such file")
     assert answer.refusal() is None
     guest.close()
-    assert answer.said() == Said(refused=127, why="no such file")
+    assert answer.said() == GuestReport(refused=127, why="no such file")
 
 
-def test_a_report_right_behind_ready_is_kept(line: tuple[socket.socket, Answer]) -> None:
+def test_a_report_right_behind_ready_is_kept(line: tuple[socket.socket, Reply]) -> None:
     guest, answer = line
     guest.sendall(READY + INPUTS + b"one\n")
     assert answer.refusal() is None
     guest.close()
-    assert answer.said() == Said(inputs=b"one\n")
+    assert answer.said() == GuestReport(inputs=b"one\n")
 
 
-def test_a_refusal_in_place_of_ready_is_read_to_its_end_byte_by_byte(line: tuple[socket.socket, Answer]) -> None:
+def test_a_refusal_in_place_of_ready_is_read_to_its_end_byte_by_byte(line: tuple[socket.socket, Reply]) -> None:
     guest, answer = line
 
     def slowly() -> None:
@@ -52,7 +52,7 @@ def test_a_refusal_in_place_of_ready_is_read_to_its_end_byte_by_byte(line: tuple
 
 @pytest.mark.parametrize("error", [OSError(30, "Read-only file system"), ValueError("Ready"), EOFError("")])
 def test_no_reason_of_the_confinement_can_be_taken_for_ready(
-    error: Exception, line: tuple[socket.socket, Answer], monkeypatch: pytest.MonkeyPatch
+    error: Exception, line: tuple[socket.socket, Reply], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest, answer = line
 
@@ -71,7 +71,7 @@ def test_no_reason_of_the_confinement_can_be_taken_for_ready(
     assert answer.refusal() not in (None, "")
 
 
-def test_a_guest_that_says_nothing_is_not_ready(line: tuple[socket.socket, Answer]) -> None:
+def test_a_guest_that_says_nothing_is_not_ready(line: tuple[socket.socket, Reply]) -> None:
     guest, answer = line
     guest.close()
     assert answer.refusal() == "it ended before it was ready"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox._fast.values import fields
-from agent_sandbox.engine.records.record import (
+from agent_sandbox.engine.records import (
     KEPT,
     LARGEST,
     MOST_PIECES,

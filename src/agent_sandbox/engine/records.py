@@ -1,7 +1,7 @@
-"""The record of a deterministic run, and its file: one JSON document, written whole and for its owner alone.
+"""Records of deterministic runs: the recorder, the record, and its file, one JSON document that only its owner can read.
 
-Whoever hands somebody a record hands them code to run: what is read is checked as to form and size here, and as to permission by who
-replays it. Of environment variables it holds salted digests, which hide no value that can be guessed.
+A record is code to run, from somebody else perhaps. Its form and size are checked here, permission by the replay. Environment
+variables are in it as salted digests, which hide no value that can be guessed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,32 @@ import hashlib
 import hmac
 import json
 import os
+import secrets
 import stat
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from agent_sandbox._fast.values import dataclass, field, fields
-from agent_sandbox.errors import RecordError
+from agent_sandbox._fast.values import dataclass, field, fields, replace
+from agent_sandbox.engine.attachments import Attachment
+from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.work import Code, Outcome, Work
+from agent_sandbox.errors import PolicyError, RecordError
+from agent_sandbox.policy import canonical
+from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import FileRules, Policy
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.durable import write_atomically
+from agent_sandbox.workspace.nodes import EntryType
+
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.base import Completed, Guest, Launch
 
 PIECE = 4096
 KEPT = 64 << 10  # bytes of the beginning that are kept as they are
 MOST_PIECES = 16384  # digests: beyond 64 MiB the rest is one piece
 _DIGITS = 32  # hexadecimal, of each
+_LONGEST_LINE = 16384
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class Tape:
 
 
 class Taping:
-    """Takes a stream as it comes."""
+    """Records a stream as it arrives."""
 
     def __init__(self) -> None:
         self._all = hashlib.sha256()
@@ -48,7 +61,7 @@ class Taping:
         self._rest = b""
 
     def take(self, data: bytes) -> None:
-        """More of it."""
+        """Take the next bytes."""
         self._all.update(data)
         self._size += len(data)
         self._beginning += data[: KEPT - len(self._beginning)]
@@ -59,7 +72,7 @@ class Taping:
                 self._pieces.append(_named(piece))
 
     def taped(self) -> Tape:
-        """All of it."""
+        """Return the tape of all bytes taken."""
         last = [_named(self._rest)] if self._rest and len(self._pieces) < MOST_PIECES else []
         return Tape(self._size, self._all.hexdigest(), self._beginning, (*self._pieces, *last))
 
@@ -69,7 +82,7 @@ def _named(piece: bytes) -> str:
 
 
 def first_difference(one: Tape, other: Tape) -> tuple[int, bool] | None:
-    """Where two streams begin to differ, and whether that is the very byte or only the piece that holds it; None when they are the same."""
+    """Return where two streams begin to differ, and whether that is the exact byte or only its piece; None if they are equal."""
     if (one.size, one.digest) == (other.size, other.digest):
         return None
     for index, (left, right) in enumerate(zip(one.beginning, other.beginning, strict=False)):
@@ -92,7 +105,7 @@ _HINT = "it must be one that this version wrote, unchanged"
 
 @dataclass(frozen=True)
 class Record:
-    """What a run was given, and what came of it. `code` and `stdin` are None where they were kept out, and only their digests are there."""
+    """The input and the outcome of a run. `code` and `stdin` are None if only their digests were recorded."""
 
     identity: Mapping[str, str]  # of the engine, the interpreter and the machine
     seed: int
@@ -118,17 +131,17 @@ class Record:
 
 
 def digest(data: bytes) -> str:
-    """Names content."""
+    """Return the digest of content."""
     return hashlib.sha256(data).hexdigest()
 
 
 def salted(salt: str, value: str) -> str:
-    """Names a value that may be a secret."""
+    """Return the salted digest of a value that may be a secret."""
     return hmac.new(bytes.fromhex(salt), value.encode("utf-8", "surrogateescape"), "sha256").hexdigest()
 
 
 def write(record: Record, path: str) -> None:
-    """Write it, whole or not at all. Raises `RecordError`."""
+    """Write a record, completely or not at all. Raises `RecordError`."""
     content = {"schema": SCHEMA, **{field.name: _plain(getattr(record, field.name)) for field in fields(record)}}
     try:
         write_atomically(os.path.abspath(path), json.dumps(content, indent=1) + "\n")
@@ -137,7 +150,7 @@ def write(record: Record, path: str) -> None:
 
 
 def check_place(path: str) -> None:
-    """Raise `RecordError` where a record could not be written, before there is one."""
+    """Raise `RecordError` if a record could not be written here."""
     directory = os.path.dirname(os.path.abspath(path))
     if not os.access(directory, os.W_OK | os.X_OK) or os.path.isdir(path):
         raise RecordError(f"no record can be written to {path!r}", hint="name a file in a directory of yours")
@@ -152,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: str) -> Record:
-    """Read one, believing nothing. Raises `RecordError`."""
+    """Read a record, trusting nothing. Raises `RecordError`."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -165,15 +178,15 @@ def read(path: str) -> Record:
     try:
         document = json.loads(content)
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
-            raise RecordError(f"{path!r} is no record of this version: its schema is not {SCHEMA}", hint=_HINT)
+            raise RecordError(f"{path!r} is not a record of this version: its schema is not {SCHEMA}", hint=_HINT)
         return _checked(document)
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
-        raise RecordError(f"{path!r} is not what a record looks like: {error}"[:500], hint=_HINT) from error
+        raise RecordError(f"{path!r} is not a valid record: {error}"[:500], hint=_HINT) from error
 
 
 def _checked(document: dict[str, Any]) -> Record:
     take = _Taking(document)
-    made = Record(
+    record = Record(
         identity=take.names("identity", str),
         seed=take.number("seed", 0, (1 << 64) - 1),
         language=take.text("language"),
@@ -196,17 +209,17 @@ def _checked(document: dict[str, Any]) -> Record:
         limits_hit=take.texts("limits_hit"),
         fuel=None if document["fuel"] is None else take.number("fuel", 0, (1 << 64) - 1),
     )
-    if strange := set(document) - {field.name for field in fields(made)}:
+    if strange := set(document) - {field.name for field in fields(record)}:
         raise ValueError(f"unknown fields: {', '.join(sorted(strange))[:100]}")
-    for content, named, what in ((made.code, made.code_digest, "code"), (made.stdin, made.stdin_digest, "stdin")):
+    for content, named, what in ((record.code, record.code_digest, "code"), (record.stdin, record.stdin_digest, "stdin")):
         if content is not None and digest(content.encode() if isinstance(content, str) else content) != named:
             raise ValueError(f"its {what} is not what its digest says")
-    return made
+    return record
 
 
 def _tape(document: Any) -> Tape:
     if not isinstance(document, dict) or set(document) != {field.name for field in fields(Tape)}:
-        raise ValueError("an output stream is not described as one")
+        raise ValueError("an output stream is malformed")
     take = _Taking(document)
     beginning, pieces = take.bytes("beginning"), take.texts("pieces")
     if len(beginning) > KEPT or len(pieces) > MOST_PIECES or any(len(piece) != _PIECE for piece in pieces):
@@ -282,7 +295,7 @@ class Departure:
 
 
 def departures(recorded: Record, now: Record) -> tuple[Departure, ...]:
-    """All of them, what may have caused the others first; nothing when the two runs were the same."""
+    """Return the differences of two records, likely causes first; nothing if the runs were the same."""
     return (
         *_inputs(recorded.inputs, now.inputs),
         *_stream("stdout", recorded.stdout, now.stdout),
@@ -303,10 +316,10 @@ def _inputs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Dep
 
 
 def _stream(name: str, before: Tape, after: Tape) -> Iterator[Departure]:
-    found = first_difference(before, after)
-    if found is None:
+    difference = first_difference(before, after)
+    if difference is None:
         return
-    at, exact = found
+    at, exact = difference
     if not exact or at >= max(len(before.beginning), len(after.beginning)):
         yield Departure(name, f"{name} differs from byte {at} on{'' if exact else ', or shortly after'}")
         return
@@ -334,3 +347,114 @@ def _end(before: Record, after: Record) -> Iterator[Departure]:
         yield Departure("exit", f"it ended with {was[0]} ({was[1]}), and now with {now[0]} ({now[1]})")
     if before.fuel != after.fuel:
         yield Departure("fuel", f"it used {before.fuel} units of fuel, and now {after.fuel}")
+
+
+class Recorder(Attachment):
+    """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
+
+    def __init__(self, work: Work, *, salt: str | None = None) -> None:
+        """`salt` is that of a record to compare with. Raises `RecordError` for work that cannot be recorded."""
+        if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
+            raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
+        self._what, self._stdin = work.what, work.stdin
+        self._given = work
+        self._salt = salt or secrets.token_hex(16)
+        self._tapes = {"stdout": Taping(), "stderr": Taping()}
+        self._changes: dict[str, str] = {}
+        self._pass_on: Callable[[str, bytes], None] | None = None
+        self.work = replace(work, on_changes=self._note, attachments=(*work.attachments, self), record="")
+
+    def before(self, launch: Launch) -> Launch:
+        """Have the output taped, and the inputs reported."""
+        self._pass_on = launch.on_output
+        return replace(launch, on_output=self._take, watch_inputs=True)
+
+    def _take(self, stream: str, data: bytes) -> None:
+        self._tapes[stream].take(data)
+        if self._pass_on is not None:
+            self._pass_on(stream, data)
+
+    def _note(self, changes: ChangeSet, contents: Contents) -> None:
+        self._changes = {change.path: _change_digest(change, contents) for change in changes}
+        if self._given.on_changes is not None:
+            self._given.on_changes(changes, contents)
+
+    def record(self, outcome: Outcome, policy: Policy, identity: Mapping[str, str], *, keep: bool = True) -> Record:
+        """Return the record. Without `keep` it has only the digests of code and input."""
+        source, end = self._what.source.encode(), outcome.exit
+        return Record(
+            identity=identity,
+            seed=self._given.seed,
+            language=self._what.language,
+            code=self._what.source if keep else None,
+            code_digest=digest(source),
+            arguments=self._what.arguments,
+            stdin=self._stdin if keep else None,
+            stdin_digest=digest(self._stdin),
+            cwd=self._given.cwd or SCRATCH,
+            salt=self._salt,
+            environment={name: salted(self._salt, value) for name, value in sorted(self._given.env.items())},
+            rules=rules_of(policy.files),
+            limits={field.name: getattr(policy.limits, field.name) for field in fields(policy.limits)},
+            inputs=_parse_inputs(outcome.inputs),
+            stdout=self._tapes["stdout"].taped(),
+            stderr=self._tapes["stderr"].taped(),
+            changes=self._changes,
+            code_out=end.code,
+            reason=end.reason.value,
+            limits_hit=end.limits_hit,
+            fuel=end.usage.fuel,
+        )
+
+
+class RecordWriter(Recorder):
+    """A recorder that writes the record to a file when the run has ended."""
+
+    def __init__(self, work: Work, policy: Policy, identity: Mapping[str, str]) -> None:
+        super().__init__(work)
+        self._path, self._policy, self._identity = work.record, policy, identity
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Write the record. Raises `RecordError`."""
+        write(self.record(outcome, self._policy, self._identity), self._path)
+        return outcome
+
+
+def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str]]) -> Work:
+    """Return the work with a recorder attached that writes to the file it names. Raises if no record can be made of it."""
+    if Guarantee.DETERMINISTIC not in policy.requires:
+        raise PolicyError("only deterministic runs are recorded", hint="add deterministic=True, or --deterministic")
+    check_place(work.record)
+    return RecordWriter(work, policy, identity()).work
+
+
+def rules_of(files: FileRules) -> str:
+    """Return the digest of the file rules without the masks: another user on another machine has other secrets."""
+    return canonical.digest(replace(files, masks=()))
+
+
+def _parse_inputs(report: bytes) -> dict[str, str]:
+    """Parse the inputs that a guest reports. Other lines are left out: a guest may report anything."""
+    inputs = {}
+    for line in report.splitlines():
+        kind, _, rest = line[:_LONGEST_LINE].partition(b" ")
+        name, _, path = rest.partition(b" ")
+        if kind in (b"file", b"directory") and len(name) == 64 and not name.strip(b"0123456789abcdef"):
+            try:
+                inputs[f"{kind.decode()} {os.fsdecode(bytes.fromhex(path.decode('ascii', 'replace')))}"] = name.decode()
+            except ValueError:
+                continue
+    return inputs
+
+
+def _change_digest(change: Change, contents: Contents) -> str:
+    """Return the digest of a change, without owner and time: users differ, and the disk has the real time."""
+    after = change.after
+    plain = [change.kind.value, change.renamed_from, change.link_of, *change.xattrs]
+    if after is not None:
+        plain += [after.type.value, f"{after.mode:o}", str(after.size), after.target, str(after.device)]
+        plain += [f"{name}={value.hex()}" for name, value in sorted(after.xattrs.items())]
+    if after is not None and after.type is EntryType.FILE:
+        with open(contents.open_file(change), "rb") as file:
+            plain.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return canonical.digest_of_plain(plain)

@@ -1,0 +1,169 @@
+"""Attachments: everything that accompanies a run, behind one interface.
+
+An attachment changes the launch before it is made, sees the guest start and end, adds to the outcome, and frees what it holds. The session
+knows no more of it. So another one is another class, given in `Work.attachments`.
+
+The interface is enough for a network proxy: `before` starts its helper process and adds to `Launch.on_ready`, which sees the guest's
+namespaces while the program waits; `started` receives the guest, to be killed should the helper die; `release` tells the helper that the
+guest is gone. It is enough for checkpoints, too: `Launch.on_tick` comes while the guest runs, and `ended` can read its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.runtime.base import ExitReason
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.gate import Gate
+    from agent_sandbox.engine.work import Outcome, Work
+    from agent_sandbox.runtime.base import Completed, Confined, Guest, Launch
+    from agent_sandbox.workspace.read_tracking import ReadTracker
+    from agent_sandbox.workspace.store import SandboxState
+
+_ENDED_FROM_OUTSIDE = frozenset(
+    {
+        ExitReason.TIMED_OUT,
+        ExitReason.CPU_LIMIT,
+        ExitReason.OUT_OF_MEMORY,
+        ExitReason.OUTPUT_LIMIT,
+        ExitReason.DISK_LIMIT,
+        ExitReason.KILLED,
+    }
+)
+
+
+class Attachment:
+    """Something that accompanies a run. Every moment does nothing unless a subclass defines it.
+
+    One launch is `before`, `started`, `ended`, `release`. A launch that fails is `before` and `release`. A run may take several launches,
+    one after the other, of which the last counts: on a new plan, or in another runtime. A session of turns is one launch with `ended` after
+    each turn. What an attachment raises ends the run.
+    """
+
+    def before(self, launch: Launch) -> Launch:
+        """Return the launch, changed as this attachment needs it. Nothing runs yet."""
+        return launch
+
+    def started(self, guest: Guest) -> None:
+        """See the guest that has started. It can be killed from any thread, until `release`."""
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Return the outcome with what this attachment adds. Nothing of the guest lives any more, but its layers can still be read."""
+        return outcome
+
+    def release(self) -> None:
+        """Free what was taken since `before`. Called once for each `before` that returned, after the guest has ended, however it did."""
+
+
+class Attachments(Attachment):
+    """Several attachments as one. They attach in the order given, and end and are released in reverse."""
+
+    def __init__(self, *attachments: Attachment) -> None:
+        self._attachments = attachments
+        self._attached: list[Attachment] = []
+
+    def before(self, launch: Launch) -> Launch:
+        """Attach each. If one raises, those before it are still to be released."""
+        for each in self._attachments:
+            launch = each.before(launch)
+            self._attached.append(each)
+        return launch
+
+    def started(self, guest: Guest) -> None:
+        """Tell each that the guest has started."""
+        for each in self._attachments:
+            each.started(guest)
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Let each add to the outcome."""
+        for each in reversed(self._attachments):
+            outcome = each.ended(guest, completed, outcome)
+        return outcome
+
+    def release(self) -> None:
+        """Release all that are attached, also when one of them raises. Harmless when none is."""
+        with ExitStack() as stack:
+            for each in self._attached:
+                stack.callback(each.release)
+            self._attached = []
+
+
+def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Attachment, ...]:
+    """Return the attachments that a piece of work asks for, and then its own. `turns` says that it goes on for several."""
+    needed: list[Attachment] = []
+    if Guarantee.DETERMINISTIC in gate.policy.requires:
+        needed.append(FixedSeed(work.seed))
+    if work.left is not None:
+        needed.append(TimeLeft(work.left))
+    if work.tools or turns:
+        from agent_sandbox.engine.tools import ToolCalls  # few runs have tools
+
+        needed.append(ToolCalls(gate, work.tools, ends=work.ends, turns=turns))
+    if work.observe:
+        from agent_sandbox.engine.observation import Observation  # few runs are observed
+
+        needed.append(Observation(gate, log=work.log_observed))
+    return (*needed, *work.attachments)
+
+
+class FixedSeed(Attachment):
+    """The seed of a deterministic run."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def before(self, launch: Launch) -> Launch:
+        """Set the seed."""
+        return replace(launch, deterministic=self._seed)
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Note if the run was ended from outside, at a moment that another run need not share."""
+        reason = completed.exit.reason
+        if reason not in _ENDED_FROM_OUTSIDE:
+            return outcome
+        note = f"not deterministic: it was ended from outside ({reason.value}), and another run may be ended at another moment"
+        return replace(outcome, notes=(*outcome.notes, note))
+
+
+class TimeLeft(Attachment):
+    """The end of what permits a run, such as an elevation: the run may take no longer. `left` returns the seconds until then."""
+
+    def __init__(self, left: Callable[[], float]) -> None:
+        self._left = left
+
+    def before(self, launch: Launch) -> Launch:
+        """Limit the wall time. Looked up now, when all waiting is over. Raises `SandboxError` when no time is left."""
+        if (left := self._left()) <= 0:
+            raise SandboxError("the elevation expired before the run could start", hint="ask again for what it needs")
+        limits = launch.limits
+        return replace(launch, limits=replace(limits, wall_seconds=min(left, limits.wall_seconds or left)))
+
+
+class ReadTracking(Attachment):
+    """The files of the project that a run opens, stored with its sandbox."""
+
+    def __init__(self, state: SandboxState | None, run: int) -> None:
+        self._state, self._run = state, run
+        self._reading: ReadTracker | None = None
+
+    def before(self, launch: Launch) -> Launch:
+        """Have the files watched from before the program starts. Raises `PolicyError` for a throw-away run."""
+        from agent_sandbox.workspace.read_tracking import ReadTracker  # and with it threads: few runs are tracked
+
+        self._reading = ReadTracker(self._state, self._run)
+        return replace(launch, inspect=True, on_ready=(*launch.on_ready, self._begin))
+
+    def _begin(self, guest: Confined) -> None:
+        assert self._reading is not None
+        assert guest.process is not None  # for `inspect`
+        self._reading.begin(guest.process)
+
+    def release(self) -> None:
+        """Store what was opened. Raises `WorkspaceError`."""
+        if self._reading is not None:
+            self._reading.end()

@@ -1,0 +1,117 @@
+"""The layers of a stored sandbox during one run: locked, recovered, given room as they grow, and put in order afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.engine.attachments import Attachment
+from agent_sandbox.engine.recover import recovered
+from agent_sandbox.errors import Busy, SandboxError, WorkspaceError
+from agent_sandbox.kernel.mount_plan import Overlay
+from agent_sandbox.workspace.stored_sandbox import Stored, unseen
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.gate import Gate
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.kernel.mount_plan import Layers
+    from agent_sandbox.runtime.base import Completed, Confined, Guest, Launch
+    from agent_sandbox.workspace.store import SandboxState
+
+
+class StoredRun(Attachment):
+    """The stored sandbox of one run. `layers` are ready to be mounted."""
+
+    def __init__(
+        self,
+        state: SandboxState,
+        gate: Gate,
+        ends: ExitStack,
+        *,
+        command: str,
+        on_busy: Callable[[Busy], None] | None,
+        beside: Callable[[Callable[[], None]], None] | None,
+    ) -> None:
+        """Lock the sandbox and prepare its layers, until the stack ends. `command` is shown to others who want the lock.
+
+        `on_busy` is told who has the lock, which is then waited for; without it `Busy` is raised. `beside` does what nobody waits for.
+        """
+        _lock(state, ends, command, on_busy)
+        self._stored = Stored(state)
+        self._masks = [mask.path for mask in gate.policy.files.masks]
+        recovery = _recover(self._stored, gate)
+        self._prepared = self._stored.for_run(gate.policy.limits.disk_bytes, ends)
+        self._notes = (*recovery, *self._prepared.notes)
+        self._shown: frozenset[str] = frozenset()
+        self._open_layers: int | None = None
+        if not self._stored.names_are_known:
+            (beside or _now)(partial(self._stored.remember_names, self._masks))
+
+    @property
+    def layers(self) -> Layers:
+        """The layers to run on."""
+        return self._prepared.layers
+
+    @property
+    def since_ns(self) -> int:
+        """The moment that tells this run from others of its sandbox."""
+        return self._prepared.since_ns
+
+    def before(self, launch: Launch) -> Launch:
+        """Have the image grow while the guest runs, if the layers are in one."""
+        self._shown = frozenset(step.target for step in launch.root.steps if isinstance(step, Overlay))
+        if self._prepared.growth is None:
+            return launch
+        return replace(launch, on_ready=(*launch.on_ready, self._ready), on_tick=(*launch.on_tick, self._grow))
+
+    def _ready(self, guest: Confined) -> None:
+        self._open_layers = guest.layers
+        self._grow()
+
+    def _grow(self) -> None:
+        if self._prepared.growth is not None and self._open_layers is not None:
+            self._prepared.growth(self._open_layers)
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Keep the originals that the run covered, and remove unused layers. Adds notes; a failure is one, as the next run tries again."""
+        notes, growth = self._notes, self._prepared.growth
+        if growth is not None and growth.refused:
+            notes += (growth.refused,)
+        if guest.layers is not None:
+            try:
+                notes += self._unseen(guest.layers)
+                self._stored.after_run(guest.layers, self._prepared, self._masks)
+            except (WorkspaceError, OSError) as error:
+                notes += (f"the layers could not be put in order: {error}",)
+        return replace(outcome, notes=(*outcome.notes, *notes))
+
+    def _unseen(self, layers: int) -> tuple[str, ...]:
+        """Return a note on earlier changes that this run's view did not show. Raises OSError."""
+        present = self._prepared.present
+        trees = unseen(layers, (present.active, *present.chain), self._shown)
+        why = "this run's view is made of other trees than theirs (files.allowed), and had the real files there"
+        return (f"earlier changes in {', '.join(trees)} were not visible: {why}",) if trees else ()
+
+
+def _now(do: Callable[[], None]) -> None:
+    do()
+
+
+def _lock(state: SandboxState, ends: ExitStack, command: str, on_busy: Callable[[Busy], None] | None) -> None:
+    try:
+        ends.enter_context(state.lock(command=command))
+    except Busy as busy:
+        if on_busy is None:
+            raise
+        on_busy(busy)
+        ends.enter_context(state.lock(wait=True, command=command))
+
+
+def _recover(stored: Stored, gate: Gate) -> tuple[str, ...]:
+    """Finish a promotion that was cut off, before a guest sees the tree. A failure is a note, and no reason not to run."""
+    try:
+        return recovered(stored, gate, held=True)
+    except (SandboxError, OSError) as error:
+        return (f"a promotion was cut off, and could not be finished: {error}",)
