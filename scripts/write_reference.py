@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import agent_sandbox
-from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS, Option
+from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS, Option
 from agent_sandbox.policy.files.presets import PRESETS, TIERS
 from agent_sandbox.policy.files.settings import SETTINGS
 

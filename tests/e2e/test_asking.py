@@ -182,7 +182,7 @@ ELEVATING = '[processes]\ncommands = ["ls", "cat"]\n[approvals]\nelevate = ["pro
 def test_a_refused_program_can_be_permitted_for_a_time_and_the_return_is_recorded(shell: Shell, project: Path) -> None:
     (project / "agent-sandbox.toml").write_text(ELEVATING)
     code, out, err = answered(shell, "run", "--", "seq", "3", answer=says(shell, "--refuse"))
-    assert code == 126 and out == "" and "nobody lifts that" in err
+    assert code == 126 and out == "" and "not elevated" in err
     code, out, err = answered(shell, "run", "--", "seq", "3", answer=says(shell, "--yes"))
     assert code == 0 and out.split() == ["1", "2", "3"] and "the run ends with that" in err
     assert shell("run", "--", "seq", "1").returncode == 0, "the next one has it too"
