@@ -59,7 +59,7 @@ def _run(line: list[str]) -> int:
         result = _result(request, console)
     except SandboxError as error:
         result, console = _failure(error), Console(shows=not (request.has("--json") if request else "--json" in line))
-    if console.shows:
+    if console.shows or not result.kind:
         result.text(console)
     elif not result.streamed:
         from agent_sandbox.cli.render.json import print_document

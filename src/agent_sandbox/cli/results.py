@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """What a verb returns. `kind` names the document; a `streamed` one has been written while the verb was at work."""
+    """What a verb returns. `kind` names its document, which is already written if it is `streamed`."""
 
     kind: ClassVar[str]
     streamed: ClassVar[bool] = False

@@ -75,8 +75,7 @@ class PolicyLintResult(Result):
 class PolicySchemaResult(Result):
     """The JSON Schema of policy files."""
 
-    kind = "policy-schema"
-    streamed = True  # the same text with --json: it is a document already
+    kind = ""  # it is a document of another standard, the same with and without --json
 
     schema: Mapping[str, object]
 
