@@ -17,14 +17,14 @@ from typing import Any
 import agent_sandbox.cli
 from agent_sandbox._fast.values import fields
 from agent_sandbox.cli.render.json import VERSION
-from agent_sandbox.cli.results import ChangeFacts, Omitted, PathName, Result
-from agent_sandbox.engine.simulation.risk import Level
+from agent_sandbox.cli.results import ChangeFacts, Omitted, PathName, VerbResult
+from agent_sandbox.engine.simulation.risk import Risk
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 # Names that modules import for type checkers only: `run` starts often, and does not load them.
-NAMES = {"Literal": typing.Literal, "ClassVar": typing.ClassVar, "EntryType": EntryType, "Kind": Kind, "Change": Change, "Level": Level}
+NAMES = {"Literal": typing.Literal, "ClassVar": typing.ClassVar, "EntryType": EntryType, "Kind": Kind, "Change": Change, "Risk": Risk}
 PLAIN: dict[object, dict[str, object]] = {
     str: {"type": "string"},
     PathName: {"type": "string"},
@@ -37,11 +37,11 @@ PLAIN: dict[object, dict[str, object]] = {
 }
 
 
-def result_types() -> dict[str, type[Result]]:
+def result_types() -> dict[str, type[VerbResult]]:
     """Return the types of all results by the kind of their document."""
     for module in pkgutil.walk_packages(agent_sandbox.cli.__path__, "agent_sandbox.cli."):
         importlib.import_module(module.name)
-    kinds = {each.kind: each for each in _below(Result) if getattr(each, "kind", "")}
+    kinds = {each.kind: each for each in _below(VerbResult) if getattr(each, "kind", "")}
     return {kind: kinds[kind] for kind in sorted(kinds)}
 
 
@@ -50,7 +50,7 @@ def _below(cls: type) -> Iterator[type[Any]]:
         yield from (each, *_below(each))
 
 
-def schema_of(kind: str, result: type[Result]) -> dict[str, object]:
+def schema_of(kind: str, result: type[VerbResult]) -> dict[str, object]:
     """Return the schema of one kind of document."""
     definitions: dict[str, object] = {}
     body = _object(result, definitions)

@@ -8,9 +8,9 @@ import pytest
 
 from agent_sandbox.cli.options import (
     ApproveOptions,
+    CommandOptions,
     GrantOptions,
     PromoteOptions,
-    RunOptions,
     ShowOptions,
     read_count,
     read_seconds,
@@ -52,26 +52,26 @@ def test_what_is_no_quantity_is_refused_with_an_example(read: Callable[[str, str
 
 
 def test_a_single_word_is_a_line_for_bash_and_several_are_a_program() -> None:
-    assert RunOptions.read(parse(["run", "make test"])).command == ("bash", "-c", "make test")
-    assert RunOptions.read(parse(["run", "--", "make"])).command == ("make",)
-    assert RunOptions.read(parse(["run", "make", "test"])).command == ("make", "test")
+    assert CommandOptions.read(parse(["run", "make test"])).command == ("bash", "-c", "make test")
+    assert CommandOptions.read(parse(["run", "--", "make"])).command == ("make",)
+    assert CommandOptions.read(parse(["run", "make", "test"])).command == ("make", "test")
 
 
 def test_sim_and_a_diff_of_a_command_are_runs_of_another_kind() -> None:
-    sim, diff = RunOptions.read(parse(["sim", "x"])), RunOptions.read(parse(["diff", "--stat", "x"]))
-    assert (sim.simulate, sim.throw_away, RunOptions.read(parse(["run", "--simulate", "x"]))) == (True, False, sim)
+    sim, diff = CommandOptions.read(parse(["sim", "x"])), CommandOptions.read(parse(["diff", "--stat", "x"]))
+    assert (sim.simulate, sim.throw_away, CommandOptions.read(parse(["run", "--simulate", "x"]))) == (True, False, sim)
     assert (diff.diff, diff.throw_away, diff.show.form) == (True, True, "stat")
-    assert not RunOptions.read(parse(["diff"])).diff
+    assert not CommandOptions.read(parse(["diff"])).diff
 
 
 def test_limits_are_those_that_the_line_changes() -> None:
-    read = RunOptions.read(parse(["run", "--memory", "1G", "--timeout", "none", "x"]))
+    read = CommandOptions.read(parse(["run", "--memory", "1G", "--timeout", "none", "x"]))
     assert read.policy.limits == (("wall_seconds", None), ("memory_bytes", 1 << 30))
 
 
 def test_fuel_and_determinism_choose_webassembly() -> None:
     lines = ([], ["--fuel", "9"], ["--deterministic"], ["--runtime", "wasm"])
-    read = [RunOptions.read(parse(["run", *line, "x"])) for line in lines]
+    read = [CommandOptions.read(parse(["run", *line, "x"])) for line in lines]
     assert [each.isolation for each in read] == ["process", "auto", "auto", "wasm"]
     assert [each.terminal for each in read] == [True, False, False, False]
 
@@ -90,11 +90,11 @@ def test_an_answer_without_a_look_needs_its_digest() -> None:
 @pytest.mark.parametrize(
     ("read", "line"),
     [
-        (RunOptions.read, ["run", "--seed", "1", "x"]),
-        (RunOptions.read, ["run", "--deterministic", "--record", "f", "x"]),
-        (RunOptions.read, ["run", "--simulate", "--diff", "x"]),
-        (RunOptions.read, ["diff", "--stat", "--patch"]),
-        (RunOptions.read, ["diff", "--raw"]),
+        (CommandOptions.read, ["run", "--seed", "1", "x"]),
+        (CommandOptions.read, ["run", "--deterministic", "--record", "f", "x"]),
+        (CommandOptions.read, ["run", "--simulate", "--diff", "x"]),
+        (CommandOptions.read, ["diff", "--stat", "--patch"]),
+        (CommandOptions.read, ["diff", "--raw"]),
         (PromoteOptions.read, ["promote", "--merge", "--force"]),
         (PromoteOptions.read, ["promote", "--resolve", "ours"]),
         (ApproveOptions.read, ["approve", "3f9a", "--yes"]),

@@ -106,7 +106,7 @@ def prepared(shell: Shell) -> Shell:
 @pytest.mark.timeout(600)
 def test_every_verb_prints_one_document_that_its_schema_describes(prepared: Shell) -> None:
     documents = [(line, checked(prepared("--json", *line))) for line in SEQUENCE]
-    (plan, *_) = [document for line, document in documents if line[0] == "carry-out"][0]["plans"]
+    plan, *_ = next(document for line, document in documents if line[0] == "carry-out")["plans"]
     carried = checked(prepared("--json", "carry-out", plan["digest"], "--yes"))
     assert carried["carried_out"]
     printed = {document["schema"].split("/")[1] for document in (*(document for _, document in documents), carried)}

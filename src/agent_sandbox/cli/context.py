@@ -9,7 +9,7 @@ from agent_sandbox import policy_files
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import in_a_child
-from agent_sandbox.cli.options import PolicyOptions, RunOptions
+from agent_sandbox.cli.options import CommandOptions, PolicyOptions
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
@@ -146,7 +146,7 @@ class Opening:
     lifted: Lifted | None
 
 
-def session_for(options: RunOptions, console: Console, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
+def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
     """Return a session on the project's sandbox; for a diff, a plan or with --throw-away on a throw-away one."""
     found = None if options.throw_away or options.diff or options.simulate else current(options.project)
     project = found.project if found else project_of(options.project)

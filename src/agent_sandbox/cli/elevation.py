@@ -10,7 +10,7 @@ from agent_sandbox import policy_files
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here, words_that_count
 from agent_sandbox.cli.context import policy_of, project_of
-from agent_sandbox.cli.options import ElevationOptions, RunOptions
+from agent_sandbox.cli.options import CommandOptions, ElevationOptions
 from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused
@@ -64,7 +64,7 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
     return here().elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
 
 
-def offer_elevation(options: RunOptions, refusal: Deny) -> bool:
+def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:
     """Ask whether a refused program may be started for a time, where the policy lets a person say so. Returns whether it may now.
 
     Nobody is asked about a program that the system's policy file would still refuse.

@@ -11,10 +11,10 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli import caller
 from agent_sandbox.cli.context import Opening, Pending, pending_in, session_for, sort, working_directory
-from agent_sandbox.cli.options import RunOptions
+from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathName, Result
+from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
@@ -90,7 +90,7 @@ class ChangeCounts:
 
 
 @dataclass(frozen=True)
-class RunResult(Result):
+class RunResult(VerbResult):
     """The end of a run. `stdout` and `stderr` are empty where they were passed on."""
 
     kind = "run"
@@ -138,7 +138,7 @@ class RunResult(Result):
 
 
 @dataclass(frozen=True)
-class ExplainResult(Result):
+class ExplainResult(VerbResult):
     """Where a command would run and what it would see: a line for each step."""
 
     kind = "explain"
@@ -151,7 +151,9 @@ class ExplainResult(Result):
             print(shown(line))
 
 
-def perform(options: RunOptions, what: Code | Command, console: Console, *, stdin: int | bytes, forked: Zygote | None = None) -> Result:
+def perform(
+    options: CommandOptions, what: Code | Command, console: Console, *, stdin: int | bytes, forked: Zygote | None = None
+) -> VerbResult:
     """Do the work. `forked` is a zygote for native programs, if there is one already.
 
     A refused program may be pre-approved by a person meanwhile; then it is tried again.
@@ -169,7 +171,7 @@ def perform(options: RunOptions, what: Code | Command, console: Console, *, stdi
         return _perform(options, what, stdin, runtimes, console)
 
 
-def _perform(options: RunOptions, what: Code | Command, stdin: int | bytes, runtimes: Runtimes, console: Console) -> Result:
+def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, runtimes: Runtimes, console: Console) -> VerbResult:
     same = options.policy.deterministic
     with ExitStack() as stack:
         opening = session_for(options, console, runtimes, _say_who_has_it)
@@ -200,7 +202,7 @@ def _perform(options: RunOptions, what: Code | Command, stdin: int | bytes, runt
         return _run(options, opening, work, console)
 
 
-def _run(options: RunOptions, opening: Opening, work: Work, console: Console) -> RunResult:
+def _run(options: CommandOptions, opening: Opening, work: Work, console: Console) -> RunResult:
     session = opening.session
     with caller.forwarding() as forward:
         if options.collect:
@@ -266,7 +268,7 @@ def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Ou
 
 
 @contextmanager
-def _runtimes(options: RunOptions, forked: Zygote | None) -> Iterator[Runtimes]:
+def _runtimes(options: CommandOptions, forked: Zygote | None) -> Iterator[Runtimes]:
     """The runtimes for one command, closed at the end."""
     registry = here().command_line_registry(forked)
     wish = options.isolation
@@ -278,7 +280,7 @@ def _runtimes(options: RunOptions, forked: Zygote | None) -> Iterator[Runtimes]:
         registry.close(leaving=True)
 
 
-def directory_of(options: RunOptions, project: Project, policy: Policy | None = None) -> str | None:
+def directory_of(options: CommandOptions, project: Project, policy: Policy | None = None) -> str | None:
     """Return the directory to start in, by its name in the view. It need not exist on the machine: an earlier run may have made it.
 
     Under a policy that shows no files, and without --cwd, it is None: the scratch directory. Raises `PolicyError`.
@@ -348,7 +350,7 @@ def code_of(exit: Exit, signals: list[int]) -> int:
     return exit.code
 
 
-def _repeatable(options: RunOptions, work: Work) -> Work:
+def _repeatable(options: CommandOptions, work: Work) -> Work:
     """Return the work for a deterministic run. At a terminal it has no input: what a person types differs each time."""
     stdin = b"" if isinstance(work.stdin, int) and os.isatty(work.stdin) else work.stdin
     if options.record is not None and isinstance(stdin, int):

@@ -1,6 +1,6 @@
-"""The verbs and options of the command line, as data: what can be typed, what help says of it, and what is still to come.
+"""The grammar of the command line as data: verbs, options and their help.
 
-What a later version brings is listed too, so that it is refused by name instead of being misread or ignored.
+Verbs and options of later versions are listed too, so that they are refused by name instead of being misread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ANY = 1 << 30
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `value` is what its value is called in help; empty for a switch. `later` says what it arrives with."""
+    """One option. `value` is the name of its value in help, empty for a switch. `later` says what it arrives with."""
 
     name: str
     value: str = ""
@@ -23,7 +23,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb. `words` is how many it takes, at least and at most; `command` says that its words are a command with options of its own."""
+    """One verb. It takes at least and at most `words`. With `command`, these are a command with options of its own."""
 
     usage: str
     summary: str
@@ -36,79 +36,79 @@ class Verb:
 
 
 _OPTIONS = (
-    Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
-    Option("--json", help="one JSON document on standard output"),
-    Option("--quiet", help="no remarks of ours on standard error", short=("-q",)),
-    Option("--help", help="say what a verb does", short=("-h",)),
-    Option("--version", help="say which version this is"),
-    Option("--project", "DIR", "the project, instead of the nearest directory with .git or agent-sandbox.toml"),
-    Option("--throw-away", help="in a new sandbox that nothing is kept of", short=("--rm",)),
-    Option("--cwd", "DIR", "where to start, instead of the current directory"),
-    Option("--env", "NAME[=VALUE]", "give the program this variable; without a value, yours", short=("-e",)),
-    Option("--timeout", "TIME", "end it after this long: 30, 1.5, 5m, 1h"),
-    Option("--memory", "SIZE", "memory of all its processes together: 512M, 2G, none"),
-    Option("--disk", "SIZE", "how much it may write: 512M, 2G, none"),
-    Option("--processes", "N", "how many processes and threads it may have"),
-    Option("--deny", "PATH", "hide this path, or what matches this pattern"),
-    Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
-    Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
-    Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
-    Option("--observe", help="write the files, programs, names and addresses that it tries to the log, allowed and denied; slower"),
-    Option("--explain", help="print where the program would run and what it would see there, one line for each step, and stop"),
-    Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
-    Option("--no-wait", help="fail at once when another run has the sandbox"),
-    Option("--runtime", "NAME", "the kind of isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that does)"),
+    Option("--json", help="print one JSON document on standard output"),
+    Option("--quiet", help="suppress messages", short=("-q",)),
+    Option("--help", help="show help for a verb", short=("-h",)),
+    Option("--version", help="show the version"),
+    Option("--project", "DIR", "the project; default: the nearest directory with .git or agent-sandbox.toml"),
+    Option("--throw-away", help="use a new sandbox and throw it away afterwards", short=("--rm",)),
+    Option("--cwd", "DIR", "start in this directory; default: the current one"),
+    Option("--env", "NAME[=VALUE]", "set this variable for the program; without a value, pass yours on", short=("-e",)),
+    Option("--timeout", "TIME", "time limit: 30, 1.5, 5m, 1h, none"),
+    Option("--memory", "SIZE", "memory limit of all processes together: 512M, 2G, none"),
+    Option("--disk", "SIZE", "limit of what is written: 512M, 2G, none"),
+    Option("--processes", "N", "limit of processes and threads"),
+    Option("--deny", "PATH", "hide this path, or all paths that match this pattern"),
+    Option("--reveal", "PATH", "show this path, which is hidden as a secret by default"),
+    Option("--system", help="run: capabilities for package managers (as root only); promote: also outside the project"),
+    Option("--watch-reads", help="record which files of the project are read, so that status can report their drift (as root only)"),
+    Option("--observe", help="log every file, program, name and address that is tried, allowed or denied; slower"),
+    Option("--explain", help="print where the program would run and what it would see, and stop"),
+    Option("--wait", help="wait while another run uses the sandbox (the default)"),
+    Option("--no-wait", help="fail at once while another run uses the sandbox"),
+    Option("--runtime", "NAME", "isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that is enough)"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
-    Option("--all", help="caches and what changed elsewhere on the machine in full, too"),
-    Option("--stat", help="only how many lines of each file"),
-    Option("--side-by-side", help="in two columns, as wide as the terminal", short=("-s",)),
-    Option("--patch", help="what `git apply` takes: the project's changes, relative to it"),
-    Option("--raw", help="print a patch although standard output is a terminal, which may act on what is in it"),
-    Option("--name-only", help="only the names"),
-    Option("--only", "GLOB", "only what this pattern covers: 'src/*.py', docs, /etc/*; may be given more than once"),
-    Option("--no-pager", help="do not send long output through $AGENT_SANDBOX_PAGER, $PAGER or less"),
+    Option("--all", help="everything: also caches, and changes elsewhere in full"),
+    Option("--stat", help="show only the number of changed lines of each file"),
+    Option("--side-by-side", help="show two columns, as wide as the terminal", short=("-s",)),
+    Option("--patch", help="print a patch of the project for `git apply`"),
+    Option("--raw", help="print a patch even on a terminal, which may act on its bytes"),
+    Option("--name-only", help="show only names"),
+    Option("--only", "GLOB", "only these paths: 'src/*.py', docs, /etc/*; may be repeated"),
+    Option("--no-pager", help="do not use $AGENT_SANDBOX_PAGER, $PAGER or less for long output"),
     Option("--yes", help="do not ask", short=("-y",)),
-    Option("--skip", "GLOB", "leave out what this pattern covers; may be given more than once"),
-    Option("--merge", help="where reality has moved on, bring both sides together"),
-    Option("--force", help="where reality has moved on, take the sandbox's side"),
-    Option("--resolve", "SIDE", "what to do about conflicts of a merge: ours (the sandbox), theirs (reality) or markers"),
-    Option("--approve", "KINDS", "agree to these protected kinds of changes, separated by commas"),
+    Option("--skip", "GLOB", "leave out these paths; may be repeated"),
+    Option("--merge", help="where reality has changed too, merge both sides"),
+    Option("--force", help="where reality has changed too, take the sandbox's side"),
+    Option("--resolve", "SIDE", "resolve merge conflicts: ours (the sandbox), theirs (reality) or markers"),
+    Option("--approve", "KINDS", "approve these protected kinds of changes, separated by commas"),
     Option("--dry-run", help="show what would be done, and stop"),
+    Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
-    Option("--denied", help="only what was refused"),
+    Option("--denied", help="only refused actions"),
     Option("--category", "NAME", "only process, code, promotion, file, network, capability, approval, outcome or ledger"),
-    Option("--level", "NAME", "only debug, info, warning, error or critical, and what is graver"),
-    Option("--sandbox", "ID", "this sandbox, by its name in the log; granting: instead of the project's"),
+    Option("--level", "NAME", "only this level and above: debug, info, warning, error, critical"),
+    Option("--sandbox", "ID", "this sandbox, by its name in the log; grant: instead of the project's"),
     Option("--grep", "WORDS", "only entries with these words"),
-    Option("--limit", "N", "the newest N entries (100), or none for all"),
+    Option("--limit", "N", "the newest N entries, or none for all; default: 100"),
     Option("--follow", help="go on with each new entry", short=("-f",)),
-    Option("--format", "FORM", "for other programs: jsonl, csv or ocsf; all entries"),
-    Option("--keys", "DIR", "where the key and the anchor of a copied ledger are"),
-    Option("--checkpoint", "FILE", "a signed checkpoint to compare with; may be given more than once"),
+    Option("--format", "FORM", "export all entries as jsonl, csv or ocsf"),
+    Option("--keys", "DIR", "the directory with the key and the anchor of a copied ledger"),
+    Option("--checkpoint", "FILE", "a signed checkpoint to compare with; may be repeated"),
     Option("--public-key", "HEX", "the key that checkpoints must be signed with"),
-    Option("--for-run", help="yes also to the same question again in that run"),
-    Option("--refuse", help="no"),
-    Option("--capability", "TOKEN", "what `grant` printed: allows what it covers without asking (also in AGENT_SANDBOX_CAPABILITY)"),
-    Option("--for", "TIME", "for this long: 90, 10m, 1h"),
-    Option("--times", "N", "only so often"),
-    Option("--elevate", help="lift rules of the policy: what --allow, --reveal, --timeout, --memory, --disk and --processes say"),
-    Option("--code", "DIGITS", "the second factor, where the question needs one"),
-    Option("--enroll", help="make a second factor, once, and print what an authenticator reads"),
-    Option("--of", "USER", "the questions of this user (as root only)"),
-    Option("--watch", help="wait for questions and ask about each as it comes"),
-    Option("--simulate", help="keep nothing; show what it would do, and how much to mind it (as `sim COMMAND` does)"),
-    Option("--files-only", help="carry over what a plan changed although it reaches beyond files, too, and that is not done"),
+    Option("--for-run", help="allow the same question again in that run"),
+    Option("--refuse", help="answer no"),
+    Option("--capability", "TOKEN", "use this token of `grant` instead of asking (also in AGENT_SANDBOX_CAPABILITY)"),
+    Option("--for", "TIME", "how long it holds: 90, 10m, 1h"),
+    Option("--times", "N", "how often it may be used"),
+    Option("--elevate", help="relax rules of the policy: --allow, --reveal, --timeout, --memory, --disk, --processes"),
+    Option("--code", "DIGITS", "the second factor, where one is needed"),
+    Option("--enroll", help="make a second factor, once, and print it for an authenticator"),
+    Option("--of", "USER", "questions to this user (as root only)"),
+    Option("--watch", help="wait for questions and ask about each"),
+    Option("--simulate", help="keep nothing; show what it would do and how risky that is (the same as sim)"),
+    Option("--files-only", help="carry out only the file changes of a plan that also asked for the network"),
     Option("--add", help="print the project's policy file, widened by what was learnt"),
-    Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
-    Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
-    Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
-    Option("--policy", "NAME|FILE", "hold it to this policy as well: high, medium, low, another preset, or a file"),
+    Option("--diff", help="keep nothing; show what it would change (the same as diff COMMAND)"),
+    Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*"),
+    Option("--deny-command", "PROGRAMS", "never start these programs"),
+    Option("--policy", "NAME|FILE", "apply this policy too: high, medium, low, another preset, or a file"),
     Option("--network", later="the egress"),
     Option("--allow-network", later="the egress"),
-    Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
-    Option("--seed", "N", "what the randomness of a deterministic run begins with; 0 without it"),
-    Option("--fuel", "N", "how many instructions code inside WebAssembly may execute"),
+    Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only for code"),
+    Option("--seed", "N", "the seed of a deterministic run; default: 0"),
+    Option("--fuel", "N", "limit of instructions of code inside WebAssembly"),
     Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
 )
 OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
@@ -128,13 +128,12 @@ VERBS = {
         (*_RUNNING, "--diff", "--simulate"),
         (1, ANY),
         command=True,
-        details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command
-writes is kept in the sandbox of the project, on top of what earlier runs wrote there; the machine itself is
-never written. There is no network.
-
-  agent-sandbox run "make test"
+        details="""  agent-sandbox run "make test"
   agent-sandbox run --timeout 5m --memory 2G -- npm test
   agent-sandbox run --throw-away "rm -rf node_modules && ls"
+
+A single word is a line for bash; several words, or those after --, are a program and its arguments. Changes are kept in
+the project's sandbox, on top of those of earlier runs. The machine itself is never written. There is no network.
 
 It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
 127 not found, 128+n ended by signal n, 137 out of memory.""",
@@ -145,25 +144,24 @@ It exits as the command does; 124 timed out, 125 the sandbox could not start, 12
         (*_RUNNING, "--diff", "--simulate", "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
-        details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from
-standard input.
-
-  agent-sandbox code analyse.py -- --fast data.csv
+        details="""  agent-sandbox code analyse.py -- --fast data.csv
   agent-sandbox code --runtime auto --throw-away analyse.py
-  echo 'print(6 * 7)' | agent-sandbox code - --language python""",
+  echo 'print(6 * 7)' | agent-sandbox code - --language python
+
+The language is that of --language, of the file's extension, or of its first line. With - the code is read from standard
+input.""",
     ),
     "replay": Verb(
         "replay RECORD [--env NAME[=VALUE]] [--timeout TIME]",
-        "run a recorded run again, and say where it departs from its record",
+        "run a recorded run again, and report where it departs from its record",
         ("--env", "--timeout", "--cwd"),
         (1, 1),
-        details="""It exits with 0 when both runs were the same: output, changes, exit and fuel; with 1 when they were not, having said
-where; with 125 when it cannot be run again here: another engine, other rules about files, a variable that is missing.
-What it prints is not shown. A record holds code from whoever made it: it runs in a throw-away sandbox, and is granted
-nothing by its record.
+        details="""  agent-sandbox code --deterministic --throw-away --record /var/tmp/run.json analyse.py
+  agent-sandbox replay /var/tmp/run.json
 
-  agent-sandbox code --deterministic --throw-away --record /var/tmp/run.json analyse.py
-  agent-sandbox replay /var/tmp/run.json""",
+It exits with 0 if output, changes, exit and fuel were the same; with 1 if they were not, and prints where; with 125 if it
+cannot be run again here: another engine, other rules about files, a missing variable. Output of the code is not shown. A
+record holds code from whoever made it: it runs in a throw-away sandbox, and its record permits nothing.""",
     ),
     "diff": Verb(
         'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
@@ -175,15 +173,15 @@ nothing by its record.
         ),
         (0, ANY),
         command=True,
-        details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.
-Characters that cannot be seen are shown escaped, and lines that go away are never left out.
-
-  agent-sandbox diff --only 'src/*.py' --side-by-side
+        details="""  agent-sandbox diff --only 'src/*.py' --side-by-side
   agent-sandbox diff --patch | git apply
   agent-sandbox diff "make format"
 
-With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
-error, the diff to standard output, and it exits as the command does.""",
+First the project, as a unified diff; then a list of changes elsewhere. Caches are folded into one line. Invisible
+characters are shown escaped, and removed lines are never left out.
+
+A command runs on a throw-away clone, and nothing of it is kept. Its output goes to standard error, the diff to standard
+output, and diff exits as the command does.""",
     ),
     "sim": Verb(
         'sim [OPTION…] "COMMAND" | sim [OPTION…] -- PROGRAM [ARGUMENT…]',
@@ -191,14 +189,13 @@ error, the diff to standard output, and it exits as the command does.""",
         (*_RUNNING, "--all", "--stat", "--side-by-side", "--no-pager"),
         (1, ANY),
         command=True,
-        details="""It prints an effect plan: which files would change and how, which programs it starts, what it asks of the network,
-which secrets it comes near, how it ends, and for each of these how much to mind it. The clone is the machine as the
-project's sandbox sees it, with what waits there (not with --throw-away). Neither is changed.
-
-  agent-sandbox sim "make clean"
+        details="""  agent-sandbox sim "make clean"
   agent-sandbox --simulate run "git commit -m 'fix: bug'"
 
-What the command prints goes to standard error, the plan to standard output, and it exits as the command does. The plan is
+It prints an effect plan: changed files, started programs, network requests, secrets that it comes near, how it ends, and
+the risk of each. The clone has the changes in the project's sandbox (not with --throw-away). Neither is changed.
+
+The command's output goes to standard error, the plan to standard output, and sim exits as the command does. The plan is
 kept for an hour, for carry-out to do exactly what it says.""",
     ),
     "carry-out": Verb(
@@ -206,183 +203,179 @@ kept for an hour, for carry-out to do exactly what it says.""",
         "do what a plan of sim says, exactly",
         ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
         (0, 1),
-        details="""Without a digest it lists the plans there are; with the first letters of one, it shows that once more and asks. The files
-become what the plan says, byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it
-has changed since: the plan, the policy, what waits in the sandbox, or a file of the project that it changes or read. A
-plan is good for once.
-
-Kinds of files that run by themselves need a yes of their own, as for promote. What a plan asked of the network cannot be
-done by this version: such a plan is refused, unless --files-only says that its files are wanted without that.
-
+        details="""  agent-sandbox carry-out
   agent-sandbox carry-out 3f9a1c0b2d4e --yes
   agent-sandbox carry-out 3f9a --approve git-history
 
-It exits with 1 when reality has moved on, with 3 when nobody said yes; nothing was changed then.""",
+Without a digest it lists the plans. With the first letters of one, it shows that plan once more and asks. The files become
+what the plan says, byte for byte, all of them or none; `undo` takes that back. It is refused if anything has changed since:
+the plan, the policy, the changes in the sandbox, or a file of the project that it changes or read. A plan works once.
+
+Protected kinds of files need --approve, as for promote. Network requests cannot be carried out by this version: such a plan
+is refused, unless --files-only asks for its file changes alone.
+
+It exits with 1 if reality has changed, with 3 if it was not approved; then nothing was changed.""",
     ),
     "status": Verb(
         "status [--all]",
-        "say what the current sandbox is, what waits in it, and what has moved on in reality since",
+        "describe the project's sandbox, its changes, and what has changed in reality since",
         ("--all",),
     ),
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
-        "carry what the sandbox changed over to the project, all of it or nothing (also: apply)",
+        "apply the sandbox's changes to the project, all or none (also: apply)",
         ("--only", "--skip", "--yes", "--system", "--merge", "--force", "--resolve", "--approve", "--dry-run", "--capability"),
-        details="""It shows what would be carried over and asks. What has changed in reality since the sandbox first touched it
-is refused, unless --merge or --force says what to do. Kinds of files that run by themselves or are trusted without
-a look (git hooks, CI workflows, shell start-up files, …) need a yes of their own: --yes does not cover them.
-
-  agent-sandbox promote --only 'src/*' --yes
+        details="""  agent-sandbox promote --only 'src/*' --yes
   agent-sandbox promote --merge --resolve markers
   agent-sandbox promote --approve git-history,ci
 
-It is done as a whole or not at all: after a crash, the next verb in this project takes it back or finishes it.
-It exits with 1 when reality has moved on or a conflict is open, with 3 when nobody said yes; nothing was changed then.""",
+It shows what would be promoted and asks. Files that have changed in reality since the sandbox first touched them are
+refused, unless --merge or --force says what to do. Protected kinds of files, which run by themselves or are trusted without
+a look (git hooks, CI workflows, shell start-up files, …), need --approve: --yes does not cover them.
+
+It is done as a whole or not at all: after a crash, the next verb in this project finishes it or takes it back.
+It exits with 1 if reality has changed or a conflict is open, with 3 if it was not approved; then nothing was changed.""",
     ),
     "undo": Verb(
         "undo [--yes]",
         "take the last promotion back",
         ("--yes", "--capability"),
-        details="""Everything it changed is as it was before, and waits in the sandbox again if nothing has run there since.
-It is refused when one of these files has changed since.""",
+        details="""All files are as they were before, and the changes are in the sandbox again if nothing has run there since.
+It is refused if one of these files has changed since.""",
     ),
     "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
     "snapshot": Verb(
         "snapshot [LABEL]",
-        "keep what the sandbox is now, to go back to",
+        "save the sandbox's state, to go back to",
         words=(0, 1),
-        details="""It has a number and, if you like, a label. As root it costs the same however much has changed; otherwise what has
-changed is copied. While a run goes on there is no snapshot.""",
+        details="""A snapshot has a number and, if you like, a label. As root it costs the same however much has changed; otherwise the
+changes are copied. There is no snapshot while a run goes on.""",
     ),
     "rollback": Verb(
         "rollback [SNAPSHOT]",
-        "make the sandbox what it was at a snapshot",
+        "go back to a snapshot",
         words=(0, 1),
-        details="""By number or label; without one, to the last. What the sandbox is now is kept as a snapshot too, if something ran since
-the last, so going back loses nothing. The machine itself is not touched.""",
+        details="""By number or label; without one, to the last. The present state is saved as a snapshot too, if something ran since the
+last, so nothing is lost. The machine itself is not touched.""",
     ),
     "snapshots": Verb(
         "snapshots [--forget SNAPSHOT]",
         "list the snapshots as a tree, or forget one",
         ("--forget",),
-        details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
+        details="Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are.",
     ),
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
-        "say what the policy files mean here, what is odd about them, what they would say to a command, or what it would need",
+        "explain, check and test the policy files, or learn a policy from commands",
         ("--policy", "--add", "--cwd", "--env", "--timeout"),
         (1, ANY),
         too_many="put the command in quotes",
-        details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
-agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
-it left; an option on the command line counts more than the last two, and never more than the first.
-
-  agent-sandbox policy explain
-  agent-sandbox policy test "git push --force"
+        details="""  agent-sandbox policy explain
   agent-sandbox policy explain --policy low
-
---policy holds everything to one more policy, by the name of a preset or in a file, which can only take away, too.
-test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied, and with 3
-when somebody would be asked.
-lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.
-
+  agent-sandbox policy test "git push --force"
   agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
 
-learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints
-the smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under
-that policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
-file is widened by as much as that takes, and printed: into another file, because a shell empties that one first. It exits
-as the commands do, and with 1 when they end differently.""",
+Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project agent-sandbox.toml,
+or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before it left. Options on the
+command line override the last two, never the first. --policy applies one more, a preset or a file, which can only take
+away, too.
+
+test runs nothing: it says what the command would start and do. It exits with 126 if the command would be denied, and with 3
+if a person would be asked. lint exits with 1 if something is odd. schema prints a JSON Schema of policy files.
+
+learn runs commands without input, each on a throw-away clone and under the system's file alone, observes them, and prints
+the smallest policy that would have allowed them; each line says what needed it. Then it runs them again under that policy,
+and says whether they end the same way. Their output goes to standard error. --add prints the project's own file, widened:
+write it to another file, because a shell empties that one first. It exits as the commands do, and with 1 if they end
+differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
-        "show what happened, export it, and check that the record of it is unchanged and whole",
+        "show and export the record of all actions, and verify that it is unchanged and complete",
         (
             *("--since", "--until", "--denied", "--category", "--level", "--sandbox", "--grep", "--limit", "--follow", "--format"),
             *("--no-pager", "--keys", "--checkpoint", "--public-key"),
         ),
         (0, 2),
-        details="""Every action is recorded before it is done, and how it ended after.
-
-  agent-sandbox log --denied --since 2h
+        details="""  agent-sandbox log --denied --since 2h
   agent-sandbox log --follow --format ocsf
   agent-sandbox log verify
   agent-sandbox log checkpoint > elsewhere/checkpoint
   agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
 
-`log verify` says two things apart: whether what is here was changed, and whether all of it is here. The second needs
-something from elsewhere: the anchor in the directory of the ledger's key, or a checkpoint that was kept. It exits with 1
-when either does not hold. `log checkpoint` signs the last entry, and needs the extra `sign`.""",
+Every action is recorded before it is done, and its outcome afterwards.
+
+`log verify` gives two verdicts: whether entries were changed, and whether all entries are there. The second needs evidence
+from elsewhere: the anchor in the directory of the ledger's key, or a stored checkpoint. It exits with 1 if either fails.
+`log checkpoint` signs the last entry, and needs the extra `sign`.""",
     ),
     "approve": Verb(
         "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch] [--code DIGITS]",
-        "show what waits for somebody's yes, and answer it",
+        "show the questions that wait for an answer, and answer them",
         ("--for-run", "--timeout", "--refuse", "--watch", "--yes", "--code", "--enroll", "--of"),
         (0, 1),
-        details="""Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first
-letters, about that one. An answer is to exactly what is shown: if anything of it changes, it is none. Yes is good
-for once; with --for-run also for the same question again in that run, for an hour or as --timeout says.
-
-  agent-sandbox approve
+        details="""  agent-sandbox approve
   agent-sandbox approve 3f9a --for-run --timeout 10m
   agent-sandbox approve --watch
 
-Without a terminal, --yes with the whole digest or --refuse with some letters of it is needed. Nobody answering is a
-refusal. It exits with 3 when nothing was answered.""",
+Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first letters,
+about that one. An answer is valid for exactly what is shown. Yes holds once; with --for-run also for the same question
+again in that run, for an hour or as --timeout says.
+
+Without a terminal, give --yes with the whole digest, or --refuse with some letters of it. No answer is a refusal. It exits
+with 3 if nothing was answered.""",
     ),
-    "deny": Verb(
-        "deny DIGEST", "say no to what waits for somebody's yes", ("--of",), (1, 1), details="The same as approve DIGEST --refuse."
-    ),
+    "deny": Verb("deny DIGEST", "refuse a question that waits", ("--of",), (1, 1), details="The same as approve DIGEST --refuse."),
     "grant": Verb(
         'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
-        "permit the project's sandbox what the policy would ask about, or lift a rule of it, for a while",
+        "pre-approve actions, or relax a rule, for a limited time",
         ("--for", "--times", "--sandbox", "--code", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
         (0, ANY),
         too_many="put each pattern in quotes",
-        details="""A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that
-begins so, and ** in last place any number of words. What the policy denies stays denied.
-
-  agent-sandbox grant "run git push **" --for 10m --times 3
-  agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
+        details="""  agent-sandbox grant "run git push **" --for 10m --times 3
   agent-sandbox run --capability "$TOKEN" "git push origin main"
+  agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
 
-The token is a secret: who has it can use it, in that sandbox, until its time is over. It is never shown inside.
-With --elevate there is no token: for that time the runs of the sandbox have more than the user's and the project's policy
-files leave, never more than the system's. A run that has it ends with it, and its end is recorded.""",
+A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that begins so,
+and ** in last place any number of words. What the policy denies stays denied.
+
+The token is a secret: anybody who has it can use it, in that sandbox, until it expires. It is never shown inside.
+With --elevate there is no token: for that time the runs of the sandbox may do more than the user's and the project's policy
+files allow, never more than the system's. Such a run ends with the elevation, and that is recorded.""",
     ),
     "revoke": Verb(
         "revoke NAME… | revoke --all",
-        "take back what was granted",
+        "take back capabilities and elevations",
         ("--all",),
         (0, ANY),
-        details="""Whatever is asked from then on is no longer allowed by it: the next run, the next turn, the next call of a tool. A
-program that was started under it before goes on; its process is named.""",
+        details="""From then on they allow nothing: not the next run, the next turn or the next call of a tool. A program that was started
+under one before goes on; its process is named.""",
     ),
     "capabilities": Verb("capabilities", "list what is granted, to which sandbox, by whom and for how long"),
     "doctor": Verb(
         "doctor",
-        "try out what this machine can enforce, and say what to do about the rest",
-        details="It exits with 1 when something is missing without which nothing can run.",
+        "check what this machine can enforce, and say what to do about the rest",
+        details="It exits with 1 if something required is missing.",
     ),
     "verify": Verb(
         "verify [OPTION…]",
-        "attack sandboxes on this machine, and say of each promise whether it held",
+        "attack sandboxes on this machine, and report for each promise whether it held",
         ("--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
         details="""Two sandboxes are attacked: one as `run` makes them, with the options given here, and one as Sandbox() in Python. Each
 attempt is first made without a sandbox, to show that it can succeed: reading planted secrets, writing real files,
 reaching listeners, processes and the kernel, using too much of everything, leaving something behind.
 
-It exits with 1 when something got through, and when something could not be tried. What this machine refuses even
-without a sandbox is called inconclusive and changes nothing. The runs are recorded in the ledger like any other.""",
+It exits with 1 if something got through, or could not be tried. What this machine refuses even without a sandbox is called
+inconclusive and changes nothing. The runs are recorded in the ledger like any other.""",
     ),
     "setup": Verb(
         "setup",
         "make the state directory, check the machine, and say what to do next",
-        details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for a minute or two.""",
+        details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for some minutes.""",
     ),
     "completion": Verb("completion bash|zsh", "print a completion script for a shell", words=(1, 1)),
-    "help": Verb("help [VERB]", "say what a verb does", words=(0, 1)),
-    "version": Verb("version", "say which version this is"),
+    "help": Verb("help [VERB]", "show help", words=(0, 1)),
+    "version": Verb("version", "show the version"),
 }
 
 _LATER = {

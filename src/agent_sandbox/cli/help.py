@@ -6,7 +6,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -47,7 +47,7 @@ class VerbHelp:
 
 
 @dataclass(frozen=True)
-class HelpResult(Result):
+class HelpResult(VerbResult):
     """Help about one verb, or about all of them."""
 
     kind = "help"
@@ -62,7 +62,7 @@ class HelpResult(Result):
 
 
 @dataclass(frozen=True)
-class VersionResult(Result):
+class VersionResult(VerbResult):
     """The version of this program."""
 
     kind = "version"
@@ -75,7 +75,7 @@ class VersionResult(Result):
 
 
 @dataclass(frozen=True)
-class CompletionResult(Result):
+class CompletionResult(VerbResult):
     """A completion script for a shell."""
 
     kind = "completion"

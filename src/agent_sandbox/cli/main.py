@@ -13,7 +13,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.cli import options
 from agent_sandbox.cli.parser import Request, UsageError, parse
 from agent_sandbox.cli.render.messages import Console, complain
-from agent_sandbox.cli.results import ErrorFacts, ErrorResult, RefusalFacts, Result
+from agent_sandbox.cli.results import ErrorFacts, ErrorResult, RefusalFacts, VerbResult
 from agent_sandbox.errors import Conflicted, Denied, Drift, LaunchFailed, PolicyError, SandboxError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _run(line: list[str]) -> int:
     return result.code
 
 
-def _result(request: Request, console: Console) -> Result:
+def _result(request: Request, console: Console) -> VerbResult:
     """Do the verb."""
     verb, words = request.verb, request.words
     if request.has("--help") or verb == "help":
@@ -90,7 +90,7 @@ def _result(request: Request, console: Console) -> Result:
         case "run" | "sim" | "simulate":
             from agent_sandbox.cli.commands.run import run
 
-            return run(options.RunOptions.read(request), console)
+            return run(options.CommandOptions.read(request), console)
         case "code":
             from agent_sandbox.cli.commands.code import code
 
@@ -106,7 +106,7 @@ def _result(request: Request, console: Console) -> Result:
         case "diff":
             from agent_sandbox.cli.commands.diff import diff
 
-            return diff(options.RunOptions.read(request), console)
+            return diff(options.CommandOptions.read(request), console)
         case "promote" | "apply":
             from agent_sandbox.cli.commands.promote import promote
 
@@ -171,7 +171,7 @@ def _result(request: Request, console: Console) -> Result:
             return setup(console)
 
 
-def _log(request: Request, console: Console) -> Result:
+def _log(request: Request, console: Console) -> VerbResult:
     from agent_sandbox.cli.commands.log import log, log_checkpoint, log_verify
 
     match request.words:
@@ -185,7 +185,7 @@ def _log(request: Request, console: Console) -> Result:
             raise UsageError(f"log has no {request.words[0]!r}", hint="agent-sandbox log, log verify [FILE] or log checkpoint")
 
 
-def _elsewhere(verb: str) -> Result:
+def _elsewhere(verb: str) -> VerbResult:
     """Do the verbs that do not need Linux. Raises `RuntimeUnavailable` for the others."""
     from agent_sandbox.cli.non_linux import doctor_elsewhere, refuse_elsewhere, setup_elsewhere
 

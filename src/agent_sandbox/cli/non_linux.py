@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from agent_sandbox.assembly import NOT_LINUX, check_system, here
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult
-from agent_sandbox.cli.results import OMITTED, Result
+from agent_sandbox.cli.results import OMITTED, VerbResult
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
 from agent_sandbox.policy.limits import Limits
@@ -28,7 +28,7 @@ def doctor_elsewhere() -> DoctorResult:
     return DoctorResult.of(_rows(), f"{platform.system() or sys.platform} {platform.release()}")
 
 
-def setup_elsewhere() -> Result:
+def setup_elsewhere() -> VerbResult:
     """Compile the interpreter for WebAssembly."""
     from agent_sandbox.cli.commands.setup import SetupResult, compile_wasm
 

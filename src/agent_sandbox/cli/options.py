@@ -75,7 +75,7 @@ class ShowOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class CommandOptions:
     """What `run`, `code`, `sim` and `diff` are given. `collect` keeps the output for the result instead of passing it on."""
 
     command: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class RunOptions:
     show: ShowOptions = ShowOptions()
 
     @classmethod
-    def read(cls, request: Request) -> RunOptions:
+    def read(cls, request: Request) -> CommandOptions:
         """Read them. Raises `UsageError` or `PolicyError`."""
         policy = PolicyOptions.read(request)
         for option in ("--seed", "--record"):
@@ -151,7 +151,7 @@ class RunOptions:
 class CodeOptions:
     """What `code` is given."""
 
-    run: RunOptions
+    run: CommandOptions
     file: str
     arguments: tuple[str, ...]
     language: str | None
@@ -162,7 +162,7 @@ class CodeOptions:
         file, *arguments = request.words
         if arguments and not request.separated:
             raise UsageError(f"too many arguments: {arguments[0]!r}", hint="arguments for the code follow --")
-        return cls(RunOptions.read(request), file, tuple(arguments), request.value("--language"))
+        return cls(CommandOptions.read(request), file, tuple(arguments), request.value("--language"))
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class PolicyVerbOptions:
 
     question: PolicyQuestion
     commands: tuple[tuple[str, ...], ...] = ()
-    run: RunOptions = RunOptions()
+    run: CommandOptions = CommandOptions()
     add: bool = False
 
     @classmethod
@@ -282,7 +282,7 @@ class PolicyVerbOptions:
             wrong = next((option for option in ("--add", "--cwd", "--env", "--timeout") if request.has(option)), None)
             if wrong is not None:
                 raise UsageError(f"{wrong} goes with policy learn", hint="see: agent-sandbox help policy")
-        run = RunOptions.read(request)
+        run = CommandOptions.read(request)
         match what:
             case "explain" | "lint" | "schema" if not rest:
                 return cls(what, (), run)

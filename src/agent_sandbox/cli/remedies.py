@@ -10,7 +10,7 @@ import sys
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.cli.render.messages import Console, shown
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -40,7 +40,7 @@ class CheckRow:
 
 
 @dataclass(frozen=True)
-class DoctorResult(Result):
+class DoctorResult(VerbResult):
     """What a machine can enforce."""
 
     kind = "doctor"

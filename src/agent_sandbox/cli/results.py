@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.nodes import EntryType, Node
 
 
-class Result(Protocol):
+class VerbResult(Protocol):
     """What a verb returns. `kind` names its document, which is already written if it is `streamed`."""
 
     kind: ClassVar[str]
@@ -24,8 +24,9 @@ class Result(Protocol):
 
     @property
     def code(self) -> int:
-        """The exit code of the program."""
-        return 0
+        """The exit code of the program: the field `exit`, if there is one."""
+        code: int = getattr(self, "exit", 0)
+        return code
 
     def text(self, console: Console) -> None:
         """Print it for people: data on standard output, messages on standard error."""
@@ -124,7 +125,7 @@ class PromotionFacts:
 
 
 @dataclass(frozen=True)
-class DeclinedResult(Result):
+class DeclinedResult(VerbResult):
     """The person at the terminal said no. Nothing was changed."""
 
     kind = "declined"
@@ -132,16 +133,11 @@ class DeclinedResult(Result):
     verb: str
     exit: int
 
-    @property
-    def code(self) -> int:
-        """As the verb says."""
-        return self.exit
-
     def text(self, console: Console) -> None:
         """Print that nothing was done."""
         from agent_sandbox.cli.render.messages import remark
 
-        remark(f"{self.verb}: nothing was changed")
+        remark("nothing was changed")
 
 
 @dataclass(frozen=True)
@@ -167,18 +163,13 @@ class ErrorFacts:
 
 
 @dataclass(frozen=True)
-class ErrorResult(Result):
+class ErrorResult(VerbResult):
     """A failure on our side, or a refusal. Nothing of the guest has run."""
 
     kind = "error"
 
     error: ErrorFacts
     exit: int
-
-    @property
-    def code(self) -> int:
-        """As `main` has found for the error."""
-        return self.exit
 
     def text(self, console: Console) -> None:
         """Print the error and its hint."""

@@ -14,7 +14,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.cli.options import ApproveOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, remark
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting
 from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.errors import PolicyError
@@ -36,7 +36,7 @@ class QuestionFacts:
 
 
 @dataclass(frozen=True)
-class ApproveResult(Result):
+class ApproveResult(VerbResult):
     """The questions that waited, and the answer on the line, or how many were answered at the terminal."""
 
     kind = "approve"
@@ -45,11 +45,6 @@ class ApproveResult(Result):
     answered: Decision | None
     exit: int
 
-    @property
-    def code(self) -> int:
-        """0, or 3 if nothing was answered."""
-        return self.exit
-
     def text(self, console: Console) -> None:
         """Print that nothing waits; questions and answers have been shown."""
         if not self.waiting:
@@ -57,7 +52,7 @@ class ApproveResult(Result):
 
 
 @dataclass(frozen=True)
-class EnrollResult(Result):
+class EnrollResult(VerbResult):
     """A new second factor, as an authenticator reads it."""
 
     kind = "approve-enroll"
@@ -70,7 +65,7 @@ class EnrollResult(Result):
         remark("add this to an authenticator now: it is not shown again")
 
 
-def approve(options: ApproveOptions, console: Console) -> Result:
+def approve(options: ApproveOptions, console: Console) -> VerbResult:
     """Show what waits, and answer it."""
     if options.enroll:
         return EnrollResult(here().second_factor().enroll(user_name()))

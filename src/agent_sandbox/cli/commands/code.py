@@ -9,7 +9,7 @@ from agent_sandbox.cli.execute import perform
 from agent_sandbox.cli.options import CodeOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
@@ -30,7 +30,7 @@ _PROGRAMS = (("python", "python"), ("node", "javascript"), ("ruby", "ruby"), ("b
 STANDARD_INPUT = "-"
 
 
-def code(options: CodeOptions, console: Console) -> Result:
+def code(options: CodeOptions, console: Console) -> VerbResult:
     """Run a file of source."""
     source = _read(options.file)
     language = language_of(options.language, options.file, source)

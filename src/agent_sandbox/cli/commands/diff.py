@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from typing import Literal
@@ -11,21 +10,11 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.cli.caller import forwarding, pass_aside
 from agent_sandbox.cli.context import current_and_whole, policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
-from agent_sandbox.cli.options import RunOptions, ShowOptions
+from agent_sandbox.cli.options import CommandOptions, ShowOptions
 from agent_sandbox.cli.render import pager
-from agent_sandbox.cli.render.changes import (
-    Material,
-    ShownChange,
-    check_patterns,
-    gather,
-    patch,
-    refuse_on_a_terminal,
-    rows,
-    shown_changes,
-)
-from agent_sandbox.cli.render.colours import Painter, Style
+from agent_sandbox.cli.render.changes import ShownChange, check_patterns, gather, refuse_on_a_terminal, show
 from agent_sandbox.cli.render.messages import Console, remark, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathName, Result
+from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.runtime.base import Reason
@@ -34,7 +23,6 @@ from agent_sandbox.workspace.diff.sources import Formerly
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.stored_sandbox import Stored
 
-_COLUMNS = 120  # where there is no terminal to ask
 _IN_MEMORY = 8 << 20
 Write = Callable[[bytes], object]
 
@@ -50,7 +38,7 @@ class DiffRun:
 
 
 @dataclass(frozen=True)
-class DiffResult(Result):
+class DiffResult(VerbResult):
     """A diff. Its changes were written one by one, and are not held.
 
     `problem` says that a patch lacks content of the project, or that the changes of a command could not be listed.
@@ -76,7 +64,7 @@ class DiffResult(Result):
         """Print nothing more."""
 
 
-def diff(options: RunOptions, console: Console) -> Result:
+def diff(options: CommandOptions, console: Console) -> VerbResult:
     """Show the changes in the project's sandbox, or those of a command on a throw-away clone."""
     check_patterns(options.show.only)
     refuse_on_a_terminal(options.show)
@@ -96,7 +84,7 @@ def diff(options: RunOptions, console: Console) -> Result:
     return result
 
 
-def diff_of(options: RunOptions, session: Session, work: Work, project: Project, console: Console) -> DiffResult:
+def diff_of(options: CommandOptions, session: Session, work: Work, project: Project, console: Console) -> DiffResult:
     """Do the work in a throw-away sandbox and show its changes. The program's own output goes to standard error.
 
     The layers are gone when the run is over, so the diff is made before and shown after.
@@ -124,21 +112,6 @@ def diff_of(options: RunOptions, session: Session, work: Work, project: Project,
     return result
 
 
-def show(options: ShowOptions, material: Material, write: Write, console: Console) -> bool:
-    """Write changes in the wanted form. Returns False for a patch that lacks content."""
-    if options.form == "json":
-        from agent_sandbox.cli.render.json import write_changes
-
-        write_changes(write, shown_changes(material))
-        return True
-    if options.form == "patch":
-        return patch(material, write, console)
-    painter = Painter(Style.of_stdout().colours)
-    for row in rows(options, material, columns=_columns(), words=painter.colours):
-        write(f"{painter.line(row)}\n".encode())
-    return True
-
-
 def _begin(options: ShowOptions, write: Write, result: DiffResult) -> None:
     if options.form == "json":
         from agent_sandbox.cli.render.json import begin_document
@@ -156,12 +129,3 @@ def _end(options: ShowOptions, write: Write, result: DiffResult) -> None:
 def _run(outcome: Outcome, signals: list[int]) -> DiffRun:
     notes = tuple(shown(note) for note in outcome.notes)
     return DiffRun(code_of(outcome.exit, signals), outcome.exit.reason, outcome.exit.limits_hit, notes)
-
-
-def _columns() -> int:
-    """The width of the terminal, or that of $COLUMNS."""
-    try:
-        return os.get_terminal_size(1).columns or _COLUMNS
-    except OSError:
-        given = os.environ.get("COLUMNS", "")
-        return int(given) if given.isdigit() and len(given) < 5 and int(given) else _COLUMNS

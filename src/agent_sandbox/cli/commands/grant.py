@@ -13,7 +13,7 @@ from agent_sandbox.cli.context import policy_of, project_of
 from agent_sandbox.cli.options import ElevationOptions, GrantOptions, PolicyOptions, RevokeOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, Result
+from agent_sandbox.cli.results import OMITTED, Omitted, VerbResult
 from agent_sandbox.engine.elevations import Raised
 from agent_sandbox.engine.grants import Standing
 from agent_sandbox.errors import PolicyError
@@ -25,7 +25,7 @@ KINDS = ("run", "code", "promote", "undo", "call")  # the first word of a patter
 
 
 @dataclass(frozen=True)
-class GrantResult(Result):
+class GrantResult(VerbResult):
     """A capability token, with how often it may be used; or an elevation, with the rules it relaxes."""
 
     kind = "grant"
@@ -50,7 +50,7 @@ class GrantResult(Result):
 
 
 @dataclass(frozen=True)
-class RevokeResult(Result):
+class RevokeResult(VerbResult):
     """Capabilities that were revoked. `going_on` are processes that were started under one before."""
 
     kind = "revoke"
@@ -97,7 +97,7 @@ class ElevationFacts:
 
 
 @dataclass(frozen=True)
-class CapabilitiesResult(Result):
+class CapabilitiesResult(VerbResult):
     """Everything that is granted."""
 
     kind = "capabilities"

@@ -19,7 +19,7 @@ from agent_sandbox.cli.context import Current, ceiling_of, current_and_whole
 from agent_sandbox.cli.execute import code_of, directory_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import PolicyVerbOptions
 from agent_sandbox.cli.render.messages import Console, remark
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.learn import Ran, difference, propose
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, only
@@ -73,7 +73,7 @@ class SettingFacts:
 
 
 @dataclass(frozen=True)
-class PolicyLearnResult(Result):
+class PolicyLearnResult(VerbResult):
     """A proposed policy. `differs` says how the commands ended differently under it; `tried` is what else trying it showed."""
 
     kind = "policy-learn"

@@ -14,7 +14,7 @@ from agent_sandbox.cli.help import version
 from agent_sandbox.cli.options import LogOptions, LogVerifyOptions
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
 from agent_sandbox.cli.render.pager import output
-from agent_sandbox.cli.results import OMITTED, Omitted, Result
+from agent_sandbox.cli.results import OMITTED, Omitted, VerbResult
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import checkpoint as checkpoints
 from agent_sandbox.ledger.event import Checkpoint, Entry
@@ -51,7 +51,7 @@ class LogEntry:
 
 
 @dataclass(frozen=True)
-class LogResult(Result):
+class LogResult(VerbResult):
     """Entries of the ledger; omitted if they were printed one by one."""
 
     kind = "log"
@@ -63,7 +63,7 @@ class LogResult(Result):
 
 
 @dataclass(frozen=True)
-class LogVerifyResult(Result):
+class LogVerifyResult(VerbResult):
     """Whether a ledger is unchanged and complete, and what shows it. `complete` is null if that cannot be determined."""
 
     kind = "log-verify"
@@ -108,7 +108,7 @@ class LogVerifyResult(Result):
 
 
 @dataclass(frozen=True)
-class CheckpointResult(Result):
+class CheckpointResult(VerbResult):
     """A signed checkpoint, to be stored elsewhere."""
 
     kind = "log-checkpoint"

@@ -9,10 +9,10 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.context import effective_of, layers_for, project_of
 from agent_sandbox.cli.options import PolicyVerbOptions
 from agent_sandbox.cli.render.messages import Console, shown
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.work import Command
 from agent_sandbox.policy.decide import Allow, Ask, Deny
-from agent_sandbox.policy.explanation import Tried, explain, lint, try_command
+from agent_sandbox.policy.explanation import Remark, Tried, explain, lint, try_command
 from agent_sandbox.policy.files.layers import Effective
 from agent_sandbox.policy.files.schema import json_schema
 from agent_sandbox.policy_files import early_look
@@ -21,7 +21,7 @@ ASKED, DENIED = 3, 126  # as when it is run
 
 
 @dataclass(frozen=True)
-class PolicyResult(Result):
+class PolicyResult(VerbResult):
     """The policy in force, in sentences."""
 
     kind = "policy"
@@ -41,21 +41,12 @@ class PolicyResult(Result):
 
 
 @dataclass(frozen=True)
-class RemarkFacts:
-    """An oddity of a policy file."""
-
-    key: str
-    what: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class PolicyLintResult(Result):
+class PolicyLintResult(VerbResult):
     """The oddities of the policy files."""
 
     kind = "policy-lint"
 
-    remarks: tuple[RemarkFacts, ...]
+    remarks: tuple[Remark, ...]
     files: int
 
     @property
@@ -72,7 +63,7 @@ class PolicyLintResult(Result):
 
 
 @dataclass(frozen=True)
-class PolicySchemaResult(Result):
+class PolicySchemaResult(VerbResult):
     """The JSON Schema of policy files."""
 
     kind = ""  # it is a document of another standard, the same with and without --json
@@ -102,7 +93,7 @@ class ToolFacts:
 
 
 @dataclass(frozen=True)
-class PolicyTestResult(Result):
+class PolicyTestResult(VerbResult):
     """What the policy says about a command, and what is known about that."""
 
     kind = "policy-test"
@@ -133,7 +124,7 @@ class PolicyTestResult(Result):
             print(shown(f"  not known: {unknown}"))
 
 
-def policy(options: PolicyVerbOptions, console: Console) -> Result:
+def policy(options: PolicyVerbOptions, console: Console) -> VerbResult:
     """Answer a question about the policy files."""
     if options.question == "learn":
         from agent_sandbox.cli.commands.learn import learn  # and with it all that runs something
@@ -146,8 +137,7 @@ def policy(options: PolicyVerbOptions, console: Console) -> Result:
     if options.question == "test":
         return _test(effective, options.commands[0][-1])
     if options.question == "lint":
-        remarks = lint(layers.all, effective)
-        return PolicyLintResult(tuple(RemarkFacts(each.key, each.what, each.remedy) for each in remarks), len(layers.all))
+        return PolicyLintResult(tuple(lint(layers.all, effective)), len(layers.all))
     name, digest = effective.policy.name, effective.policy.digest()
     return PolicyResult(name, digest, explain(effective), tuple(effective.warnings), tuple(layer.origin for layer in layers.all))
 

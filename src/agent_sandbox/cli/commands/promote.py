@@ -8,12 +8,11 @@ from collections.abc import Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.commands.diff import show
 from agent_sandbox.cli.context import Current, current, gate_for, policy_of, recover
 from agent_sandbox.cli.options import PromoteOptions, ShowOptions
-from agent_sandbox.cli.render.changes import check_patterns, gather, rows
+from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
 from agent_sandbox.cli.render.messages import Console, counted, remark, say, shown
-from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, Result
+from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, Proposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.policy.paths import covering
@@ -34,7 +33,7 @@ _LISTED = 10  # paths under one heading; --json has all
 
 
 @dataclass(frozen=True)
-class PromoteResult(Result):
+class PromoteResult(VerbResult):
     """A proposed promotion, and whether it was carried out."""
 
     kind = "promote"
@@ -70,7 +69,7 @@ class PromoteResult(Result):
 
 
 @dataclass(frozen=True)
-class UndoResult(Result):
+class UndoResult(VerbResult):
     """A promotion that was taken back. `now_in` is the snapshot that has its changes, if the sandbox has gone on since."""
 
     kind = "undo"
@@ -133,7 +132,7 @@ def whole_diff(proposal: Proposal) -> str:
     return "\n".join(plain.line(row) for row in rows(whole, material, columns=_COLUMNS, words=False))
 
 
-def undo(options: PromoteOptions, console: Console) -> Result:
+def undo(options: PromoteOptions, console: Console) -> VerbResult:
     """Take the last promotion back."""
     found = current(options.project)
     gate = _gate(options, found)

@@ -13,7 +13,7 @@ from agent_sandbox.cli.caller import guest_environment
 from agent_sandbox.cli.context import project_of
 from agent_sandbox.cli.options import ReplayOptions
 from agent_sandbox.cli.render.messages import Console, remark, shown
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.records.record import Record, departures, read
 from agent_sandbox.engine.records.recorder import Recorder, rules_of
 from agent_sandbox.engine.run import Session
@@ -41,7 +41,7 @@ class RecordedFacts:
 
 
 @dataclass(frozen=True)
-class ReplayResult(Result):
+class ReplayResult(VerbResult):
     """A run, compared with its record."""
 
     kind = "replay"
@@ -52,11 +52,6 @@ class ReplayResult(Result):
     exit: int
     refused: str | None
     recorded: RecordedFacts
-
-    @property
-    def code(self) -> int:
-        """0 if both runs were the same, else 1."""
-        return self.exit
 
     def text(self, console: Console) -> None:
         """Print each difference."""

@@ -6,13 +6,13 @@ of the program, finds the project and decides.
 
 from __future__ import annotations
 
-from agent_sandbox.cli.options import RunOptions
+from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.render.messages import Console
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.runtime.process.zygote import Zygote
 
 
-def run(options: RunOptions, console: Console) -> Result:
+def run(options: CommandOptions, console: Console) -> VerbResult:
     """Run a command, or simulate it."""
     forked = None if options.explain else Zygote(None)
     from agent_sandbox.cli.execute import perform

@@ -14,7 +14,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.doctor import examine
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation
 from agent_sandbox.cli.render.messages import Console, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathName, Result
+from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import usage
 from agent_sandbox.workspace.store import Store
@@ -102,7 +102,7 @@ class ProblemFacts:
 
 
 @dataclass(frozen=True)
-class SetupResult(Result):
+class SetupResult(VerbResult):
     """What was set up. `rows` are the checks that are required or not ok. Outside Linux there is only `wasm`."""
 
     kind = "setup"

@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import forwarding, pass_aside
-from agent_sandbox.cli.commands.diff import show
 from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts, whole_diff
 from agent_sandbox.cli.context import current_and_whole, gate_for, policy_of, project_of, recover
 from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
-from agent_sandbox.cli.options import CarryOutOptions, PolicyOptions, RunOptions, ShowOptions
+from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
 from agent_sandbox.cli.render import pager
-from agent_sandbox.cli.render.changes import Material, gather, shown_changes
+from agent_sandbox.cli.render.changes import Material, gather, show, shown_changes
 from agent_sandbox.cli.render.colours import Painter, Style
 from agent_sandbox.cli.render.effects import (
     SHORT,
@@ -31,7 +30,7 @@ from agent_sandbox.cli.render.effects import (
     without_history,
 )
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, Result
+from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation.apply import Ready, carry, kept_plans, opened
@@ -48,7 +47,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 
 @dataclass(frozen=True)
-class SimulationResult(Result):
+class SimulationResult(VerbResult):
     """An effect plan. It was written while its clone was there, and its changes are not held."""
 
     kind = "simulation"
@@ -56,11 +55,6 @@ class SimulationResult(Result):
 
     plan: PlanDocument
     exit: int
-
-    @property
-    def code(self) -> int:
-        """The exit code of the command."""
-        return self.exit
 
     def text(self, console: Console) -> None:
         """Print nothing more."""
@@ -76,7 +70,7 @@ class ListedPlan:
 
 
 @dataclass(frozen=True)
-class PlansResult(Result):
+class PlansResult(VerbResult):
     """The plans of all projects that can still be carried out."""
 
     kind = "plans"
@@ -93,7 +87,7 @@ class PlansResult(Result):
 
 
 @dataclass(frozen=True)
-class CarryOutResult(Result):
+class CarryOutResult(VerbResult):
     """A plan, and whether it was carried out. `not_carried_out` is what it asked of the network."""
 
     kind = "carry-out"
@@ -125,8 +119,8 @@ class CarryOutResult(Result):
 
 
 def simulate(
-    options: RunOptions, session: Session, work: Work, project: Project, console: Console, on_busy: Callable[[Busy], None]
-) -> Result:
+    options: CommandOptions, session: Session, work: Work, project: Project, console: Console, on_busy: Callable[[Busy], None]
+) -> VerbResult:
     """Simulate the work and print its plan. Its own output goes to standard error. At a terminal, offer to carry it out."""
     found = current_and_whole(options.project, options.policy)
     plans = Plans(found.state.store)
@@ -180,7 +174,7 @@ def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, resu
             write(f"{painter.line(row)}\n".encode())
 
 
-def carry_out(options: CarryOutOptions, console: Console) -> Result:
+def carry_out(options: CarryOutOptions, console: Console) -> VerbResult:
     """Carry out a plan after showing it once more, or list the plans."""
     store = Store.open(here().host.state)
     if options.digest is None:

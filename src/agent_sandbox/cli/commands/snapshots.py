@@ -8,7 +8,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.context import Current, current_and_whole
 from agent_sandbox.cli.options import SandboxOptions
 from agent_sandbox.cli.render.messages import Console, shown
-from agent_sandbox.cli.results import PathName, Result
+from agent_sandbox.cli.results import PathName, VerbResult
 from agent_sandbox.workspace.layers.history import Snapshot, tree
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -48,7 +48,7 @@ class ListedSnapshot(SnapshotFacts):
 
 
 @dataclass(frozen=True)
-class SnapshotResult(Result):
+class SnapshotResult(VerbResult):
     """A snapshot that was made."""
 
     kind = "snapshot"
@@ -63,7 +63,7 @@ class SnapshotResult(Result):
 
 
 @dataclass(frozen=True)
-class RollbackResult(Result):
+class RollbackResult(VerbResult):
     """The snapshot that the sandbox went back to, and the one that saved its state before, if it had changed."""
 
     kind = "rollback"
@@ -79,7 +79,7 @@ class RollbackResult(Result):
 
 
 @dataclass(frozen=True)
-class SnapshotsResult(Result):
+class SnapshotsResult(VerbResult):
     """All snapshots, each after its parent. `used`: the sandbox has changed since its head."""
 
     kind = "snapshots"

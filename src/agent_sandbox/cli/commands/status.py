@@ -10,7 +10,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.context import Current, Pending, current_and_whole, pending_in, policy_of, sort
 from agent_sandbox.cli.options import SandboxOptions
 from agent_sandbox.cli.render.messages import Console, counted, human_size, remark, shown
-from agent_sandbox.cli.results import DeclinedResult, PathName, Result
+from agent_sandbox.cli.results import DeclinedResult, PathName, VerbResult
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import usage
 from agent_sandbox.workspace.drift import Drift
@@ -50,7 +50,7 @@ class DriftFacts:
 
 
 @dataclass(frozen=True)
-class StatusResult(Result):
+class StatusResult(VerbResult):
     """The project's sandbox. `listed` is how many drifted paths the text lists, null for all."""
 
     kind = "status"
@@ -98,7 +98,7 @@ class StatusResult(Result):
 
 
 @dataclass(frozen=True)
-class ResetResult(Result):
+class ResetResult(VerbResult):
     """A sandbox whose changes were forgotten: how many, or null if they could not be counted."""
 
     kind = "reset"
@@ -171,7 +171,7 @@ def _holder(found: Current) -> str:
         return busy.message
 
 
-def reset(options: SandboxOptions, console: Console) -> Result:
+def reset(options: SandboxOptions, console: Console) -> VerbResult:
     """Forget everything that the sandbox changed. At a terminal it asks first."""
     found = current_and_whole(options.project, options.policy)
     pending = pending_in(found, policy_of(options.policy, found.project))

@@ -20,7 +20,7 @@ from agent_sandbox.cli.caller import guest_environment
 from agent_sandbox.cli.context import policy_of, project_of, working_directory
 from agent_sandbox.cli.options import VerifyOptions
 from agent_sandbox.cli.render.messages import Console
-from agent_sandbox.cli.results import Result
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
@@ -41,7 +41,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class VerifyResult(Result):
+class VerifyResult(VerbResult):
     """What the attacks showed."""
 
     kind = "verify"
@@ -62,7 +62,7 @@ class VerifyResult(Result):
 
 
 @dataclass(frozen=True)
-class InterruptedResult(Result):
+class InterruptedResult(VerbResult):
     """A verb that a signal ended. Nothing was left behind."""
 
     kind = "interrupted"
@@ -78,7 +78,7 @@ class InterruptedResult(Result):
         """Print nothing: a person knows what they pressed."""
 
 
-def verify(options: VerifyOptions, console: Console) -> Result:
+def verify(options: VerifyOptions, console: Console) -> VerbResult:
     """Attack sandboxes, and compare with the promises."""
     began = time.monotonic()
     received: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
@@ -10,6 +11,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
+from agent_sandbox.cli.render.colours import Painter, Style
 from agent_sandbox.cli.render.messages import Console, counted
 from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
@@ -23,7 +25,7 @@ from agent_sandbox.workspace.diff.sources import Machine
 from agent_sandbox.workspace.escape import named
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.simulation.risk import Level
+    from agent_sandbox.engine.simulation.risk import Risk
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeS
 def check_patterns(patterns: tuple[str, ...]) -> None:
     """Raise `PolicyError` for an invalid pattern, before anything is run or read."""
     only(ChangeSet(), patterns, "/")
+
+
+def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console) -> bool:
+    """Write changes in the wanted form. Returns False for a patch that lacks content."""
+    if options.form == "json":
+        from agent_sandbox.cli.render.json import write_changes
+
+        write_changes(write, shown_changes(material))
+        return True
+    if options.form == "patch":
+        return patch(material, write, console)
+    painter = Painter(Style.of_stdout().colours)
+    for row in rows(options, material, columns=_columns(), words=painter.colours):
+        write(f"{painter.line(row)}\n".encode())
+    return True
 
 
 def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
@@ -138,6 +155,7 @@ def listed(change: Change) -> Row:
     return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")
 
 
+_COLUMNS = 120  # where there is no terminal to ask
 _NAMED = 10  # entries that a patch lacks, one by one
 _MOST_ENTRIES = 1_000_000  # of a directory that goes away: git has to be told each
 
@@ -229,21 +247,13 @@ class ContentFacts:
 
 
 @dataclass(frozen=True)
-class RiskFacts:
-    """How much to mind an effect, and why."""
-
-    level: Level
-    why: str
-
-
-@dataclass(frozen=True)
 class PlanFacts:
     """What a plan says about a changed path."""
 
     inline = True
 
     sha256: str | None
-    risk: RiskFacts
+    risk: Risk
 
 
 @dataclass(frozen=True)
@@ -315,3 +325,12 @@ def _hunk(preview: Preview, hunk: Hunk, room: int) -> tuple[HunkFacts, int]:
 
 def _line(kind: str, line: bytes) -> LineFacts:
     return LineFacts(kind, line.removesuffix(b"\n"), OMITTED if line.endswith(b"\n") else False)
+
+
+def _columns() -> int:
+    """The width of the terminal, or that of $COLUMNS."""
+    try:
+        return os.get_terminal_size(1).columns or _COLUMNS
+    except OSError:
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and len(given) < 5 and int(given) else _COLUMNS

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from shlex import join
 
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.cli.render.changes import Material, PlanFacts, RiskFacts, ShownChange, listed
+from agent_sandbox.cli.render.changes import Material, PlanFacts, ShownChange, listed
 from agent_sandbox.cli.render.messages import counted, human_size, shown
 from agent_sandbox.cli.results import PathName
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
@@ -176,7 +176,7 @@ class PlanHead:
     project: PathName
     command: tuple[str, ...]
     cwd: PathName
-    risk: RiskFacts
+    risk: Risk
     ended: EndedFacts
     words: tuple[str, ...]
     unlisted: str | None  # why it cannot be carried out
@@ -198,7 +198,7 @@ class ProgramFacts:
     program: PathName
     times: int
     allowed: bool
-    risk: RiskFacts
+    risk: Risk
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class NetworkFacts:
     target: str
     program: PathName
     times: int
-    risk: RiskFacts
+    risk: Risk
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class SecretFacts:
     sort: str
     name: PathName
     why: str
-    risk: RiskFacts
+    risk: Risk
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class PredictionFacts:
 
     effect: str
     what: str
-    risk: RiskFacts
+    risk: Risk
 
 
 @dataclass(frozen=True)
@@ -266,11 +266,11 @@ def plan_document(plan: EffectPlan, *, kept: bool) -> PlanDocument:
         plan.watched,
         tuple(ReadFacts(PathName(each.path), each.sha256 or None) for each in plan.read),
         {name: tuple(shown(each) for each in wanted) for name, wanted in plan.needs.items()},
-        tuple(ProgramFacts(PathName(each.program), each.times, each.allowed, _risk(each.risk)) for each in plan.programs),
-        tuple(NetworkFacts(each.action, shown(each.target), PathName(each.program), each.times, _risk(each.risk)) for each in plan.network),
+        tuple(ProgramFacts(PathName(each.program), each.times, each.allowed, each.risk) for each in plan.programs),
+        tuple(NetworkFacts(each.action, shown(each.target), PathName(each.program), each.times, each.risk) for each in plan.network),
         tuple(shown(target) for target in plan.requests),
-        tuple(SecretFacts(each.sort, PathName(each.name), each.why, _risk(each.risk)) for each in plan.secrets),
-        tuple(PredictionFacts(each.effect, shown(each.what), _risk(each.risk)) for each in plan.predicted),
+        tuple(SecretFacts(each.sort, PathName(each.name), each.why, each.risk) for each in plan.secrets),
+        tuple(PredictionFacts(each.effect, shown(each.what), each.risk) for each in plan.predicted),
         tuple(shown(note) for note in plan.notes),
     )
     return PlanDocument(plan_head(plan), (), effects, kept)
@@ -283,7 +283,7 @@ def plan_head(plan: EffectPlan) -> PlanHead:
         PathName(plan.project),
         tuple(shown(word) for word in plan.command),
         PathName(plan.cwd),
-        _risk(plan.risk),
+        plan.risk,
         EndedFacts(plan.ended.code, plan.ended.reason, plan.ended.limits_hit),
         tuple(shown(words) for words in plan.words),
         plan.unlisted or None,
@@ -293,8 +293,4 @@ def plan_head(plan: EffectPlan) -> PlanHead:
 
 def plans_by_path(plan: EffectPlan) -> dict[str, PlanFacts]:
     """Return what a plan says about each changed path."""
-    return {effect.path: PlanFacts(effect.sha256 or None, _risk(effect.risk)) for effect in plan.files}
-
-
-def _risk(risk: Risk) -> RiskFacts:
-    return RiskFacts(risk.level, risk.why)
+    return {effect.path: PlanFacts(effect.sha256 or None, effect.risk) for effect in plan.files}

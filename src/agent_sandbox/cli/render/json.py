@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
 from agent_sandbox._fast.values import fields, is_dataclass
-from agent_sandbox.cli.results import ChangeFacts, Omitted, PathName, Result
+from agent_sandbox.cli.results import ChangeFacts, Omitted, PathName, VerbResult
 from agent_sandbox.workspace.changes import Change
 
 VERSION = 1
@@ -22,17 +22,17 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Write = Callable[[bytes], object]
 
 
-def document(result: Result) -> dict[str, Json]:
+def document(result: VerbResult) -> dict[str, Json]:
     """Return a result as its document."""
     return {"schema": f"agent-sandbox/{result.kind}/{VERSION}", **dict(_fields(result))}
 
 
-def print_document(result: Result) -> None:
+def print_document(result: VerbResult) -> None:
     """Print a result as its document."""
     sys.stdout.write(json.dumps(document(result), indent=2) + "\n")
 
 
-def begin_document(write: Write, result: Result) -> None:
+def begin_document(write: Write, result: VerbResult) -> None:
     """Write a document up to its `changes`, which are written one by one: there may be many."""
     before = [(name, value) for name, value in _split(result)[0]]
     lines = "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in before)
@@ -45,7 +45,7 @@ def write_changes(write: Write, changes: Iterator[object]) -> None:
         write(f"{',' if number else ''}\n    {json.dumps(encoded(change))}".encode())
 
 
-def end_document(write: Write, result: Result) -> None:
+def end_document(write: Write, result: VerbResult) -> None:
     """Write the rest of a document."""
     write(b"\n  ]")
     for name, value in _split(result)[1]:
@@ -53,7 +53,7 @@ def end_document(write: Write, result: Result) -> None:
     write(b"\n}\n")
 
 
-def _split(result: Result) -> tuple[list[tuple[str, Json]], list[tuple[str, Json]]]:
+def _split(result: VerbResult) -> tuple[list[tuple[str, Json]], list[tuple[str, Json]]]:
     every = list(document(result).items())
     place = next(number for number, (name, _) in enumerate(every) if name == "changes")
     return every[:place], every[place + 1 :]
