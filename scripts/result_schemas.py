@@ -45,7 +45,8 @@ def result_types() -> dict[str, type[VerbResult]]:
     return {kind: kinds[kind] for kind in sorted(kinds)}
 
 
-def _below(cls: type) -> Iterator[type[Any]]:
+def _below(cls: type[Any]) -> Iterator[type[Any]]:
+    each: type[Any]
     for each in cls.__subclasses__():
         yield from (each, *_below(each))
 

@@ -70,14 +70,14 @@ def test_limits_are_those_that_the_line_changes() -> None:
 
 
 def test_fuel_and_determinism_choose_webassembly() -> None:
-    lines = ([], ["--fuel", "9"], ["--deterministic"], ["--runtime", "wasm"])
+    lines: tuple[list[str], ...] = ([], ["--fuel", "9"], ["--deterministic"], ["--runtime", "wasm"])
     read = [CommandOptions.read(parse(["run", *line, "x"])) for line in lines]
     assert [each.isolation for each in read] == ["process", "auto", "auto", "wasm"]
     assert [each.terminal for each in read] == [True, False, False, False]
 
 
 def test_a_pager_is_for_people() -> None:
-    lines = ([], ["--no-pager"], ["--json"], ["--patch"])
+    lines: tuple[list[str], ...] = ([], ["--no-pager"], ["--json"], ["--patch"])
     assert [ShowOptions.read(parse(["diff", *line])).pager for line in lines] == [True, False, False, False]
 
 

@@ -117,7 +117,6 @@ class RunResult(VerbResult):
         return self.exit
 
     def text(self, console: Console) -> None:
-        """Print how it ended and what it left; its output has been passed on."""
         say_how_it_ended(self.refused, self.reason, self.limits_hit)
         if not isinstance(self.only_programs, Omitted):
             only = ", ".join(self.only_programs)
@@ -146,7 +145,6 @@ class ExplainResult(VerbResult):
     lines: tuple[str, ...]
 
     def text(self, console: Console) -> None:
-        """Print the lines."""
         for line in self.lines:
             print(shown(line))
 

@@ -57,7 +57,6 @@ class HelpResult(VerbResult):
     options: tuple[OptionHelp, ...]  # of every verb
 
     def text(self, console: Console) -> None:
-        """Print the help."""
         print(_verb_text(self.verbs[0], self.options) if self.verb is not None else _overview(self.verbs, self.options))
 
 
@@ -70,7 +69,6 @@ class VersionResult(VerbResult):
     version: str
 
     def text(self, console: Console) -> None:
-        """Print it."""
         print(f"agent-sandbox {self.version}")
 
 
@@ -84,7 +82,6 @@ class CompletionResult(VerbResult):
     script: str
 
     def text(self, console: Console) -> None:
-        """Print the script."""
         print(self.script, end="")
 
 

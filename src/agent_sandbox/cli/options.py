@@ -1,7 +1,7 @@
 """The options of each verb as typed values, read once from the parsed line.
 
-Only this module and the parser know how options are spelled. Reading refuses values that cannot be understood, and options that do not go
-together. It loads nothing: `run` reads its options before its keeper is forked.
+Only this module, the grammar and the parser know how options are spelled. Each `read` raises `UsageError` for options that do not go
+together, and `PolicyError` for values that cannot be understood. It loads nothing: `run` reads its options before its keeper is forked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class PolicyOptions:
 
     @classmethod
     def read(cls, request: Request) -> PolicyOptions:
-        """Read them. Raises `PolicyError`."""
         output = (("output_bytes", JSON_OUTPUT_BYTES),) if request.has("--json") else ()
         return cls(
             (*_limits(request), *output),
@@ -63,7 +62,6 @@ class ShowOptions:
 
     @classmethod
     def read(cls, request: Request) -> ShowOptions:
-        """Read them. Raises `UsageError` for two forms at once."""
         forms = [form for form in _FORMS if request.has(f"--{form}")]
         if len(forms) > 1:
             raise UsageError(f"--{forms[0]} and --{forms[1]} do not go together", hint="choose one")
@@ -99,7 +97,6 @@ class CommandOptions:
 
     @classmethod
     def read(cls, request: Request) -> CommandOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         policy = PolicyOptions.read(request)
         for option in ("--seed", "--record"):
             if request.has(option) and not policy.deterministic:
@@ -158,7 +155,6 @@ class CodeOptions:
 
     @classmethod
     def read(cls, request: Request) -> CodeOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         file, *arguments = request.words
         if arguments and not request.separated:
             raise UsageError(f"too many arguments: {arguments[0]!r}", hint="arguments for the code follow --")
@@ -177,7 +173,6 @@ class ReplayOptions:
 
     @classmethod
     def read(cls, request: Request) -> ReplayOptions:
-        """Read them. Raises `PolicyError`."""
         return cls(request.words[0], request.value("--project"), request.values("--env"), request.value("--cwd"), _limits(request))
 
 
@@ -193,7 +188,6 @@ class SandboxOptions:
 
     @classmethod
     def read(cls, request: Request) -> SandboxOptions:
-        """Read them."""
         names = (*request.words, *request.values("--forget"))
         return cls(request.value("--project"), PolicyOptions.read(request), request.has("--all"), request.has("--yes"), names)
 
@@ -215,7 +209,6 @@ class PromoteOptions:
 
     @classmethod
     def read(cls, request: Request) -> PromoteOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         if request.has("--merge") and request.has("--force"):
             raise UsageError("--merge and --force do not go together", hint="--merge keeps both sides, --force the sandbox's side")
         answer = request.value("--resolve")
@@ -252,7 +245,6 @@ class CarryOutOptions:
 
     @classmethod
     def read(cls, request: Request) -> CarryOutOptions:
-        """Read them. Raises `UsageError`."""
         return cls(
             request.words[0] if request.words else None,
             request.value("--project"),
@@ -276,7 +268,6 @@ class PolicyVerbOptions:
 
     @classmethod
     def read(cls, request: Request) -> PolicyVerbOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         what, *rest = request.words
         if what != "learn" or not rest:
             wrong = next((option for option in ("--add", "--cwd", "--env", "--timeout") if request.has(option)), None)
@@ -318,7 +309,6 @@ class LogOptions:
 
     @classmethod
     def read(cls, request: Request) -> LogOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         from agent_sandbox.ledger.export import FORMS
         from agent_sandbox.ledger.summary import LEVELS
 
@@ -356,7 +346,6 @@ class LogVerifyOptions:
 
     @classmethod
     def read(cls, request: Request) -> LogVerifyOptions:
-        """Read them."""
         file = request.words[1] if len(request.words) > 1 else None
         return cls(file, request.value("--keys"), request.values("--checkpoint"), request.value("--public-key"))
 
@@ -376,7 +365,6 @@ class ApproveOptions:
 
     @classmethod
     def read(cls, request: Request) -> ApproveOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         digest, refuse = request.words[0] if request.words else None, request.verb == "deny" or request.has("--refuse")
         if request.has("--yes") and refuse:
             raise UsageError("--yes and --refuse do not go together", hint="give one of them")
@@ -410,7 +398,6 @@ class ElevationOptions:
 
     @classmethod
     def read(cls, request: Request) -> ElevationOptions:
-        """Read them. Raises `PolicyError` for a limit of none."""
         limits: list[tuple[str, float]] = []
         for name, value in _limits(request):
             if value is None:
@@ -433,7 +420,6 @@ class GrantOptions:
 
     @classmethod
     def read(cls, request: Request) -> GrantOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         elevate, text, times = request.has("--elevate"), request.value("--for"), request.value("--times")
         for option in ("--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes") if not elevate else ():
             if request.has(option):
@@ -465,7 +451,6 @@ class RevokeOptions:
 
     @classmethod
     def read(cls, request: Request) -> RevokeOptions:
-        """Read them. Raises `UsageError`."""
         if bool(request.words) == request.has("--all"):
             raise UsageError("revoke takes names, or --all", hint="see: agent-sandbox capabilities")
         return cls(request.words, request.has("--all"))
@@ -481,7 +466,6 @@ class VerifyOptions:
 
     @classmethod
     def read(cls, request: Request) -> VerifyOptions:
-        """Read them. Raises `UsageError` or `PolicyError`."""
         if request.value("--runtime") not in (None, "process"):
             raise UsageError(f"verify cannot test --runtime {request.value('--runtime')} yet", hint="leave out --runtime")
         return cls(request.value("--project"), PolicyOptions.read(request), request.values("--env"))

@@ -55,7 +55,6 @@ class DoctorResult(VerbResult):
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
-        """Print a line for each check."""
         from agent_sandbox.cli.render.colours import Style
 
         style = Style.of_stdout()

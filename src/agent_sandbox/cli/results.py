@@ -134,7 +134,6 @@ class DeclinedResult(VerbResult):
     exit: int
 
     def text(self, console: Console) -> None:
-        """Print that nothing was done."""
         from agent_sandbox.cli.render.messages import remark
 
         remark("nothing was changed")
@@ -172,7 +171,6 @@ class ErrorResult(VerbResult):
     exit: int
 
     def text(self, console: Console) -> None:
-        """Print the error and its hint."""
         from agent_sandbox.cli.render.messages import complain
 
         complain(self.error.message, self.error.hint)

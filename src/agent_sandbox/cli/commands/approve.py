@@ -46,7 +46,6 @@ class ApproveResult(VerbResult):
     exit: int
 
     def text(self, console: Console) -> None:
-        """Print that nothing waits; questions and answers have been shown."""
         if not self.waiting:
             remark("nothing is waiting")
 
@@ -60,7 +59,6 @@ class EnrollResult(VerbResult):
     secret: str
 
     def text(self, console: Console) -> None:
-        """Print it once."""
         print(self.secret)
         remark("add this to an authenticator now: it is not shown again")
 

@@ -38,7 +38,6 @@ class GrantResult(VerbResult):
     relaxes: str | Omitted = OMITTED
 
     def text(self, console: Console) -> None:
-        """Print the token, or the name of the elevation, alone on standard output."""
         if not isinstance(self.elevation, Omitted):
             print(self.elevation)
             console.note(f"{self.sandbox} is elevated for {self.seconds:g} s: {self.relaxes}; its runs end with that")
@@ -60,7 +59,6 @@ class RevokeResult(VerbResult):
     started_under: dict[str, str]  # the capability, by the process
 
     def text(self, console: Console) -> None:
-        """Print how many, and what goes on."""
         console.note(f"revoked {counted(len(self.revoked), 'capability', 'capabilities')}; new requests are no longer allowed by them")
         for pid in self.going_on:
             console.note(f"process {pid}, started under {self.started_under[str(pid)]}, goes on; its new requests are refused")
@@ -106,7 +104,6 @@ class CapabilitiesResult(VerbResult):
     elevations: tuple[ElevationFacts, ...]
 
     def text(self, console: Console) -> None:
-        """Print a line for each."""
         for each in self.capabilities:
             left = "revoked" if each.revoked else f"{max(each.until - time.time(), 0):.0f} s left"
             often = f", used {each.used} of {each.limit}" if each.limit is not None else ""

@@ -92,7 +92,6 @@ class PolicyLearnResult(VerbResult):
         return self.exit or (1 if self.differs else 0)
 
     def text(self, console: Console) -> None:
-        """Print the policy."""
         sys.stdout.write(self.toml)
         self.say(console)
 

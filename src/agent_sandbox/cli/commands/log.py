@@ -90,7 +90,6 @@ class LogVerifyResult(VerbResult):
         return 0 if self.intact and self.complete is not False else 1
 
     def text(self, console: Console) -> None:
-        """Print the two verdicts, and what they rest on."""
         removed = f", those before {self.removed_before} were removed when files were closed" if self.removed_before else ""
         print(f"examined    {counted(self.entries, 'entry', 'entries')}, {self.first} to {self.last}{removed}")
         print(f"integrity   {'holds: nothing that is here was changed' if self.intact else 'BROKEN: ' + shown(self.fault)}")
@@ -116,7 +115,6 @@ class CheckpointResult(VerbResult):
     note: str
 
     def text(self, console: Console) -> None:
-        """Print the signed note."""
         print(self.note, end="")
         console.note("store this where the ledger cannot be changed from; compare later: agent-sandbox log verify --checkpoint FILE")
 

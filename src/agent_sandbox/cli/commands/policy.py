@@ -33,7 +33,6 @@ class PolicyResult(VerbResult):
     files: tuple[str, ...]
 
     def text(self, console: Console) -> None:
-        """Print its files, then its sentences."""
         for origin in self.files:
             print(f"from {shown(origin)}")
         for line in self.lines:
@@ -55,7 +54,6 @@ class PolicyLintResult(VerbResult):
         return 1 if self.remarks else 0
 
     def text(self, console: Console) -> None:
-        """Print a line for each."""
         for each in self.remarks:
             print(shown(f"{each.key}: {each.what} ({each.remedy})"))
         if not self.remarks:
@@ -71,7 +69,6 @@ class PolicySchemaResult(VerbResult):
     schema: Mapping[str, object]
 
     def text(self, console: Console) -> None:
-        """Print it."""
         print(json.dumps(self.schema, indent=2))
 
 
@@ -113,7 +110,6 @@ class PolicyTestResult(VerbResult):
         return 0 if self.allowed else ASKED if self.asked else DENIED
 
     def text(self, console: Console) -> None:
-        """Print the verdict, and what the command would do."""
         print(shown(f"{'allowed' if self.allowed else 'asked about' if self.asked else 'denied'}: {self.why}"))
         if self.remedy:
             print(shown(f"  {self.remedy}"))

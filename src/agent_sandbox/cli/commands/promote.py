@@ -57,7 +57,6 @@ class PromoteResult(VerbResult):
         return NOT_APPROVED if self.outcome == "not-approved" else 0
 
     def text(self, console: Console) -> None:
-        """Print what was done. What would be done has been shown before."""
         if self.why_not is not None:
             console.note(self.why_not)
         elif self.changes:
@@ -79,7 +78,6 @@ class UndoResult(VerbResult):
     now_in: int | None
 
     def text(self, console: Console) -> None:
-        """Print what was taken back, and where the changes are."""
         where = "; the changes are in the sandbox again" if self.done.snapshot is not None else ""
         if self.now_in is not None:
             where = f"; the sandbox was used since, so the changes are in snapshot {self.now_in}: agent-sandbox rollback {self.now_in}"

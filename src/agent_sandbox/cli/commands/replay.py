@@ -54,7 +54,6 @@ class ReplayResult(VerbResult):
     recorded: RecordedFacts
 
     def text(self, console: Console) -> None:
-        """Print each difference."""
         if self.refused:
             remark(f"it could not be started: {self.refused}")
         for departure in self.departures:

@@ -121,7 +121,6 @@ class SetupResult(VerbResult):
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
-        """Print the checks and what to do next."""
         if isinstance(self.rows, Omitted) or isinstance(self.host, Omitted):
             print(self.message)
             return

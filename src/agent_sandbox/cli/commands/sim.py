@@ -78,7 +78,6 @@ class PlansResult(VerbResult):
     plans: tuple[ListedPlan, ...]
 
     def text(self, console: Console) -> None:
-        """Print one line for each."""
         for listed in self.plans:
             plan, when = listed.plan, time.strftime("%H:%M:%S", time.localtime(listed.created))
             print(f"{plan.digest[:SHORT]}  {when}  {plan.risk.level.value:<6}  {shown(plan.project)}  {shown(listed.line)}")
@@ -107,7 +106,6 @@ class CarryOutResult(VerbResult):
         return 0 if self.carried_out else NOT_APPROVED
 
     def text(self, console: Console) -> None:
-        """Print what was done."""
         if self.why_not is not None:
             remark(self.why_not)
             return

@@ -57,7 +57,6 @@ class SnapshotResult(VerbResult):
     snapshot: SnapshotFacts
 
     def text(self, console: Console) -> None:
-        """Print its number."""
         print(self.snapshot.id)
         console.note(f"saved as snapshot {self.snapshot.name} · agent-sandbox rollback {self.snapshot.id}")
 
@@ -73,7 +72,6 @@ class RollbackResult(VerbResult):
     kept: SnapshotFacts | None
 
     def text(self, console: Console) -> None:
-        """Print both."""
         saved = f"; the state before is snapshot {self.kept.id}" if self.kept else ""
         console.note(f"the sandbox is back at snapshot {self.to.name}{saved}")
 
@@ -90,7 +88,6 @@ class SnapshotsResult(VerbResult):
     forgotten: tuple[SnapshotFacts, ...]
 
     def text(self, console: Console) -> None:
-        """Print the tree."""
         for each in self.forgotten:
             console.note(f"forgot snapshot {each.name}")
         here = " <- the sandbox, with changes since" if self.used else " <- the sandbox"

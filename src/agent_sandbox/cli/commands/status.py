@@ -69,7 +69,6 @@ class StatusResult(VerbResult):
     listed: int | None
 
     def text(self, console: Console) -> None:
-        """Print a line for each fact."""
         print(f"project   {shown(self.project)}{f' (marked by {self.marker})' if self.marker else ''}")
         print(f"sandbox   {self.sandbox}{'' if self.exists else ' (nothing has run in it yet)'}")
         if self.created is not None:
@@ -109,7 +108,6 @@ class ResetResult(VerbResult):
     existed: bool
 
     def text(self, console: Console) -> None:
-        """Print what was forgotten."""
         what = "everything" if self.forgotten is None else counted(self.forgotten, "change")
         console.note(f"forgot {what} in the sandbox of {self.project}" if self.existed else "there was nothing to forget")
 

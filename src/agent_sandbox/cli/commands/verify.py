@@ -57,7 +57,6 @@ class VerifyResult(VerbResult):
         return 0 if self.held else 1
 
     def text(self, console: Console) -> None:
-        """Print a line for each promise."""
         report.table(self.results, self.seconds)
 
 
