@@ -91,7 +91,10 @@ class ChangeCounts:
 
 @dataclass(frozen=True)
 class RunResult(VerbResult):
-    """The end of a run. `stdout` and `stderr` are empty where they were passed on."""
+    """A run: how it ended, its output and its changes.
+
+    `stdout` and `stderr` are empty if they were passed on, and `changes` is null if nobody would read it.
+    """
 
     kind = "run"
 
@@ -109,7 +112,7 @@ class RunResult(VerbResult):
     observed: tuple[ObservedFacts, ...] | Omitted  # with --observe
     only_programs: tuple[str, ...] | Omitted  # that may be started, where one could not be
     project: PathName
-    changes: ChangeCounts | Omitted  # omitted where nobody would read them
+    changes: ChangeCounts | None
 
     @property
     def code(self) -> int:
@@ -123,7 +126,7 @@ class RunResult(VerbResult):
             remark(f"only these programs can be started: {only} (--allow); no file of the project, unless one of them reads it")
         for note in self.notes:
             console.note(note)
-        if isinstance(self.changes, Omitted):
+        if self.changes is None:
             return
         counts = self.changes
         if not counts.kept:
@@ -232,7 +235,7 @@ def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], 
         else OMITTED,
         allowed[0] if allowed and not_started else OMITTED,
         PathName(opening.project.path),
-        _counts(outcome, opening) if summary else OMITTED,
+        _counts(outcome, opening) if summary else None,
     )
 
 

@@ -37,7 +37,7 @@ class QuestionFacts:
 
 @dataclass(frozen=True)
 class ApproveResult(VerbResult):
-    """The questions that waited, and the answer on the line, or how many were answered at the terminal."""
+    """The questions that waited, and the answer that the line gave."""
 
     kind = "approve"
 

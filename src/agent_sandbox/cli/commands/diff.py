@@ -39,9 +39,9 @@ class DiffRun:
 
 @dataclass(frozen=True)
 class DiffResult(VerbResult):
-    """A diff. Its changes were written one by one, and are not held.
+    """Changes with their content.
 
-    `problem` says that a patch lacks content of the project, or that the changes of a command could not be listed.
+    They were written one by one, and are not held here. `problem` says that a patch lacks content of the project, or that the changes of a command could not be listed.
     """
 
     kind = "diff"

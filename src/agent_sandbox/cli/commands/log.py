@@ -14,7 +14,7 @@ from agent_sandbox.cli.help import version
 from agent_sandbox.cli.options import LogOptions, LogVerifyOptions
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
 from agent_sandbox.cli.render.pager import output
-from agent_sandbox.cli.results import OMITTED, Omitted, VerbResult
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import checkpoint as checkpoints
 from agent_sandbox.ledger.event import Checkpoint, Entry
@@ -52,11 +52,14 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class LogResult(VerbResult):
-    """Entries of the ledger; omitted if they were printed one by one."""
+    """Entries of the ledger.
+
+    There are none here if they were printed one by one.
+    """
 
     kind = "log"
 
-    entries: tuple[LogEntry, ...] | Omitted = OMITTED
+    entries: tuple[LogEntry, ...] = ()
 
     def text(self, console: Console) -> None:
         """Print nothing more."""
@@ -144,7 +147,7 @@ def log(options: LogOptions, console: Console) -> LogResult:
                 write(line.encode())
     except FileNotFoundError:
         remark("nothing has been recorded yet")
-        return LogResult(() if options.collect else OMITTED)
+        return LogResult()
     except OSError as error:
         raise LedgerUnavailable(f"the ledger {path} cannot be read: {error.strerror or error}", hint="check who may read it") from error
     return LogResult()

@@ -48,7 +48,10 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class SimulationResult(VerbResult):
-    """An effect plan. It was written while its clone was there, and its changes are not held."""
+    """An effect plan.
+
+    It was written while its clone was there, and its changes are not held.
+    """
 
     kind = "simulation"
     streamed = True
