@@ -1,4 +1,4 @@
-"""Do a piece of work in a sandbox, with our streams, terminal and signals as its own: what `run` and `code` have in common."""
+"""Do a piece of work in a sandbox, with our streams, terminal and signals as its own: the common part of `run` and `code`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class UsageFacts:
-    """What a run used."""
+    """Resources that a run used."""
 
     wall_seconds: float
     cpu_seconds: float

@@ -108,7 +108,6 @@ def _overview(verbs: tuple[VerbHelp, ...], options: tuple[OptionHelp, ...]) -> s
 
 
 def _verb_text(verb: VerbHelp, common: tuple[OptionHelp, ...]) -> str:
-    """Usage, summary, examples and explanation, options."""
     lines = [f"usage: agent-sandbox {verb.usage}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}."]
     if verb.details:
         lines += ["", verb.details]

@@ -48,17 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(line: list[str]) -> int:
     """Do what a line says, and print the result: as one document with --json, else as text."""
-    request = None
+    console = Console(shows="--json" not in line)
     try:
         request = parse(line)
-        console = Console(request.has("--quiet"), not request.has("--json"))
-        if request.has("--capability"):
+        common = options.CommonOptions.read(request)
+        console = Console(common.quiet, not common.json, common.everything)
+        if common.capabilities:
             from agent_sandbox.cli.caller import conceal  # before anything is forked
 
-            conceal(request.values("--capability"))
-        result = _result(request, console)
+            conceal(common.capabilities)
+        result = _help(request) if common.help else _result(request, console)
     except SandboxError as error:
-        result, console = _failure(error), Console(shows=not (request.has("--json") if request else "--json" in line))
+        result = _failure(error)
     if console.shows or not result.kind:
         result.text(console)
     elif not result.streamed:
@@ -70,16 +71,14 @@ def _run(line: list[str]) -> int:
 
 def _result(request: Request, console: Console) -> VerbResult:
     """Do the verb."""
-    verb, words = request.verb, request.words
-    if request.has("--help") or verb == "help":
-        from agent_sandbox.cli.help import help_for
-
-        return help_for(words[0] if verb == "help" and words else None if verb == "help" else verb)
+    verb = request.verb
     match verb:
+        case "help":
+            return _help(request)
         case "completion":
             from agent_sandbox.cli.help import completion
 
-            return completion(words[0])
+            return completion(request.words[0])
         case "version":
             from agent_sandbox.cli.help import VersionResult, version
 
@@ -169,6 +168,13 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.setup import setup
 
             return setup(console)
+
+
+def _help(request: Request) -> VerbResult:
+    """Return help about a verb; for `help` about the one it names, or all."""
+    from agent_sandbox.cli.help import help_for
+
+    return help_for(next(iter(request.words), None) if request.verb == "help" else request.verb)
 
 
 def _log(request: Request, console: Console) -> VerbResult:

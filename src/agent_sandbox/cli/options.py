@@ -23,8 +23,24 @@ _SIDES: tuple[Side, ...] = ("ours", "theirs", "markers")
 
 
 @dataclass(frozen=True)
+class CommonOptions:
+    """Options that mean the same for every verb that has them."""
+
+    json: bool
+    quiet: bool
+    help: bool
+    everything: bool
+    capabilities: tuple[str, ...]
+
+    @classmethod
+    def read(cls, request: Request) -> CommonOptions:
+        switches = (request.has(option) for option in ("--json", "--quiet", "--help", "--all"))
+        return cls(*switches, request.values("--capability"))
+
+
+@dataclass(frozen=True)
 class PolicyOptions:
-    """What the line says about the policy. `limits` are those that it changes, by the names of `policy.limits.Limits`."""
+    """Options that change the policy. `limits` are those that it changes, by the names of `policy.limits.Limits`."""
 
     limits: tuple[tuple[str, float | None], ...] = ()
     allow: tuple[str, ...] | None = None  # programs; None for all
@@ -52,7 +68,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """How changes are shown, and which."""
+    """Which changes are shown, and how."""
 
     form: Form = "unified"
     everything: bool = False
@@ -74,7 +90,7 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """What `run`, `code`, `sim` and `diff` are given. `collect` keeps the output for the result instead of passing it on."""
+    """Options of `run`, `code`, `sim` and `diff`. `collect` keeps the output for the result instead of passing it on."""
 
     command: tuple[str, ...] = ()
     project: str | None = None
@@ -146,7 +162,7 @@ class CommandOptions:
 
 @dataclass(frozen=True)
 class CodeOptions:
-    """What `code` is given."""
+    """Options of `code`."""
 
     run: CommandOptions
     file: str
@@ -163,7 +179,7 @@ class CodeOptions:
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What `replay` is given."""
+    """Options of `replay`."""
 
     record: str
     project: str | None
@@ -178,23 +194,22 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """What verbs are given that are about the project's sandbox as a whole. `names` are snapshots."""
+    """Options of the verbs about the project's sandbox as a whole. `names` are snapshots."""
 
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()
-    everything: bool = False
     yes: bool = False
     names: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, request: Request) -> SandboxOptions:
         names = (*request.words, *request.values("--forget"))
-        return cls(request.value("--project"), PolicyOptions.read(request), request.has("--all"), request.has("--yes"), names)
+        return cls(request.value("--project"), PolicyOptions.read(request), request.has("--yes"), names)
 
 
 @dataclass(frozen=True)
 class PromoteOptions:
-    """What `promote` and `undo` are given."""
+    """Options of `promote` and `undo`."""
 
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()
@@ -232,7 +247,7 @@ class PromoteOptions:
 
 @dataclass(frozen=True)
 class CarryOutOptions:
-    """What `carry-out` is given. Without a digest it lists the plans."""
+    """Options of `carry-out`. Without a digest it lists the plans."""
 
     digest: str | None = None
     project: str | None = None
@@ -259,7 +274,7 @@ class CarryOutOptions:
 
 @dataclass(frozen=True)
 class PolicyVerbOptions:
-    """What `policy` is given: what is asked, about which command, and for `learn` how its commands run."""
+    """Options of `policy`: what is asked, about which command, and for `learn` how its commands run."""
 
     question: PolicyQuestion
     commands: tuple[tuple[str, ...], ...] = ()
@@ -292,7 +307,7 @@ class PolicyVerbOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What `log` is given. `limit` is the number of newest entries, None for all. `collect` keeps them for the result."""
+    """Options of `log`. `limit` is the number of newest entries, None for all. `collect` keeps them for the result."""
 
     since: float | None = None
     until: float | None = None
@@ -337,7 +352,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class LogVerifyOptions:
-    """What `log verify` is given. Without a file it is about this user's ledger."""
+    """Options of `log verify`. Without a file it is about this user's ledger."""
 
     file: str | None = None
     keys: str | None = None
@@ -352,7 +367,7 @@ class LogVerifyOptions:
 
 @dataclass(frozen=True)
 class ApproveOptions:
-    """What `approve` and `deny` are given. `allow` is the answer on the line, None to ask for it."""
+    """Options of `approve` and `deny`. `allow` is the answer on the line, None to ask for it."""
 
     digest: str | None = None
     allow: bool | None = None
@@ -408,7 +423,7 @@ class ElevationOptions:
 
 @dataclass(frozen=True)
 class GrantOptions:
-    """What `grant` is given: patterns for a capability token, or an elevation."""
+    """Options of `grant`: patterns for a capability token, or an elevation."""
 
     seconds: float
     patterns: tuple[str, ...] = ()
@@ -444,7 +459,7 @@ class GrantOptions:
 
 @dataclass(frozen=True)
 class RevokeOptions:
-    """What `revoke` is given."""
+    """Options of `revoke`."""
 
     names: tuple[str, ...] = ()
     everything: bool = False
@@ -458,7 +473,7 @@ class RevokeOptions:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What `verify` is given."""
+    """Options of `verify`."""
 
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()

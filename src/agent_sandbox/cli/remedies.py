@@ -41,7 +41,7 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class DoctorResult(VerbResult):
-    """What a machine can enforce."""
+    """The checks of a machine, and whether sandboxes can run there."""
 
     kind = "doctor"
 

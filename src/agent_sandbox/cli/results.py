@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VerbResult(Protocol):
-    """What a verb returns. `kind` names its document, which is already written if it is `streamed`."""
+    """The result of a verb. `kind` names its document, which is already written if it is `streamed`."""
 
     kind: ClassVar[str]
     streamed: ClassVar[bool] = False
@@ -141,7 +141,7 @@ class DeclinedResult(VerbResult):
 
 @dataclass(frozen=True)
 class RefusalFacts:
-    """Why an action was refused, and the command lines by which a person would permit it."""
+    """The reason of a refusal, and the command lines by which a person would permit the action."""
 
     rule: str
     why: str

@@ -27,7 +27,7 @@ _SHORTEST = 4  # letters of a digest that are taken for it, where it is shown be
 
 @dataclass(frozen=True)
 class QuestionFacts:
-    """A question that waits, until a time. It was asked so many times."""
+    """A question, when it expires, and how often it was asked."""
 
     digest: str
     text: str

@@ -1,4 +1,4 @@
-"""`diff`: what the sandbox would change, or with a command what that would. The machine itself is never written."""
+"""`diff`: show the changes in the sandbox, or those that a command would make. The machine itself is never written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class DiffRun:
 class DiffResult(VerbResult):
     """Changes with their content.
 
-    They were written one by one, and are not held here. `problem` says that a patch lacks content of the project, or that the changes of a command could not be listed.
+    They were written one by one, and are not held here. `problem` says that a patch lacks content of the project, or that the changes of a
+    command could not be listed.
     """
 
     kind = "diff"

@@ -1,4 +1,4 @@
-"""`policy`: what the policy files mean here, what they say about a command, and what is odd about them. Only `learn` runs anything."""
+"""`policy`: explain the policy files, check them, and test a command against them. Only `learn` runs anything."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ToolFacts:
 
 @dataclass(frozen=True)
 class PolicyTestResult(VerbResult):
-    """What the policy says about a command, and what is known about that."""
+    """The verdict of the policy on a command, and the analysis of the command."""
 
     kind = "policy-test"
 

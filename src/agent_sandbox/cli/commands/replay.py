@@ -33,7 +33,7 @@ class DepartureFacts:
 
 @dataclass(frozen=True)
 class RecordedFacts:
-    """What the record holds."""
+    """The size of a record's contents."""
 
     output_bytes: int
     changes: int

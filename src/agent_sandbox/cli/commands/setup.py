@@ -103,7 +103,7 @@ class ProblemFacts:
 
 @dataclass(frozen=True)
 class SetupResult(VerbResult):
-    """What was set up. `rows` are the checks that are required or not ok. Outside Linux there is only `wasm`."""
+    """The outcome of `setup`. `rows` are the checks that are required or not ok. Outside Linux there is only `wasm`."""
 
     kind = "setup"
 

@@ -41,7 +41,7 @@ class MovedFacts:
 
 @dataclass(frozen=True)
 class DriftFacts:
-    """What changed in reality since the clone was made."""
+    """Changes in reality since the clone was made."""
 
     age_seconds: float
     sentence: str
@@ -51,7 +51,7 @@ class DriftFacts:
 
 @dataclass(frozen=True)
 class StatusResult(VerbResult):
-    """The project's sandbox. `listed` is how many drifted paths the text lists, null for all."""
+    """The project's sandbox."""
 
     kind = "status"
 
@@ -66,7 +66,6 @@ class StatusResult(VerbResult):
     drift: DriftFacts | None
     state_dir: PathName
     marker: str | None  # by which the project was found
-    listed: int | None
 
     def text(self, console: Console) -> None:
         print(f"project   {shown(self.project)}{f' (marked by {self.marker})' if self.marker else ''}")
@@ -76,23 +75,23 @@ class StatusResult(VerbResult):
         caches = f", {self.changes.noise:,} in caches" if self.changes.noise else ""
         counts = f"{self.changes.project:,} in the project, {self.changes.elsewhere:,} elsewhere{caches}"
         print(f"changes   {shown(self.problem) if self.problem else counts}")
-        for number, line in enumerate(self._drift()):
+        for number, line in enumerate(self._drift(None if console.everything else _LISTED)):
             print(f"          {line}" if number else f"drift     {line}")
         amount = human_size(self.layers_bytes) if self.layers_bytes < usage.UNCOUNTABLE else "more than can be counted"
         print(f"size      {amount} in {shown(self.state_dir)}")
         print(f"in use    {shown(self.in_use_by) if self.in_use_by else 'no'}")
 
-    def _drift(self) -> Iterator[str]:
+    def _drift(self, most: int | None) -> Iterator[str]:
         if self.drift is None:
             return
         yield self.drift.sentence
         entries = sorted(self.drift.moved, key=lambda entry: not entry.yours)
-        for entry in entries[: self.listed]:
+        for entry in entries[:most]:
             more = f" ({counted(entry.files, 'file')})" if entry.files > 1 else ""
             yours = ", and the sandbox changed it" if entry.yours else ", and a run read it" if entry.read else ""
             yield f"{entry.kind:9}{shown(entry.path.removeprefix(self.project.rstrip('/') + '/'))}{more}{yours}"
-        if self.listed is not None and len(entries) > self.listed:
-            yield f"and {counted(len(entries) - self.listed, 'more', 'more')}, shown with --all"
+        if most is not None and len(entries) > most:
+            yield f"and {counted(len(entries) - most, 'more', 'more')}, shown with --all"
         yield from map(shown, self.drift.untold)
 
 
@@ -130,7 +129,6 @@ def status(options: SandboxOptions, console: Console) -> StatusResult:
         _drift(found, pending, [mask.path for mask in policy.files.masks]),
         PathName(found.state.store.path),
         found.project.marker or None,
-        None if options.everything else _LISTED,
     )
 
 

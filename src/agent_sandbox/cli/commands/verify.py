@@ -42,7 +42,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class VerifyResult(VerbResult):
-    """What the attacks showed."""
+    """The outcome of the attacks, for each promise and sandbox."""
 
     kind = "verify"
 

@@ -248,7 +248,7 @@ class ContentFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a plan says about a changed path."""
+    """The part of a plan about a changed path."""
 
     inline = True
 
@@ -328,7 +328,7 @@ def _line(kind: str, line: bytes) -> LineFacts:
 
 
 def _columns() -> int:
-    """The width of the terminal, or that of $COLUMNS."""
+    """Return the width of the terminal, or that of $COLUMNS."""
     try:
         return os.get_terminal_size(1).columns or _COLUMNS
     except OSError:

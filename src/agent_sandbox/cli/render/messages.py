@@ -14,11 +14,12 @@ PROGRAM = "agent-sandbox"
 class Console:
     """The person at the command line, as a verb sees them: who to tell, and who to ask.
 
-    `shows` is false with --json: then nobody is asked, and standard output is for one document.
+    `shows` is false with --json: then nobody is asked, and standard output is for one document. `everything` wants long lists in full.
     """
 
     quiet: bool = False
     shows: bool = True
+    everything: bool = False
 
     @property
     def asks(self) -> bool:
