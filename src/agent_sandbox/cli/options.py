@@ -34,8 +34,8 @@ class CommonOptions:
 
     @classmethod
     def read(cls, request: Request) -> CommonOptions:
-        switches = (request.has(option) for option in ("--json", "--quiet", "--help", "--all"))
-        return cls(*switches, request.values("--capability"))
+        everything, capabilities = request.has("--all"), request.values("--capability")
+        return cls(request.has("--json"), request.has("--quiet"), request.has("--help"), everything, capabilities)
 
 
 @dataclass(frozen=True)
