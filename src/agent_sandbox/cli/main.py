@@ -97,7 +97,7 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "replay":
             from agent_sandbox.cli.commands.replay import replay
 
-            return replay(options.ReplayOptions.read(request), console)
+            return replay(options.ReplayOptions.read(request))
         case "carry-out":
             from agent_sandbox.cli.commands.sim import carry_out
 
@@ -117,7 +117,7 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "status":
             from agent_sandbox.cli.commands.status import status
 
-            return status(options.SandboxOptions.read(request), console)
+            return status(options.SandboxOptions.read(request))
         case "reset":
             from agent_sandbox.cli.commands.status import reset
 
@@ -125,17 +125,17 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "snapshot":
             from agent_sandbox.cli.commands.snapshots import snapshot
 
-            return snapshot(options.SandboxOptions.read(request), console)
+            return snapshot(options.SandboxOptions.read(request))
         case "rollback":
             from agent_sandbox.cli.commands.snapshots import rollback
 
-            return rollback(options.SandboxOptions.read(request), console)
+            return rollback(options.SandboxOptions.read(request))
         case "snapshots":
             from agent_sandbox.cli.commands.snapshots import snapshots
 
-            return snapshots(options.SandboxOptions.read(request), console)
+            return snapshots(options.SandboxOptions.read(request))
         case "log":
-            return _log(request, console)
+            return _log(request)
         case "approve" | "deny":
             from agent_sandbox.cli.commands.approve import approve
 
@@ -143,19 +143,19 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "grant":
             from agent_sandbox.cli.commands.grant import grant
 
-            return grant(options.GrantOptions.read(request), console)
+            return grant(options.GrantOptions.read(request))
         case "revoke":
             from agent_sandbox.cli.commands.grant import revoke
 
-            return revoke(options.RevokeOptions.read(request), console)
+            return revoke(options.RevokeOptions.read(request))
         case "capabilities":
             from agent_sandbox.cli.commands.grant import capabilities
 
-            return capabilities(console)
+            return capabilities()
         case "doctor":
             from agent_sandbox.cli.commands.doctor import doctor
 
-            return doctor(console)
+            return doctor()
         case "verify":
             from agent_sandbox.cli.commands.verify import verify
 
@@ -167,7 +167,7 @@ def _result(request: Request, console: Console) -> VerbResult:
         case _:
             from agent_sandbox.cli.commands.setup import setup
 
-            return setup(console)
+            return setup()
 
 
 def _help(request: Request) -> VerbResult:
@@ -177,16 +177,16 @@ def _help(request: Request) -> VerbResult:
     return help_for(next(iter(request.words), None) if request.verb == "help" else request.verb)
 
 
-def _log(request: Request, console: Console) -> VerbResult:
+def _log(request: Request) -> VerbResult:
     from agent_sandbox.cli.commands.log import log, log_checkpoint, log_verify
 
     match request.words:
         case ():
-            return log(options.LogOptions.read(request), console)
+            return log(options.LogOptions.read(request))
         case ("verify", *_):
-            return log_verify(options.LogVerifyOptions.read(request), console)
+            return log_verify(options.LogVerifyOptions.read(request))
         case ("checkpoint",):
-            return log_checkpoint(console)
+            return log_checkpoint()
         case _:
             raise UsageError(f"log has no {request.words[0]!r}", hint="agent-sandbox log, log verify [FILE] or log checkpoint")
 

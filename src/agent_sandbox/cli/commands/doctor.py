@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
-from agent_sandbox.cli.render.messages import Console, human_size
+from agent_sandbox.cli.render.messages import human_size
 from agent_sandbox.engine.languages import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
 from agent_sandbox.errors import SandboxError
@@ -144,7 +144,7 @@ def wasm() -> tuple[Trial, str]:
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
 
 
-def doctor(console: Console) -> DoctorResult:
+def doctor() -> DoctorResult:
     """Check this machine."""
     situation = Situation.look()
     return DoctorResult.of(examine(situation), situation.name)

@@ -114,7 +114,7 @@ class CapabilitiesResult(VerbResult):
             console.note("nothing is granted")
 
 
-def grant(options: GrantOptions, console: Console) -> GrantResult:
+def grant(options: GrantOptions) -> GrantResult:
     """Grant a capability token, or begin an elevation."""
     if options.elevation is not None:
         return _elevate(options, options.elevation)
@@ -136,7 +136,7 @@ def _elevate(options: GrantOptions, rules: ElevationOptions) -> GrantResult:
     return GrantResult(OMITTED, name, sandbox, options.seconds, OMITTED, what.describe())
 
 
-def revoke(options: RevokeOptions, console: Console) -> RevokeResult:
+def revoke(options: RevokeOptions) -> RevokeResult:
     """Revoke capabilities and elevations by name, or all."""
     granted_here = here().capabilities()
     raised = {each.name for each in here().elevations().standing()}
@@ -153,7 +153,7 @@ def revoke(options: RevokeOptions, console: Console) -> RevokeResult:
     return RevokeResult(tuple(names), tuple(sorted(going_on)), {str(pid): name for pid, name in going_on.items()})
 
 
-def capabilities(console: Console) -> CapabilitiesResult:
+def capabilities() -> CapabilitiesResult:
     """List everything that is granted."""
     standing, raised = here().capabilities().standing(), here().elevations().standing()
     return CapabilitiesResult(tuple(map(_capability, standing)), tuple(map(_elevation, raised)))

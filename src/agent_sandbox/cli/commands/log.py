@@ -122,7 +122,7 @@ class CheckpointResult(VerbResult):
         console.note("store this where the ledger cannot be changed from; compare later: agent-sandbox log verify --checkpoint FILE")
 
 
-def log(options: LogOptions, console: Console) -> LogResult:
+def log(options: LogOptions) -> LogResult:
     """Show, follow or export entries."""
     path = here().ledger().path
     wanted = Filter(
@@ -189,7 +189,7 @@ def _facts(told: Told) -> str:
     return "".join(f", {name} {shown(str(value))}" for name, value in islice(pairs, 6) if value not in ("", None))
 
 
-def log_verify(options: LogVerifyOptions, console: Console) -> LogVerifyResult:
+def log_verify(options: LogVerifyOptions) -> LogVerifyResult:
     """Examine this user's ledger or, on any machine, a copy in a file, with the given evidence."""
     ledger, file = here().ledger(), options.file
     path = os.path.abspath(file) if file is not None else ledger.path
@@ -212,7 +212,7 @@ def _verified(path: str, report: Report, keys: str) -> LogVerifyResult:
     return LogVerifyResult(path, report.intact, report.complete, **vars(report), keys=keys)
 
 
-def log_checkpoint(console: Console) -> CheckpointResult:
+def log_checkpoint() -> CheckpointResult:
     """Sign the last entry and record that."""
     return CheckpointResult(checkpoints.note(here().ledger().checkpoint()))
 

@@ -63,7 +63,7 @@ class ReplayResult(VerbResult):
         console.note(same if self.same else f"it departs from its record in {len(self.departures)} ways")
 
 
-def replay(options: ReplayOptions, console: Console) -> ReplayResult:
+def replay(options: ReplayOptions) -> ReplayResult:
     """Run a record again."""
     record = read(options.record)
     what, stdin = replays.what_to_run(record, None, None)

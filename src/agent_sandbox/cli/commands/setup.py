@@ -131,7 +131,7 @@ class SetupResult(VerbResult):
             print(_NEXT)
 
 
-def setup(console: Console) -> SetupResult:
+def setup() -> SetupResult:
     """Make the state directory, check the machine, and compile the interpreter for WebAssembly."""
     store = Store.open(here().host.state)
     situation = Situation.look()

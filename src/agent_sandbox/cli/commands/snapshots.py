@@ -98,20 +98,20 @@ class SnapshotsResult(VerbResult):
             console.note("this sandbox has no snapshots; make one: agent-sandbox snapshot LABEL")
 
 
-def snapshot(options: SandboxOptions, console: Console) -> SnapshotResult:
+def snapshot(options: SandboxOptions) -> SnapshotResult:
     """Save the sandbox's state."""
     found = current_and_whole(options.project, options.policy)
     return SnapshotResult(_about(found), _facts(Stored(found.state).snapshot(*options.names)))
 
 
-def rollback(options: SandboxOptions, console: Console) -> RollbackResult:
+def rollback(options: SandboxOptions) -> RollbackResult:
     """Go back to a snapshot."""
     found = current_and_whole(options.project, options.policy)
     done = Stored(found.state).rollback(*options.names)
     return RollbackResult(_about(found), _facts(done.to), _facts(done.kept) if done.kept else None)
 
 
-def snapshots(options: SandboxOptions, console: Console) -> SnapshotsResult:
+def snapshots(options: SandboxOptions) -> SnapshotsResult:
     """Forget the named snapshots, and list the others."""
     found = current_and_whole(options.project, options.policy)
     stored = Stored(found.state)

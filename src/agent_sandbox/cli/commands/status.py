@@ -111,7 +111,7 @@ class ResetResult(VerbResult):
         console.note(f"forgot {what} in the sandbox of {self.project}" if self.existed else "there was nothing to forget")
 
 
-def status(options: SandboxOptions, console: Console) -> StatusResult:
+def status(options: SandboxOptions) -> StatusResult:
     """Describe the project's sandbox."""
     found = current_and_whole(options.project, options.policy)
     policy = policy_of(options.policy, found.project)
