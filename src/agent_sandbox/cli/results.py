@@ -7,11 +7,11 @@ The fields of a result are the fields of its document, in the same order. `docs/
 from __future__ import annotations
 
 from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
+from agent_sandbox.cli.render.messages import Console, complain, remark
 
 if TYPE_CHECKING:
     from typing import ClassVar
 
-    from agent_sandbox.cli.render.messages import Console
     from agent_sandbox.workspace.changes import Change, Kind
     from agent_sandbox.workspace.nodes import EntryType, Node
 
@@ -134,8 +134,6 @@ class DeclinedResult(VerbResult):
     exit: int
 
     def text(self, console: Console) -> None:
-        from agent_sandbox.cli.render.messages import remark
-
         remark("nothing was changed")
 
 
@@ -171,6 +169,4 @@ class ErrorResult(VerbResult):
     exit: int
 
     def text(self, console: Console) -> None:
-        from agent_sandbox.cli.render.messages import complain
-
         complain(self.error.message, self.error.hint)
