@@ -1,20 +1,22 @@
 """Write the pages of the documentation that are made from the code. A test compares them with what this makes.
 
-The pages are `docs/reference/` (command line, policy file, Python) and `docs/decisions.md`. For the Python page sources are parsed, because
-how an imported default value is printed depends on the version of the interpreter.
+The pages are `docs/reference/` (command line, documents of --json, policy file, Python), `docs/schemas/` and `docs/decisions.md`. For the
+Python page sources are parsed, because how an imported default value is printed depends on the version of the interpreter.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import agent_sandbox
-from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS, Option
+from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS, Option
 from agent_sandbox.policy.files.presets import PRESETS, TIERS
 from agent_sandbox.policy.files.settings import SETTINGS
+from scripts.result_schemas import result_types, schema_of, summary
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SOURCE = Path(agent_sandbox.__file__).parent
@@ -25,11 +27,26 @@ def pages() -> dict[Path, str]:
     """Every page that is made, and its text."""
     made = {
         "reference/command-line.md": command_line(),
+        "reference/json.md": json_documents(),
         "reference/policy-file.md": policy_file(),
         "reference/python-api.md": python_api(),
         "decisions.md": decisions(),
     }
-    return {DOCS / name: MADE + "\n" + "\n".join(lines).rstrip() + "\n" for name, lines in made.items()}
+    texts = {DOCS / name: MADE + "\n" + "\n".join(lines).rstrip() + "\n" for name, lines in made.items()}
+    schemas = {kind: json.dumps(schema_of(kind, result), indent=2) + "\n" for kind, result in result_types().items()}
+    return texts | {DOCS / "schemas" / f"{kind}.json": text for kind, text in schemas.items()}
+
+
+def json_documents() -> Iterator[str]:
+    """Every kind of document that --json prints."""
+    yield from ("# Documents of `--json`", "")
+    yield from ("```console", "$ agent-sandbox --json run -- true | jq '.schema, .exit'", '"agent-sandbox/run/1"', "0", "```", "")
+    yield "With `--json` every verb prints one JSON document on standard output, in ASCII. Messages stay on standard error."
+    yield "Its field `schema` names the kind and the version of the document. The exit code is the same as without `--json`."
+    yield "A failure prints a document of the kind `error`."
+    yield from ("", "Text that is not UTF-8 is never lost: after a path `NAME` stands `NAME_hex`, after output `NAME_base64`.", "")
+    yield from ("Each kind has a JSON Schema (draft 2020-12).", "", "| kind | the document |", "|---|---|")
+    yield from (f"| [`{kind}`](../schemas/{kind}.json) | {_cell(summary(result))} |" for kind, result in result_types().items())
 
 
 def command_line() -> Iterator[str]:

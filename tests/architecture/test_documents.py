@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.cli import execute, main
-from agent_sandbox.cli.options import VERBS
+from agent_sandbox.cli.grammar import VERBS
 from agent_sandbox.cli.parser import UsageError, parse
 from scripts import record_demo, write_reference
 from tests import compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS
+from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
 from agent_sandbox.cli.parser import Request, UsageError, parse
 
 

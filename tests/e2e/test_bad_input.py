@@ -16,7 +16,7 @@ from tests.e2e.program import PROGRAM, Shell, words
     ("line", "why"),
     [
         (["run", "--env", "=x", "true"], "no name before the '='"),
-        (["run", "--env", "NOT_SET_ANYWHERE", "true"], "no such variable"),
+        (["run", "--env", "NOT_SET_ANYWHERE", "true"], "the variable is not set"),
         (["run", "--timeout", "-5", "true"], "--timeout must be above 0"),
         (["run", "--timeout", "nan", "true"], "--timeout takes a time"),
         (["run", "--timeout", "1e400", "true"], "--timeout takes a time"),
@@ -29,7 +29,7 @@ from tests.e2e.program import PROGRAM, Shell, words
         (["run", "--project", "/no/such/project", "true"], "there is no directory"),
         (["run", "--reveal", "/etc/hostname", "true"], "nothing is masked"),
         (["run", "--runtime", "microvm", "true"], "there is no runtime 'microvm'"),
-        (["run"], "something is missing"),
+        (["run"], "an argument is missing"),
         (["run", "--cwd", "", "true"], "--cwd is empty"),
         (["run", "--cwd", "/proc/1", "true"], "not in the sandbox"),
         (["run", "--", ""], "whose first is a program"),

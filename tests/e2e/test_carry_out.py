@@ -56,7 +56,7 @@ def test_a_commit_is_carried_out_when_git_history_is_agreed_to(repository: Shell
     digest = plan_of(repository, "git commit -m 'fix: bug'")
     assert digest[:12].encode() in repository("carry-out").stdout
     asked = repository("carry-out", digest, "--approve", "git-history")
-    assert asked.returncode == 3 and "nobody said yes" in words(asked) and b"would make a commit" in asked.stdout
+    assert asked.returncode == 3 and "needs --yes" in words(asked) and b"would make a commit" in asked.stdout
     refused = repository("carry-out", digest, "--yes")
     assert refused.returncode == 3 and "git-history" in words(refused)
     assert repository("carry-out", digest, "--yes", "--approve", "git-history").returncode == 0

@@ -58,12 +58,12 @@ def test_code_that_fails_shows_its_traceback_and_exits_with_its_own_code(shell: 
     ("line", "stdin", "why"),
     [
         (["code", "-", "--language", "cobol"], b"x", "unknown language 'cobol'"),
-        (["code", "-"], b"print(1)", "cannot be told"),
+        (["code", "-"], b"print(1)", "is unknown"),
         (["code", "no-such-file.py"], b"", "cannot be read: No such file"),
         (["code", "src"], b"", "cannot be read: Is a directory"),
         (["code", "-", "-l", "python"], b"\xff\xfe", "is not UTF-8"),
         (["code", "-", "-l", "python"], b"print('\0')", "NUL character"),
-        (["code", "a.py", "b.py"], b"", "one word too many"),
+        (["code", "a.py", "b.py"], b"", "too many arguments"),
     ],
 )
 def test_code_that_cannot_be_run_is_refused_with_the_reason(shell: Shell, line: list[str], stdin: bytes, why: str) -> None:

@@ -139,7 +139,7 @@ def test_a_patch_is_not_for_a_terminal_unless_that_is_said(shell: Shell) -> None
     shell("run", r"printf '\033[31mred\n' > red")
     with sitting(shell, "diff", "--patch") as person:
         assert person.end() == 2
-        assert b"a terminal would act on it" in person.seen and b"\x1b" not in person.seen
+        assert b"a terminal would act on them" in person.seen and b"\x1b" not in person.seen
     assert b"\x1b[31mred" in shell("diff", "--patch").stdout
     with sitting(shell, "diff", "--patch", "--raw") as person:
         assert person.end() == 0

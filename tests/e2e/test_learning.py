@@ -51,7 +51,7 @@ def test_what_waits_in_the_sandbox_is_there_and_the_policy_that_is_there_is_wide
         ("processes.commands", "ls", "as it was"),
         ("processes.commands", "sort", "started by bash"),
     }
-    assert "what waits in the sandbox" in document["tried"][0]
+    assert "changes in the sandbox" in document["tried"][0]
 
 
 def test_what_differs_under_the_policy_is_said(shell: Shell, project: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_differs_under_the_policy_is_said(shell: Shell, project: Path) -> N
 
 def test_options_go_with_learning_alone(shell: Shell) -> None:
     assert "--add goes with policy learn" in words(shell("policy", "explain", "--add"))
-    assert "learn and commands" in words(shell("policy", "learn"))
+    assert "learn COMMAND…" in words(shell("policy", "learn"))
     assert "policy cloned+low" in shell("policy", "explain", "--policy", "low").stdout.decode()
     held = shell("policy", "learn", "--policy", "reviewer", "touch x")
     assert held.returncode == 126 and "does not allow the program 'touch'" in words(held), "what holds a run holds learning"

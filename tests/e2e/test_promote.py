@@ -21,12 +21,12 @@ def changed(shell: Shell) -> Shell:
 
 def test_nothing_is_carried_over_unless_somebody_says_yes(changed: Shell) -> None:
     asked = changed("promote")
-    assert asked.returncode == 3 and "nobody said yes" in words(asked)
+    assert asked.returncode == 3 and "needs --yes" in words(asked)
     assert b"keep.txt" in asked.stdout and not (changed.cwd / "new.txt").exists()
     rehearsed = changed("promote", "--dry-run")
     assert rehearsed.returncode == 0 and not (changed.cwd / "new.txt").exists()
     done = changed("promote", "--yes")
-    assert done.returncode == 0 and "carried over 2 changes" in words(done)
+    assert done.returncode == 0 and "promoted 2 changes" in words(done)
     assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\nthree\n" and (changed.cwd / "new.txt").read_text() == "new\n"
     assert changed("promote", "--yes").returncode == 0
     assert "nothing to promote" in words(changed("promote", "--yes"))
@@ -44,12 +44,12 @@ def test_apply_is_the_same_verb(changed: Shell) -> None:
 
 def test_a_person_is_asked_and_may_say_no(changed: Shell) -> None:
     with sitting(changed, "promote") as person:
-        person.expect(b"Carry over 2 changes")
+        person.expect(b"Promote 2 changes")
         person.type(b"n\r")
         assert person.end() == 3
     assert not (changed.cwd / "new.txt").exists()
     with sitting(changed, "promote") as person:
-        person.expect(b"Carry over 2 changes")
+        person.expect(b"Promote 2 changes")
         person.type(b"y\r")
         assert person.end() == 0
     assert (changed.cwd / "new.txt").exists()
@@ -149,7 +149,7 @@ def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: S
     for more in ((), ("--force",), ("--merge", "--resolve", "ours")):
         refused = shell("promote", "--yes", "--approve", "environment", *more)
         assert refused.returncode == 2 and words(refused).count("hidden from the sandbox") == 2, words(refused)
-        assert "1 can never be carried over" in words(refused) and "moved on" not in words(refused)
+        assert "1 can never be promoted" in words(refused) and "moved on" not in words(refused)
     assert shell("promote", "--yes", "--skip", ".env").returncode == 0
     assert (shell.cwd / ".env").read_text() == "KEY=real\n" and (shell.cwd / "x").exists()
 

@@ -33,7 +33,7 @@ def test_what_is_left_by_a_rollback_can_be_gone_back_to(shell: Shell) -> None:
     shell("snapshot", "first")
     run(shell, "echo work of days > file")
     gone_back = shell("rollback")
-    assert gone_back.returncode == 0 and "what was is snapshot 2" in words(gone_back)
+    assert gone_back.returncode == 0 and "the state before is snapshot 2" in words(gone_back)
     assert run(shell, "cat file") == b"one\n"
     again = shell.json("rollback", "before rollback to first")
     assert again["to"]["automatic"] and again["to"]["label"] == "before rollback to first"

@@ -1,4 +1,4 @@
-"""Who answers when a policy asks on the command line: the capabilities that were handed over, and a person, here or at `approve`."""
+"""The approver of the command line: the given capability tokens, then a person, at this terminal or with `approve`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterable
 
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.environment import CAPABILITY
-from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.render.messages import at_a_terminal, remark, say
-from agent_sandbox.cli.render.quantities import counted
+from agent_sandbox.cli.caller import CAPABILITY
+from agent_sandbox.cli.render.messages import at_a_terminal, counted, remark, say
 from agent_sandbox.engine.approvals.approvers import Desk
 from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
 from agent_sandbox.engine.approvals.question import Decision
@@ -23,14 +21,14 @@ _LOOK_SECONDS = 0.1
 _ANSWERS = {"y": Decision.ONCE, "yes": Decision.ONCE, "r": Decision.FOR_THIS_RUN, "n": Decision.NO, "no": Decision.NO}
 
 
-def desk_for(request: Request, policy: Policy, *, sandbox: str, prompt: bool) -> Desk:
-    """Who answers for this command. `prompt` says that our standard input is nobody else's: a question is then put there as well."""
-    tokens = tokens_of((*request.values("--capability"), os.environ.get(CAPABILITY, "")))
+def desk_for(capabilities: tuple[str, ...], policy: Policy, *, sandbox: str, prompt: bool) -> Desk:
+    """Return the approver for a command. `prompt` allows questions at our terminal: no guest reads it."""
+    tokens = tokens_of((*capabilities, os.environ.get(CAPABILITY, "")))
     return here().desk(policy, inbox_for(policy, prompt=prompt), sandbox=sandbox, tokens=tokens)
 
 
 def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
-    """Where a question is put and waited for, and said to be."""
+    """Return the inbox that questions are put into, and a person is told about."""
     asking = _AtTheTerminal() if prompt and at_a_terminal() and not policy.asks.needs else _Elsewhere()
     inbox = here().inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
     asking.inbox = inbox
@@ -38,41 +36,41 @@ def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
 
 
 def tokens_of(texts: Iterable[str]) -> tuple[Token, ...]:
-    """The tokens in these texts, which may hold several each. Raises `PolicyError` for what is none, without repeating it."""
-    found: list[Token] = []
+    """Return the tokens in these texts, which may hold several each. Raises `PolicyError` for an invalid one, without repeating it."""
+    tokens: list[Token] = []
     for word in (word for text in texts for word in text.split()):
         if (token := parse(word)) is None:
-            raise PolicyError("what was given as a capability is none", hint="agent-sandbox grant prints one")
-        found.append(token)
-    return tuple(found)
+            raise PolicyError("invalid capability token", hint="make one with: agent-sandbox grant")
+        tokens.append(token)
+    return tuple(tokens)
 
 
 class _Elsewhere:
-    """Says where to answer, and waits."""
+    """Tells where to answer, and waits."""
 
     inbox: Inbox
 
     def shown(self, waiting: Waiting) -> None:
-        """A question waits now."""
+        """Tell about a question that waits now."""
         minutes = counted(max(round((waiting.until - time.time()) / 60), 1), "minute")
         why = next((line[10:] for line in waiting.text.split("\n") if line.startswith("because ")), "the policy asks")
-        remark(f"{why}; waiting {minutes} for somebody's answer: agent-sandbox approve {waiting.digest[:12]}")
+        remark(f"{why}; waiting {minutes} for an answer: agent-sandbox approve {waiting.digest[:12]}")
 
     def pause(self) -> None:
-        """Between two looks for an answer."""
+        """Wait between two looks for an answer."""
         time.sleep(_LOOK_SECONDS)
 
 
 class _AtTheTerminal(_Elsewhere):
-    """Puts the question to who sits here, too. Whoever is first has answered."""
+    """Asks at this terminal, too. The first answer counts."""
 
     def __init__(self) -> None:
         self._waiting: Waiting | None = None
         self._typed = b""
 
     def shown(self, waiting: Waiting) -> None:
-        """A question waits now. What was typed before it was there is no answer to it."""
-        import termios  # only where somebody sits
+        """Show a question. What was typed before is no answer to it."""
+        import termios  # only at a terminal
 
         super().shown(waiting)
         self._waiting = waiting
@@ -87,15 +85,15 @@ class _AtTheTerminal(_Elsewhere):
         typed = os.read(0, 4096)
         self._typed += typed
         line, ended, rest = self._typed.partition(b"\n")
-        if not typed:  # nobody sits here any more
+        if not typed:  # the terminal has gone
             time.sleep(_LOOK_SECONDS)
         decision = _ANSWERS.get(line.decode(errors="replace").strip().lower()) if ended else None
         self._typed = rest if ended else self._typed
         if decision is None or self._waiting is None:
             return
-        from agent_sandbox.cli.commands.approve import somebody
+        from agent_sandbox.cli.commands.approve import user_name
 
         try:
-            self.inbox.answer(self._waiting.name, decision, digest=self._waiting.digest, by=somebody())
+            self.inbox.answer(self._waiting.name, decision, digest=self._waiting.digest, by=user_name())
         except PolicyError as error:  # answered elsewhere in this moment
             remark(error.message)

@@ -1,4 +1,4 @@
-"""Do a piece of work in a sandbox, with our streams, terminal and signals as its own: what `run` and `code` have in common."""
+"""Do a piece of work in a sandbox, with our streams, terminal and signals as its own: the common part of `run` and `code`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli import streams, terminal
-from agent_sandbox.cli.context import Current, session_for, working_directory
-from agent_sandbox.cli.environment import guest_environment
-from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.render.messages import remark, shown
+from agent_sandbox.cli import caller
+from agent_sandbox.cli.context import Opening, Pending, pending_in, session_for, sort, working_directory
+from agent_sandbox.cli.options import CommandOptions
+from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.render.messages import Console, counted, remark, shown
+from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
@@ -25,120 +26,253 @@ from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view.plan import PRIVATE
 
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
+LARGEST_INPUT = 16 << 20  # bytes of standard input that a record may hold
+_ENDED = {
+    ExitReason.TIMED_OUT: "the time limit was reached (--timeout TIME)",
+    ExitReason.OUT_OF_MEMORY: "the memory limit was reached (--memory SIZE)",
+    ExitReason.CPU_LIMIT: "the limit of processor time was reached",
+    ExitReason.FUEL_LIMIT: "the limit of instructions was reached (--fuel N)",
+    ExitReason.DISK_LIMIT: "the disk limit was reached (--disk SIZE)",
+    ExitReason.OUTPUT_LIMIT: "the output limit was reached",
+}
 
 
-def perform(request: Request, what: Code | Command, *, stdin: int | bytes, forked: Zygote | None = None) -> int:
-    """Do it, and return the exit code of the whole program. `forked` is a zygote for native programs, if there is one already."""
-    with _runtimes(request, forked) as runtimes:
+@dataclass(frozen=True)
+class UsageFacts:
+    """Resources that a run used."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_memory_bytes: int
+    fuel: int | None
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A runtime that was not chosen, and the reason."""
+
+    runtime: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RouteFacts:
+    """Why the runtime was chosen. `fell_forward` is what a first try elsewhere lacked."""
+
+    why: str
+    passed_over: tuple[PassedOver, ...]
+    notes: tuple[str, ...]
+    fell_forward: str | None
+
+
+@dataclass(frozen=True)
+class ObservedFacts:
+    """Something that a run tried."""
+
+    kind: str
+    target: PathName
+    program: PathName
+    allowed: bool
+    times: int
+
+
+@dataclass(frozen=True)
+class ChangeCounts:
+    """How many changes are in the sandbox after a run. `kept` is false for a throw-away sandbox."""
+
+    total: int
+    in_project: int
+    elsewhere: int
+    by_kind: dict[str, int]
+    kept: bool
+    problem: str | None
+    in_caches: int
+
+
+@dataclass(frozen=True)
+class RunResult(VerbResult):
+    """A run: how it ended, its output and its changes.
+
+    `stdout` and `stderr` are empty if they were passed on, and `changes` is null if nobody would read it.
+    """
+
+    kind = "run"
+
+    exit: int
+    reason: ExitReason
+    signal: int | None
+    refused: str | None  # why the program could not be started
+    limits_hit: tuple[str, ...]
+    stdout: bytes
+    stderr: bytes
+    usage: UsageFacts
+    runtime: str | None
+    route: RouteFacts
+    notes: tuple[str, ...]
+    observed: tuple[ObservedFacts, ...] | Omitted  # with --observe
+    only_programs: tuple[str, ...] | Omitted  # that may be started, where one could not be
+    project: PathName
+    changes: ChangeCounts | None
+
+    @property
+    def code(self) -> int:
+        """The exit code of the program that ran, or the one for how it ended."""
+        return self.exit
+
+    def text(self, console: Console) -> None:
+        say_how_it_ended(self.refused, self.reason, self.limits_hit)
+        if not isinstance(self.only_programs, Omitted):
+            only = ", ".join(self.only_programs)
+            remark(f"only these programs can be started: {only} (--allow); no file of the project, unless one of them reads it")
+        for note in self.notes:
+            console.note(note)
+        if self.changes is None:
+            return
+        counts = self.changes
+        if not counts.kept:
+            if counts.total:
+                remark(f"{counted(counts.total, 'change')} thrown away with the sandbox")
+        elif counts.problem:
+            remark(counts.problem)
+        elif counts.total:
+            caches = f" and {counts.in_caches:,} in caches" if counts.in_caches else ""
+            remark(f"{counted(counts.total - counts.in_caches, 'change')}{caches} in the sandbox · agent-sandbox diff")
+
+
+@dataclass(frozen=True)
+class ExplainResult(VerbResult):
+    """Where a command would run and what it would see: a line for each step."""
+
+    kind = "explain"
+
+    lines: tuple[str, ...]
+
+    def text(self, console: Console) -> None:
+        for line in self.lines:
+            print(shown(line))
+
+
+def perform(
+    options: CommandOptions, what: Code | Command, console: Console, *, stdin: int | bytes, forked: Zygote | None = None
+) -> VerbResult:
+    """Do the work. `forked` is a zygote for native programs, if there is one already.
+
+    A refused program may be pre-approved by a person meanwhile; then it is tried again.
+    """
+    with _runtimes(options, forked) as runtimes:
         try:
-            return _perform(request, what, stdin, runtimes)
+            return _perform(options, what, stdin, runtimes, console)
         except Denied as refusal:
             if not refusal.verdict.program:
                 raise
-            from agent_sandbox.cli.elevation import somebody_lifts
+            from agent_sandbox.cli.elevation import offer_elevation
 
-            if not somebody_lifts(request, refusal.verdict):
+            if not offer_elevation(options, refusal.verdict):
                 raise
-        return _perform(request, what, stdin, runtimes)
+        return _perform(options, what, stdin, runtimes, console)
 
 
-def _perform(request: Request, what: Code | Command, stdin: int | bytes, runtimes: Runtimes) -> int:
-    same = _same_every_time(request)
-    if request.has("--simulate"):
-        from agent_sandbox.cli.commands.sim import refuse_mixtures  # few runs are
-
-        refuse_mixtures(request)
+def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, runtimes: Runtimes, console: Console) -> VerbResult:
+    same = options.policy.deterministic
     with ExitStack() as stack:
-        opening = session_for(request, runtimes, _say_who_has_it)
-        session, found, project = opening.session, opening.found, opening.project
+        opening = session_for(options, console, runtimes, _say_who_has_it)
+        session, project = opening.session, opening.project
         stack.callback(session.gate.end)
-        _warn_about(project, found)
-        env = guest_environment(os.environ, request.values("--env"), home=here().host.home, bare=same)
-        watch, cwd = request.has("--watch-reads"), directory_of(request, project, session.policy)
-        work = Work(what, env, cwd=cwd, stdin=stdin, on_output=streams.pass_on, collect=False, watch_reads=watch)
+        _warn_about(opening)
+        env = caller.guest_environment(os.environ, options.env, home=here().host.home, bare=same)
+        cwd = directory_of(options, project, session.policy)
+        work = Work(what, env, cwd=cwd, stdin=stdin, on_output=caller.pass_on, collect=False, watch_reads=options.watch_reads)
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
             stack.callback(lambda: here().elevations().sweep())
-            if not request.has("--quiet"):
-                remark(opening.lifted.note)
-        if request.has("--observe"):
+            console.note(opening.lifted.note)
+        if options.observe:
             work = replace(work, observe=True, log_observed=True)
         if same:
-            work = repeated(request, work)
-        if request.has("--explain"):
+            work = _repeatable(options, work)
+        if options.explain:
             return _explain(session, work)
-        if request.has("--simulate"):
-            from agent_sandbox.cli.commands.sim import plan_for
+        if options.simulate:
+            from agent_sandbox.cli.commands.sim import simulate  # few runs are
 
-            return plan_for(request, session, work, project, _say_who_has_it)
-        if request.has("--diff"):
+            return simulate(options, session, work, project, console, _say_who_has_it)
+        if options.diff:
             from agent_sandbox.cli.commands.diff import diff_of  # and with it all that makes a diff
 
-            return diff_of(request, session, work, project)
-        if request.has("--json"):
-            from agent_sandbox.cli.render.json import run_document  # and with it json: not needed on the common path
-
-            return run_document(session, work, found, project)
-        return _streamed(request, session, work, found)
+            return diff_of(options, session, work, project, console)
+        return _run(options, opening, work, console)
 
 
-def _same_every_time(request: Request) -> bool:
-    """Whether it is to be deterministic. Raises `UsageError` for options that go with that alone."""
-    if any(request.has(option) for option in ("--deterministic", "--seed", "--record")):
-        check(request)
-    return request.has("--deterministic")
+def _run(options: CommandOptions, opening: Opening, work: Work, console: Console) -> RunResult:
+    session = opening.session
+    with caller.forwarding() as forward:
+        if options.collect:
+            outcome = session.run(replace(work, on_output=None, on_start=forward.begin, collect=True))
+        elif caller.interactive() and isinstance(work.stdin, int) and options.terminal:
+            outcome = _interactive(session, work, forward)
+        else:
+            outcome = _piped(session, work, forward)
+    return _result(work, outcome, opening, forward.received, summary=options.collect or (not console.quiet and sys.stderr.isatty()))
 
 
-def _streamed(request: Request, session: Session, work: Work, found: Current | None) -> int:
-    inside = any(request.has(option) for option in ("--deterministic", "--fuel")) or request.value("--runtime") == "wasm"
-    with streams.forwarding() as forward:
-        outcome = (
-            _interactive(session, work, forward)
-            if streams.interactive() and isinstance(work.stdin, int) and not inside  # where no program has a terminal
-            else _piped(session, work, forward)
-        )
-    say_how_it_ended(work, outcome)
-    if outcome.exit.code in (NOT_FOUND, NOT_EXECUTABLE) and (allowed := session.policy.programs.groups[:1]):
-        remark(
-            f"only these programs can be started: {', '.join(allowed[0])} (--allow); no file of the project, unless one of them reads it"
-        )
-    for note in outcome.notes if not request.has("--quiet") else ():
-        remark(note)
-    if not request.has("--quiet") and sys.stderr.isatty():
-        from agent_sandbox.cli.change_list import remark_on_changes
+def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], *, summary: bool) -> RunResult:
+    exit, usage, route = outcome.exit, outcome.exit.usage, outcome.route
+    allowed, not_started = opening.session.policy.programs.groups[:1], exit.code in (NOT_FOUND, NOT_EXECUTABLE)
+    return RunResult(
+        code_of(exit, signals),
+        exit.reason,
+        exit.signal,
+        refusal(work, outcome) if outcome.refused else None,
+        exit.limits_hit,
+        outcome.stdout,
+        outcome.stderr,
+        UsageFacts(round(usage.wall_seconds, 6), round(usage.cpu_seconds, 6), usage.peak_memory_bytes, usage.fuel),
+        route.runtime,
+        RouteFacts(route.why, tuple(PassedOver(*each) for each in route.passed_over), route.notes, route.fell_forward or None),
+        outcome.notes,
+        tuple(ObservedFacts(o.kind, PathName(o.target), PathName(o.program), o.allowed, o.times) for o in outcome.observed)
+        if work.observe
+        else OMITTED,
+        allowed[0] if allowed and not_started else OMITTED,
+        PathName(opening.project.path),
+        _counts(outcome, opening) if summary else None,
+    )
 
-        remark_on_changes(outcome, session.policy, found)
-    return code_of(outcome.exit, forward.received)
+
+def _counts(outcome: Outcome, opening: Opening) -> ChangeCounts:
+    found, project = opening.found, opening.project.path
+    pending = pending_in(found, opening.session.policy) if found else Pending(outcome.changes)
+    inside, total = len(pending.changes.within(project)), len(pending.changes)
+    kinds = {kind.value: number for kind, number in pending.changes.counts().items()}
+    noise = len(sort(pending.changes, project).noise) if total else 0
+    return ChangeCounts(total, inside, total - inside, kinds, found is not None, pending.problem or None, noise)
 
 
-def _piped(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
+def _piped(session: Session, work: Work, forward: caller.Forwarding) -> Outcome:
     work = replace(work, on_start=forward.begin)
     if not (os.isatty(1) or os.isatty(2)) or session.route(work).runtime != "wasm":
         return session.run(work)
-    from agent_sandbox.cli.render.escaped import Escaped  # only where somebody watches
-
-    escaped = Escaped()
+    escaped = caller.EscapedOutput()
     outcome = session.run(replace(work, on_output=escaped.pass_on))
     escaped.finish()
     return outcome
 
 
-def _interactive(session: Session, work: Work, forward: streams.Forwarding) -> Outcome:
-
-    with terminal.lent() as loan:
+def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Outcome:
+    with caller.lent_terminal() as loan:
 
         def begin(guest: Guest) -> None:
             forward.begin(guest)
             loan.begin(guest)
 
-        return session.run(replace(work, on_start=begin, terminal=terminal.size()))
+        return session.run(replace(work, on_start=begin, terminal=caller.terminal_size()))
 
 
 @contextmanager
-def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
-    """Those that a command may use, until its end; by default the one that runs everything."""
+def _runtimes(options: CommandOptions, forked: Zygote | None) -> Iterator[Runtimes]:
+    """The runtimes for one command, closed at the end."""
     registry = here().command_line_registry(forked)
-    wish = request.value("--runtime") or ("auto" if request.has("--deterministic") or request.has("--fuel") else "process")
+    wish = options.isolation
     try:
         if wish not in registry:
             raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(registry.names)}")
@@ -147,12 +281,12 @@ def _runtimes(request: Request, forked: Zygote | None) -> Iterator[Runtimes]:
         registry.close(leaving=True)
 
 
-def directory_of(request: Request, project: Project, policy: Policy | None = None) -> str | None:
-    """Where the work begins, by the name it has in the view. It need not exist on the machine: an earlier run may have made it.
+def directory_of(options: CommandOptions, project: Project, policy: Policy | None = None) -> str | None:
+    """Return the directory to start in, by its name in the view. It need not exist on the machine: an earlier run may have made it.
 
-    Under a policy that shows no files at all, and without a wish, it is None: the scratch directory.
+    Under a policy that shows no files, and without --cwd, it is None: the scratch directory. Raises `PolicyError`.
     """
-    named = request.value("--cwd")
+    named = options.cwd
     if named is None and policy is not None and not (policy.files.read or policy.files.write):
         return None
     if named == "":
@@ -167,58 +301,47 @@ def directory_of(request: Request, project: Project, policy: Policy | None = Non
     return path
 
 
-def _explain(session: Session, work: Work) -> int:
+def _explain(session: Session, work: Work) -> ExplainResult:
     from agent_sandbox.runtime.router.route import explain
 
     route, plan = session.route(work), session.explain(work)
-    for line in (*explain(route), *plan.describe(), *(f"note: {note}" for note in plan.notes)):
-        print(shown(line))
-    return 0
+    return ExplainResult((*explain(route), *plan.describe(), *(f"note: {note}" for note in plan.notes)))
 
 
 def _say_who_has_it(busy: Busy) -> None:
     remark(f"{busy.message}; waiting for it")
 
 
-def _warn_about(project: Project, found: Current | None) -> None:
+def _warn_about(opening: Opening) -> None:
+    project = opening.project
     if project.remote:
-        remark(f"the project is on {project.fstype}: what a {project.remote} filesystem answers may differ from what a local one would")
-    for leftover in found.leftovers if found else ():
+        remark(f"the project is on {project.fstype}: a {project.remote} filesystem may behave differently from a local one")
+    for leftover in opening.found.leftovers if opening.found else ():
         remark(f"could not be removed: {leftover}")
 
 
-def say_how_it_ended(work: Work, outcome: Outcome) -> None:
-    """What a shell would say, and which limit was reached. To standard error, because it is for people."""
-    if outcome.refused:
-        remark(refusal(work, outcome))
-    elif why := ended_by(outcome.exit):
-        remark(why)
-    elif "disk" in outcome.exit.limits_hit:
+def say_how_it_ended(refused: str | None, reason: ExitReason, limits_hit: tuple[str, ...]) -> None:
+    """Print why a program could not be started, or which limit ended it, as a shell would."""
+    if refused:
+        remark(refused)
+    elif reason in _ENDED:
+        remark(f"ended: {_ENDED[reason]}")
+    elif "disk" in limits_hit:
         remark("the sandbox is full: the program could not write more (--disk SIZE)")
 
 
 def refusal(work: Work, outcome: Outcome) -> str:
-    """Why the program could not be started inside, in the words that a shell uses."""
+    """Return why the program could not be started inside, in the words that a shell uses; empty if it was started."""
     name = work.what.argv[0] if isinstance(work.what, Command) else f"the {work.what.language} interpreter"
+    if not outcome.refused:
+        return ""
     if outcome.exit.code == NOT_FOUND and "/" not in name:
         return f"{name}: command not found"
     return outcome.refused if outcome.exit.code == COULD_NOT_START else f"{name}: {outcome.refused}"
 
 
-def ended_by(exit: Exit) -> str:
-    """The limit that ended a run, in words; empty when none did."""
-    return {
-        ExitReason.TIMED_OUT: "it was ended because its time was up (--timeout TIME)",
-        ExitReason.OUT_OF_MEMORY: "it was ended because it used more memory than it may (--memory SIZE)",
-        ExitReason.CPU_LIMIT: "it was ended because it used more processor time than it may",
-        ExitReason.FUEL_LIMIT: "it was ended because it executed more than it may (--fuel N)",
-        ExitReason.DISK_LIMIT: "it was ended because it wrote more than it may (--disk SIZE)",
-        ExitReason.OUTPUT_LIMIT: "it was ended because its output had no end",
-    }.get(exit.reason, "")
-
-
 def code_of(exit: Exit, signals: list[int]) -> int:
-    """Our own exit code for how a run ended."""
+    """Return our exit code for how a run ended."""
     if exit.reason is ExitReason.TIMED_OUT:
         return TIMED_OUT
     if exit.reason is ExitReason.OUT_OF_MEMORY:
@@ -228,34 +351,11 @@ def code_of(exit: Exit, signals: list[int]) -> int:
     return exit.code
 
 
-LARGEST_INPUT = 16 << 20  # bytes of standard input that a record may hold
-
-
-def check(request: Request) -> None:
-    """Raise `UsageError` for options that are empty words without another."""
-    for option in ("--seed", "--record"):
-        if request.has(option) and not request.has("--deterministic"):
-            raise UsageError(f"{option} is for deterministic runs", hint="add --deterministic")
-    if request.has("--record") and not request.has("--throw-away"):
-        raise UsageError(
-            "--record is for throw-away runs: what earlier ones left in the sandbox is not in a record", hint="add --throw-away"
-        )
-
-
-def repeated(request: Request, work: Work) -> Work:
-    """The same work, to be the same every time. At a terminal it has no input: what somebody would type is not known."""
+def _repeatable(options: CommandOptions, work: Work) -> Work:
+    """Return the work for a deterministic run. At a terminal it has no input: what a person types differs each time."""
     stdin = b"" if isinstance(work.stdin, int) and os.isatty(work.stdin) else work.stdin
-    if request.has("--record") and isinstance(stdin, int):
+    if options.record is not None and isinstance(stdin, int):
         stdin = sys.stdin.buffer.read(LARGEST_INPUT + 1)
         if len(stdin) > LARGEST_INPUT:
             raise PolicyError(f"standard input is larger than the {LARGEST_INPUT >> 20} MiB that a record holds", hint="put it into a file")
-    record = request.value("--record")
-    return replace(work, seed=_seed(request.value("--seed")), stdin=stdin, record="" if record is None else os.path.abspath(record))
-
-
-def _seed(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) >= 1 << 64:
-        raise UsageError(f"--seed takes a whole number from 0 to 2**64 - 1, not {text!r}", hint="for example --seed 7")
-    return int(text)
+    return replace(work, seed=options.seed, stdin=stdin, record="" if options.record is None else os.path.abspath(options.record))

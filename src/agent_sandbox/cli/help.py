@@ -1,9 +1,15 @@
-"""Help, version, and shell completion, made from the tables that the command line is read with."""
+"""Help, version and shell completion, made from the grammar of the command line."""
 
 from __future__ import annotations
 
-from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS
-from agent_sandbox.cli.parser import Request, UsageError, describe
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
+from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.render.messages import Console
+from agent_sandbox.cli.results import VerbResult
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 _OPENING = """Run an agent's commands on an instant copy-on-write clone of this machine, look at what they changed, then decide.
 
@@ -19,59 +25,108 @@ usage: agent-sandbox [OPTION…] VERB …          options stand before or after
 verbs:"""
 
 
-def show_help(verb: str | None) -> int:
-    """Print help for a verb, or for the whole program."""
-    print(verb_help(verb) if verb else overview())
-    return 0
+@dataclass(frozen=True)
+class OptionHelp:
+    """An option: its spellings, the name of its value, and what it does."""
+
+    name: str
+    short: tuple[str, ...]
+    value: str | None
+    summary: str
 
 
-def overview() -> str:
-    """What the program is and which verbs there are."""
+@dataclass(frozen=True)
+class VerbHelp:
+    """A verb."""
+
+    name: str
+    usage: str
+    summary: str
+    details: str
+    options: tuple[OptionHelp, ...]
+
+
+@dataclass(frozen=True)
+class HelpResult(VerbResult):
+    """Help about one verb, or about all of them."""
+
+    kind = "help"
+
+    verb: str | None
+    verbs: tuple[VerbHelp, ...]
+    options: tuple[OptionHelp, ...]  # of every verb
+
+    def text(self, console: Console) -> None:
+        print(_verb_text(self.verbs[0], self.options) if self.verb is not None else _overview(self.verbs, self.options))
+
+
+@dataclass(frozen=True)
+class VersionResult(VerbResult):
+    """The version of this program."""
+
+    kind = "version"
+
+    version: str
+
+    def text(self, console: Console) -> None:
+        print(f"agent-sandbox {self.version}")
+
+
+@dataclass(frozen=True)
+class CompletionResult(VerbResult):
+    """A completion script for a shell."""
+
+    kind = "completion"
+
+    shell: Literal["bash", "zsh"]
+    script: str
+
+    def text(self, console: Console) -> None:
+        print(self.script, end="")
+
+
+def help_for(verb: str | None) -> HelpResult:
+    """Return help about a verb, or about all of them. Raises `UsageError` if there is no such verb."""
+    if verb is not None and verb not in VERBS:
+        raise UsageError(f"there is no verb {verb!r}", hint="see: agent-sandbox help")
+    if verb is not None and VERBS[verb].later:
+        raise UsageError(f"{verb!r} is not there yet: it arrives with {VERBS[verb].later}", hint="see: agent-sandbox help")
+    names = [verb] if verb is not None else [name for name in VERBS if not VERBS[name].later]
+    verbs = (VerbHelp(name, v.usage, v.summary, v.details, _options(v.options)) for name in names for v in (VERBS[name],))
+    return HelpResult(verb, tuple(verbs), _options(COMMON))
+
+
+def _options(names: tuple[str, ...]) -> tuple[OptionHelp, ...]:
+    options = (OPTIONS[name] for name in names)
+    return tuple(OptionHelp(option.name, option.short, option.value or None, option.help) for option in options)
+
+
+def _overview(verbs: tuple[VerbHelp, ...], options: tuple[OptionHelp, ...]) -> str:
     width = max(map(len, VERBS)) + 2
-    verbs = [f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items() if not verb.later]
-    return "\n".join([_OPENING, *verbs, "", "options of every verb:", *_options(COMMON), "", "more: agent-sandbox help VERB"])
+    lines = [f"  {verb.name:<{width}}{verb.summary}" for verb in verbs]
+    return "\n".join([_OPENING, *lines, "", "options of every verb:", *map(_line, options), "", "more: agent-sandbox help VERB"])
 
 
-def verb_help(name: str) -> str:
-    """What one verb does."""
-    verb = VERBS[name]
+def _verb_text(verb: VerbHelp, common: tuple[OptionHelp, ...]) -> str:
     lines = [f"usage: agent-sandbox {verb.usage}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}."]
     if verb.details:
         lines += ["", verb.details]
-    return "\n".join([*lines, "", "options:", *_options((*verb.options, *COMMON))])
+    return "\n".join([*lines, "", "options:", *map(_line, (*verb.options, *common))])
 
 
-def _options(names: tuple[str, ...]) -> list[str]:
-    return [f"  {describe(OPTIONS[name]):<26}{OPTIONS[name].help}" for name in names]
+def _line(option: OptionHelp) -> str:
+    spellings = f"{', '.join((*option.short, option.name))} {option.value or ''}".rstrip()
+    return f"  {spellings:<26}{option.summary}"
 
 
 def version() -> str:
-    """Which version this is."""
+    """Return the version of this program."""
     from importlib import metadata
 
     try:
         return metadata.version("entersandbox")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return "of this checkout, not installed"
-
-
-def help_or_version(request: Request) -> int:
-    """The verbs `help` and `version`."""
-    if request.verb == "version":
-        number = version()
-        if request.has("--json"):
-            from agent_sandbox.cli.render.json import print_document
-
-            print_document("version", {"version": number})
-        else:
-            print(f"agent-sandbox {number}")
-        return 0
-    name = request.words[0] if request.words else None
-    if name is not None and name not in VERBS:
-        raise UsageError(f"there is no verb {name!r}", hint="see: agent-sandbox help")
-    if name is not None and VERBS[name].later:
-        raise UsageError(f"{name!r} is not there yet: it arrives with {VERBS[name].later}", hint="see: agent-sandbox help")
-    return show_help(name)
 
 
 _BASH = """_agent_sandbox() {
@@ -92,17 +147,17 @@ autoload -U +X bashcompinit && bashcompinit
 """
 
 
-def completion(request: Request) -> int:
-    """The verb `completion`."""
-    shell = request.words[0]
-    if shell not in ("bash", "zsh"):
-        raise UsageError(f"there is no completion for {shell!r}", hint="there is one for bash and for zsh")
-    print((_ZSH if shell == "zsh" else "") + bash_script(), end="")
-    return 0
+def completion(shell: str) -> CompletionResult:
+    """Return the completion script for a shell. Raises `UsageError` for an unknown shell."""
+    if shell == "bash":
+        return CompletionResult("bash", _bash_script())
+    if shell == "zsh":
+        return CompletionResult("zsh", _ZSH + _bash_script())
+    raise UsageError(f"there is no completion for {shell!r}", hint="use bash or zsh")
 
 
-def bash_script() -> str:
-    """The script for bash; zsh reads it too."""
+def _bash_script() -> str:
+    """Return the script for bash, which zsh reads too."""
     verbs = {name: verb for name, verb in VERBS.items() if not verb.later}
     cases = []
     for name, verb in verbs.items():

@@ -1,6 +1,6 @@
-"""The program `agent-sandbox`: read the line, do the verb, and turn every failure into a sentence and an exit code.
+"""The program `agent-sandbox`: parse the line, do the verb, print its result, and turn every failure into a message and an exit code.
 
-Verbs are imported when they are asked for: `run` starts often and pays for nothing it does not use.
+Verbs are imported when they are needed: `run` starts often and pays for nothing it does not use.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.cli import options
 from agent_sandbox.cli.parser import Request, UsageError, parse
-from agent_sandbox.cli.render.messages import complain
+from agent_sandbox.cli.render.messages import Console, complain
+from agent_sandbox.cli.results import ErrorFacts, ErrorResult, RefusalFacts, VerbResult
 from agent_sandbox.errors import Conflicted, Denied, Drift, LaunchFailed, PolicyError, SandboxError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ REALITY_MOVED_ON, USAGE, APPROVAL, COULD_NOT_START, DENIED = 1, 2, 3, 125, 126
 
 
 def program() -> NoReturn:
-    """The program: `main`, and out at once. Every block has ended, every stream is flushed; taking the interpreter apart adds nothing."""
+    """Run `main` and exit at once. Every block has ended, every stream is flushed; taking the interpreter apart adds nothing."""
     os._exit(main())
 
 
@@ -29,103 +31,191 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     line = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _do(line)
+        code = _run(line)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone, as in `… | head`. Point the stream elsewhere, or Python complains when it flushes at exit.
+        # The reader of our output has gone, as in `… | head`. Point the stream elsewhere, or Python complains when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         return 141
     except OSError as error:
-        # Not expected here, and still no reason to show a traceback: standard output may be a full disk.
+        # Unexpected here, but no reason to show a traceback: standard output may be a full disk.
         complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "")
         return COULD_NOT_START
 
 
-def _do(line: list[str]) -> int:
-    request = None
+def _run(line: list[str]) -> int:
+    """Do what a line says, and print the result: as one document with --json, else as text."""
+    console = Console(shows="--json" not in line)
     try:
         request = parse(line)
-        if request.has("--capability"):
-            from agent_sandbox.cli.background import conceal  # before anything is forked
+        common = options.CommonOptions.read(request)
+        console = Console(common.quiet, not common.json, common.everything)
+        if common.capabilities:
+            from agent_sandbox.cli.caller import conceal  # before anything is forked
 
-            conceal(request.values("--capability"))
-        return _verb(request)
+            conceal(common.capabilities)
+        result = _help(request) if common.help else _result(request, console)
     except SandboxError as error:
-        code = _code_of(error)
-        message, hint = error.message, _hint(error)
-        if request.has("--json") if request else "--json" in line:
-            from agent_sandbox.cli.render.json import error_document
+        result = _failure(error)
+    if console.shows or not result.kind:
+        result.text(console)
+    elif not result.streamed:
+        from agent_sandbox.cli.render.json import print_document
 
-            error_document(error, code, hint)
-        else:
-            complain(message, hint)
-        return code
+        print_document(result)
+    return result.code
 
 
-def _verb(request: Request) -> int:
-    if request.has("--help"):
-        from agent_sandbox.cli.help import show_help
-
-        return show_help(None if request.verb == "help" else request.verb)
-    if sys.platform != "linux":
-        from agent_sandbox.cli.non_linux import verb_elsewhere
-
-        return verb_elsewhere(request)
-    match request.verb:
-        case "run":
-            from agent_sandbox.cli.commands.run import run as do
-        case "code":
-            from agent_sandbox.cli.commands.code import code as do
-        case "replay":
-            from agent_sandbox.cli.commands.replay import replay as do
-        case "sim" | "simulate":
-            from agent_sandbox.cli.commands.run import sim as do
-        case "carry-out":
-            from agent_sandbox.cli.commands.carry_out import carry_out as do
-        case "diff":
-            from agent_sandbox.cli.commands.diff import diff as do
-        case "status":
-            from agent_sandbox.cli.commands.status import status as do
-        case "promote" | "apply":
-            from agent_sandbox.cli.commands.promote import promote as do
-        case "undo":
-            from agent_sandbox.cli.commands.promote import undo as do
-        case "reset":
-            from agent_sandbox.cli.commands.status import reset as do
-        case "snapshot":
-            from agent_sandbox.cli.commands.snapshots import snapshot as do
-        case "rollback":
-            from agent_sandbox.cli.commands.snapshots import rollback as do
-        case "snapshots":
-            from agent_sandbox.cli.commands.snapshots import snapshots as do
-        case "log":
-            from agent_sandbox.cli.commands.log import log as do
-        case "approve":
-            from agent_sandbox.cli.commands.approve import approve as do
-        case "deny":
-            from agent_sandbox.cli.commands.approve import deny as do
-        case "grant":
-            from agent_sandbox.cli.commands.grant import grant as do
-        case "revoke":
-            from agent_sandbox.cli.commands.grant import revoke as do
-        case "capabilities":
-            from agent_sandbox.cli.commands.grant import capabilities as do
-        case "doctor":
-            from agent_sandbox.cli.commands.doctor import doctor as do
-        case "verify":
-            from agent_sandbox.cli.commands.verify import verify as do
-        case "policy":
-            from agent_sandbox.cli.commands.policy import policy as do
-        case "setup":
-            from agent_sandbox.cli.commands.setup import setup as do
+def _result(request: Request, console: Console) -> VerbResult:
+    """Do the verb."""
+    verb = request.verb
+    match verb:
+        case "help":
+            return _help(request)
         case "completion":
-            from agent_sandbox.cli.help import completion as do
+            from agent_sandbox.cli.help import completion
+
+            return completion(request.words[0])
+        case "version":
+            from agent_sandbox.cli.help import VersionResult, version
+
+            return VersionResult(version())
+    if sys.platform != "linux":
+        return _elsewhere(verb)
+    match verb:
+        case "run" | "sim" | "simulate":
+            from agent_sandbox.cli.commands.run import run
+
+            return run(options.CommandOptions.read(request), console)
+        case "code":
+            from agent_sandbox.cli.commands.code import code
+
+            return code(options.CodeOptions.read(request), console)
+        case "replay":
+            from agent_sandbox.cli.commands.replay import replay
+
+            return replay(options.ReplayOptions.read(request))
+        case "carry-out":
+            from agent_sandbox.cli.commands.sim import carry_out
+
+            return carry_out(options.CarryOutOptions.read(request), console)
+        case "diff":
+            from agent_sandbox.cli.commands.diff import diff
+
+            return diff(options.CommandOptions.read(request), console)
+        case "promote" | "apply":
+            from agent_sandbox.cli.commands.promote import promote
+
+            return promote(options.PromoteOptions.read(request), console)
+        case "undo":
+            from agent_sandbox.cli.commands.promote import undo
+
+            return undo(options.PromoteOptions.read(request), console)
+        case "status":
+            from agent_sandbox.cli.commands.status import status
+
+            return status(options.SandboxOptions.read(request))
+        case "reset":
+            from agent_sandbox.cli.commands.status import reset
+
+            return reset(options.SandboxOptions.read(request), console)
+        case "snapshot":
+            from agent_sandbox.cli.commands.snapshots import snapshot
+
+            return snapshot(options.SandboxOptions.read(request))
+        case "rollback":
+            from agent_sandbox.cli.commands.snapshots import rollback
+
+            return rollback(options.SandboxOptions.read(request))
+        case "snapshots":
+            from agent_sandbox.cli.commands.snapshots import snapshots
+
+            return snapshots(options.SandboxOptions.read(request))
+        case "log":
+            return _log(request)
+        case "approve" | "deny":
+            from agent_sandbox.cli.commands.approve import approve
+
+            return approve(options.ApproveOptions.read(request), console)
+        case "grant":
+            from agent_sandbox.cli.commands.grant import grant
+
+            return grant(options.GrantOptions.read(request))
+        case "revoke":
+            from agent_sandbox.cli.commands.grant import revoke
+
+            return revoke(options.RevokeOptions.read(request))
+        case "capabilities":
+            from agent_sandbox.cli.commands.grant import capabilities
+
+            return capabilities()
+        case "doctor":
+            from agent_sandbox.cli.commands.doctor import doctor
+
+            return doctor()
+        case "verify":
+            from agent_sandbox.cli.commands.verify import verify
+
+            return verify(options.VerifyOptions.read(request), console)
+        case "policy":
+            from agent_sandbox.cli.commands.policy import policy
+
+            return policy(options.PolicyVerbOptions.read(request), console)
         case _:
-            from agent_sandbox.cli.help import help_or_version as do
-    return do(request)
+            from agent_sandbox.cli.commands.setup import setup
+
+            return setup()
+
+
+def _help(request: Request) -> VerbResult:
+    """Return help about a verb; for `help` about the one it names, or all."""
+    from agent_sandbox.cli.help import help_for
+
+    return help_for(next(iter(request.words), None) if request.verb == "help" else request.verb)
+
+
+def _log(request: Request) -> VerbResult:
+    from agent_sandbox.cli.commands.log import log, log_checkpoint, log_verify
+
+    match request.words:
+        case ():
+            return log(options.LogOptions.read(request))
+        case ("verify", *_):
+            return log_verify(options.LogVerifyOptions.read(request))
+        case ("checkpoint",):
+            return log_checkpoint()
+        case _:
+            raise UsageError(f"log has no {request.words[0]!r}", hint="agent-sandbox log, log verify [FILE] or log checkpoint")
+
+
+def _elsewhere(verb: str) -> VerbResult:
+    """Do the verbs that do not need Linux. Raises `RuntimeUnavailable` for the others."""
+    from agent_sandbox.cli.non_linux import doctor_elsewhere, refuse_elsewhere, setup_elsewhere
+
+    match verb:
+        case "doctor":
+            return doctor_elsewhere()
+        case "setup":
+            return setup_elsewhere()
+        case _:
+            refuse_elsewhere(verb)
+
+
+def _failure(error: SandboxError) -> ErrorResult:
+    """Return an error as a result."""
+    facts = ErrorFacts(type(error).__name__, error.message, _hint(error))
+    if isinstance(error, Denied):
+        from agent_sandbox.policy.decide import granting, lifting
+
+        verdict, because = error.verdict, error.verdict.because
+        grant = granting(verdict.missing) if verdict.missing else None
+        elevate = lifting(verdict.program) if verdict.program else None
+        refusal = RefusalFacts(because.rule, because.why, because.remedy, verdict.missing or None, grant, elevate)
+        facts = ErrorFacts(facts.kind, facts.message, facts.hint, refusal)
+    return ErrorResult(facts, _code_of(error))
 
 
 def _code_of(error: SandboxError) -> int:
@@ -141,7 +231,7 @@ def _code_of(error: SandboxError) -> int:
 
 
 def _hint(error: SandboxError) -> str:
-    if isinstance(error, LaunchFailed):  # what is unavailable by itself says best what to do; a launch knows only where it failed
+    if isinstance(error, LaunchFailed):  # a launch knows only where it failed; the machine may show why
         from agent_sandbox.cli.remedies import remedy_here
 
         if remedy := remedy_here():

@@ -1,397 +1,593 @@
-"""The verbs and options of the command line, as data: what can be typed, what help says of it, and what is still to come.
+"""The options of each verb as typed values, read once from the parsed line.
 
-What a later version brings is listed too, so that it is refused by name instead of being misread or ignored.
+Only this module, the grammar and the parser know how options are spelled. Each `read` raises `UsageError` for options that do not go
+together, and `PolicyError` for values that cannot be understood. It loads nothing: `run` reads its options before its keeper is forked.
 """
 
 from __future__ import annotations
 
-from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.cli.parser import Request, UsageError
+from agent_sandbox.errors import PolicyError
 
-ANY = 1 << 30
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Form = Literal["unified", "side-by-side", "stat", "patch", "name-only", "json"]
+    Side = Literal["ours", "theirs", "markers"]
+    PolicyQuestion = Literal["explain", "lint", "schema", "test", "learn"]
+
+JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
+_FORMS: tuple[Form, ...] = ("json", "stat", "side-by-side", "patch", "name-only")
+_SIDES: tuple[Side, ...] = ("ours", "theirs", "markers")
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option. `value` is what its value is called in help; empty for a switch. `later` says what it arrives with."""
+class CommonOptions:
+    """Options that mean the same for every verb that has them."""
 
-    name: str
-    value: str = ""
-    help: str = ""
-    short: tuple[str, ...] = ()
-    later: str = ""
+    json: bool
+    quiet: bool
+    help: bool
+    everything: bool
+    capabilities: tuple[str, ...]
+
+    @classmethod
+    def read(cls, request: Request) -> CommonOptions:
+        everything, capabilities = request.has("--all"), request.values("--capability")
+        return cls(request.has("--json"), request.has("--quiet"), request.has("--help"), everything, capabilities)
 
 
 @dataclass(frozen=True)
-class Verb:
-    """One verb. `words` is how many it takes, at least and at most; `command` says that its words are a command with options of its own."""
+class PolicyOptions:
+    """Options that change the policy. `limits` are those that it changes, by the names of `policy.limits.Limits`."""
 
-    usage: str
-    summary: str
-    options: tuple[str, ...] = ()
-    words: tuple[int, int] = (0, 0)
-    command: bool = False
-    too_many: str = ""
-    details: str = ""
-    later: str = ""
+    limits: tuple[tuple[str, float | None], ...] = ()
+    allow: tuple[str, ...] | None = None  # programs; None for all
+    deny_commands: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    reveal: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # more policies, by name or path
+    system: bool = False
+    deterministic: bool = False
+
+    @classmethod
+    def read(cls, request: Request) -> PolicyOptions:
+        output = (("output_bytes", JSON_OUTPUT_BYTES),) if request.has("--json") else ()
+        return cls(
+            (*_limits(request), *output),
+            _names(request, "--allow") if request.has("--allow") else None,
+            _names(request, "--deny-command"),
+            request.values("--deny"),
+            request.values("--reveal"),
+            request.values("--policy"),
+            request.has("--system"),
+            request.has("--deterministic"),
+        )
 
 
-_OPTIONS = (
-    Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
-    Option("--json", help="one JSON document on standard output"),
-    Option("--quiet", help="no remarks of ours on standard error", short=("-q",)),
-    Option("--help", help="say what a verb does", short=("-h",)),
-    Option("--version", help="say which version this is"),
-    Option("--project", "DIR", "the project, instead of the nearest directory with .git or agent-sandbox.toml"),
-    Option("--throw-away", help="in a new sandbox that nothing is kept of", short=("--rm",)),
-    Option("--cwd", "DIR", "where to start, instead of the current directory"),
-    Option("--env", "NAME[=VALUE]", "give the program this variable; without a value, yours", short=("-e",)),
-    Option("--timeout", "TIME", "end it after this long: 30, 1.5, 5m, 1h"),
-    Option("--memory", "SIZE", "memory of all its processes together: 512M, 2G, none"),
-    Option("--disk", "SIZE", "how much it may write: 512M, 2G, none"),
-    Option("--processes", "N", "how many processes and threads it may have"),
-    Option("--deny", "PATH", "hide this path, or what matches this pattern"),
-    Option("--reveal", "PATH", "show this path although it is one of the secrets that are hidden"),
-    Option("--system", help="run: capabilities for package managers inside (as root only); promote: outside the project, too"),
-    Option("--watch-reads", help="keep which files of the project it opens, for status to tell what of that moved on (as root only)"),
-    Option("--observe", help="write the files, programs, names and addresses that it tries to the log, allowed and denied; slower"),
-    Option("--explain", help="print where the program would run and what it would see there, one line for each step, and stop"),
-    Option("--wait", help="wait while another run has the sandbox (this is what happens anyway)"),
-    Option("--no-wait", help="fail at once when another run has the sandbox"),
-    Option("--runtime", "NAME", "the kind of isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that does)"),
-    Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
-    Option("--all", help="caches and what changed elsewhere on the machine in full, too"),
-    Option("--stat", help="only how many lines of each file"),
-    Option("--side-by-side", help="in two columns, as wide as the terminal", short=("-s",)),
-    Option("--patch", help="what `git apply` takes: the project's changes, relative to it"),
-    Option("--raw", help="print a patch although standard output is a terminal, which may act on what is in it"),
-    Option("--name-only", help="only the names"),
-    Option("--only", "GLOB", "only what this pattern covers: 'src/*.py', docs, /etc/*; may be given more than once"),
-    Option("--no-pager", help="do not send long output through $AGENT_SANDBOX_PAGER, $PAGER or less"),
-    Option("--yes", help="do not ask", short=("-y",)),
-    Option("--skip", "GLOB", "leave out what this pattern covers; may be given more than once"),
-    Option("--merge", help="where reality has moved on, bring both sides together"),
-    Option("--force", help="where reality has moved on, take the sandbox's side"),
-    Option("--resolve", "SIDE", "what to do about conflicts of a merge: ours (the sandbox), theirs (reality) or markers"),
-    Option("--approve", "KINDS", "agree to these protected kinds of changes, separated by commas"),
-    Option("--dry-run", help="show what would be done, and stop"),
-    Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
-    Option("--until", "TIME", "only entries before then"),
-    Option("--denied", help="only what was refused"),
-    Option("--category", "NAME", "only process, code, promotion, file, network, capability, approval, outcome or ledger"),
-    Option("--level", "NAME", "only debug, info, warning, error or critical, and what is graver"),
-    Option("--sandbox", "ID", "this sandbox, by its name in the log; granting: instead of the project's"),
-    Option("--grep", "WORDS", "only entries with these words"),
-    Option("--limit", "N", "the newest N entries (100), or none for all"),
-    Option("--follow", help="go on with each new entry", short=("-f",)),
-    Option("--format", "FORM", "for other programs: jsonl, csv or ocsf; all entries"),
-    Option("--keys", "DIR", "where the key and the anchor of a copied ledger are"),
-    Option("--checkpoint", "FILE", "a signed checkpoint to compare with; may be given more than once"),
-    Option("--public-key", "HEX", "the key that checkpoints must be signed with"),
-    Option("--for-run", help="yes also to the same question again in that run"),
-    Option("--refuse", help="no"),
-    Option("--capability", "TOKEN", "what `grant` printed: allows what it covers without asking (also in AGENT_SANDBOX_CAPABILITY)"),
-    Option("--for", "TIME", "for this long: 90, 10m, 1h"),
-    Option("--times", "N", "only so often"),
-    Option("--elevate", help="lift rules of the policy: what --allow, --reveal, --timeout, --memory, --disk and --processes say"),
-    Option("--code", "DIGITS", "the second factor, where the question needs one"),
-    Option("--enroll", help="make a second factor, once, and print what an authenticator reads"),
-    Option("--of", "USER", "the questions of this user (as root only)"),
-    Option("--watch", help="wait for questions and ask about each as it comes"),
-    Option("--simulate", help="keep nothing; show what it would do, and how much to mind it (as `sim COMMAND` does)"),
-    Option("--files-only", help="carry over what a plan changed although it reaches beyond files, too, and that is not done"),
-    Option("--add", help="print the project's policy file, widened by what was learnt"),
-    Option("--diff", help="keep nothing; show on standard output what it would change (as `diff COMMAND` does)"),
-    Option("--allow", "PROGRAMS", "let only these programs be started: git,curl,python*"),
-    Option("--deny-command", "PROGRAMS", "let these programs not be started, whatever is allowed"),
-    Option("--policy", "NAME|FILE", "hold it to this policy as well: high, medium, low, another preset, or a file"),
-    Option("--network", later="the egress"),
-    Option("--allow-network", later="the egress"),
-    Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only code"),
-    Option("--seed", "N", "what the randomness of a deterministic run begins with; 0 without it"),
-    Option("--fuel", "N", "how many instructions code inside WebAssembly may execute"),
-    Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
+@dataclass(frozen=True)
+class ShowOptions:
+    """Which changes are shown, and how."""
+
+    form: Form = "unified"
+    everything: bool = False
+    only: tuple[str, ...] = ()
+    pager: bool = False
+    raw: bool = False
+
+    @classmethod
+    def read(cls, request: Request) -> ShowOptions:
+        forms = [form for form in _FORMS if request.has(f"--{form}")]
+        if len(forms) > 1:
+            raise UsageError(f"--{forms[0]} and --{forms[1]} do not go together", hint="choose one")
+        form = forms[0] if forms else "unified"
+        if request.has("--raw") and form != "patch":
+            raise UsageError("--raw goes with --patch", hint="see: agent-sandbox help diff")
+        pager = not request.has("--no-pager") and form not in ("json", "patch")
+        return cls(form, request.has("--all"), _patterns(request, "--only"), pager, request.has("--raw"))
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """Options of `run`, `code`, `sim` and `diff`. `collect` keeps the output for the result instead of passing it on."""
+
+    command: tuple[str, ...] = ()
+    project: str | None = None
+    policy: PolicyOptions = PolicyOptions()
+    cwd: str | None = None
+    env: tuple[str, ...] = ()
+    runtime: str | None = None
+    throw_away: bool = False
+    wait: bool = True
+    explain: bool = False
+    observe: bool = False
+    watch_reads: bool = False
+    seed: int = 0
+    record: str | None = None
+    capabilities: tuple[str, ...] = ()
+    collect: bool = False
+    simulate: bool = False
+    diff: bool = False
+    show: ShowOptions = ShowOptions()
+
+    @classmethod
+    def read(cls, request: Request) -> CommandOptions:
+        policy = PolicyOptions.read(request)
+        for option in ("--seed", "--record"):
+            if request.has(option) and not policy.deterministic:
+                raise UsageError(f"{option} is for deterministic runs", hint="add --deterministic")
+        if request.has("--record") and not request.has("--throw-away"):
+            raise UsageError("--record goes with --throw-away: a record does not hold what is in the sandbox", hint="add --throw-away")
+        simulate = request.verb in ("sim", "simulate") or request.has("--simulate")
+        diff = request.has("--diff") or (request.verb == "diff" and bool(request.words))
+        for option in ("--diff", "--watch-reads", "--record") if simulate else ():
+            if request.has(option):
+                raise UsageError(f"{option} does not go with a simulation", hint="its plan shows the changes, and nothing else is kept")
+        return cls(
+            _command(request),
+            request.value("--project"),
+            policy,
+            request.value("--cwd"),
+            request.values("--env"),
+            request.value("--runtime"),
+            request.has("--throw-away") or (request.verb == "diff" and diff),
+            not request.has("--no-wait"),
+            request.has("--explain"),
+            request.has("--observe"),
+            request.has("--watch-reads"),
+            _seed(request.value("--seed")),
+            request.value("--record"),
+            request.values("--capability"),
+            request.has("--json"),
+            simulate,
+            diff,
+            ShowOptions.read(request) if simulate or diff or request.verb == "diff" else ShowOptions(),
+        )
+
+    @property
+    def isolation(self) -> str:
+        """The wanted runtime. Determinism and fuel are for code inside WebAssembly."""
+        return self.runtime or ("auto" if self.policy.deterministic or self._has_fuel else "process")
+
+    @property
+    def terminal(self) -> bool:
+        """Whether its program may have a terminal: inside WebAssembly none has."""
+        return not (self.policy.deterministic or self._has_fuel or self.runtime == "wasm")
+
+    @property
+    def _has_fuel(self) -> bool:
+        return any(name == "fuel" for name, _ in self.policy.limits)
+
+
+@dataclass(frozen=True)
+class CodeOptions:
+    """Options of `code`."""
+
+    run: CommandOptions
+    file: str
+    arguments: tuple[str, ...]
+    language: str | None
+
+    @classmethod
+    def read(cls, request: Request) -> CodeOptions:
+        file, *arguments = request.words
+        if arguments and not request.separated:
+            raise UsageError(f"too many arguments: {arguments[0]!r}", hint="arguments for the code follow --")
+        return cls(CommandOptions.read(request), file, tuple(arguments), request.value("--language"))
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Options of `replay`."""
+
+    record: str
+    project: str | None
+    env: tuple[str, ...]
+    cwd: str | None
+    limits: tuple[tuple[str, float | None], ...]
+
+    @classmethod
+    def read(cls, request: Request) -> ReplayOptions:
+        return cls(request.words[0], request.value("--project"), request.values("--env"), request.value("--cwd"), _limits(request))
+
+
+@dataclass(frozen=True)
+class SandboxOptions:
+    """Options of the verbs about the project's sandbox as a whole. `names` are snapshots."""
+
+    project: str | None = None
+    policy: PolicyOptions = PolicyOptions()
+    yes: bool = False
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, request: Request) -> SandboxOptions:
+        names = (*request.words, *request.values("--forget"))
+        return cls(request.value("--project"), PolicyOptions.read(request), request.has("--yes"), names)
+
+
+@dataclass(frozen=True)
+class PromoteOptions:
+    """Options of `promote` and `undo`."""
+
+    project: str | None = None
+    policy: PolicyOptions = PolicyOptions()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    yes: bool = False
+    drift: Literal["refuse", "merge", "force"] = "refuse"
+    resolve: Side | None = None
+    approved: frozenset[str] = frozenset()
+    dry_run: bool = False
+    capabilities: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, request: Request) -> PromoteOptions:
+        if request.has("--merge") and request.has("--force"):
+            raise UsageError("--merge and --force do not go together", hint="--merge keeps both sides, --force the sandbox's side")
+        answer = request.value("--resolve")
+        resolve = next((side for side in _SIDES if side == answer), None)
+        if answer is not None and (resolve is None or not request.has("--merge")):
+            hint = "ours is the sandbox, theirs is reality"
+            raise UsageError("--resolve takes ours, theirs or markers, and goes with --merge", hint=hint)
+        return cls(
+            request.value("--project"),
+            PolicyOptions.read(request),
+            _patterns(request, "--only"),
+            request.values("--skip"),
+            request.has("--yes"),
+            "merge" if request.has("--merge") else "force" if request.has("--force") else "refuse",
+            resolve,
+            _approved(request),
+            request.has("--dry-run"),
+            request.values("--capability"),
+        )
+
+
+@dataclass(frozen=True)
+class CarryOutOptions:
+    """Options of `carry-out`. Without a digest it lists the plans."""
+
+    digest: str | None = None
+    project: str | None = None
+    yes: bool = False
+    approved: frozenset[str] = frozenset()
+    system: bool = False
+    files_only: bool = False
+    capabilities: tuple[str, ...] = ()
+    show: ShowOptions = ShowOptions()
+
+    @classmethod
+    def read(cls, request: Request) -> CarryOutOptions:
+        return cls(
+            request.words[0] if request.words else None,
+            request.value("--project"),
+            request.has("--yes"),
+            _approved(request),
+            request.has("--system"),
+            request.has("--files-only"),
+            request.values("--capability"),
+            ShowOptions.read(request),
+        )
+
+
+@dataclass(frozen=True)
+class PolicyVerbOptions:
+    """Options of `policy`: what is asked, about which command, and for `learn` how its commands run."""
+
+    question: PolicyQuestion
+    commands: tuple[tuple[str, ...], ...] = ()
+    run: CommandOptions = CommandOptions()
+    add: bool = False
+
+    @classmethod
+    def read(cls, request: Request) -> PolicyVerbOptions:
+        what, *rest = request.words
+        if what != "learn" or not rest:
+            wrong = next((option for option in ("--add", "--cwd", "--env", "--timeout") if request.has(option)), None)
+            if wrong is not None:
+                raise UsageError(f"{wrong} goes with policy learn", hint="see: agent-sandbox help policy")
+        run = CommandOptions.read(request)
+        match what:
+            case "explain" | "lint" | "schema" if not rest:
+                return cls(what, (), run)
+            case "test" if len(rest) == 1:
+                return cls("test", (("bash", "-c", rest[0]),), run)
+            case "learn" if rest:
+                commands = (tuple(rest),) if request.separated else tuple(("bash", "-c", line) for line in rest)
+                return cls("learn", commands, run, request.has("--add"))
+            case _:
+                question = " ".join(request.words)
+                raise UsageError(
+                    f"policy takes explain, lint, schema, test COMMAND or learn COMMAND…, not {question!r}",
+                    hint="see: agent-sandbox help policy",
+                )
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Options of `log`. `limit` is the number of newest entries, None for all. `collect` keeps them for the result."""
+
+    since: float | None = None
+    until: float | None = None
+    category: str = ""
+    level: str = ""
+    sandbox: str = ""
+    denied: bool = False
+    words: str = ""
+    limit: int | None = None
+    form: str | None = None
+    follow: bool = False
+    pager: bool = False
+    collect: bool = False
+
+    @classmethod
+    def read(cls, request: Request) -> LogOptions:
+        from agent_sandbox.ledger.export import FORMS
+        from agent_sandbox.ledger.summary import LEVELS
+
+        level, form = request.value("--level") or "", request.value("--format")
+        if level and level not in LEVELS:
+            raise UsageError(f"--level takes {', '.join(LEVELS)}, not {level!r}", hint="entries of that level and above are shown")
+        if form is not None and form not in FORMS:
+            raise UsageError(f"--format takes {', '.join(FORMS)}, not {form!r}", hint="without it, lines for people are printed")
+        if request.has("--follow") and request.has("--json"):
+            raise UsageError("--follow has no end, and --json is one document", hint="use --format jsonl")
+        return cls(
+            _moment("--since", request.value("--since")),
+            _moment("--until", request.value("--until")),
+            request.value("--category") or "",
+            level,
+            request.value("--sandbox") or "",
+            request.has("--denied"),
+            request.value("--grep") or "",
+            read_count("--limit", request.value("--limit") or ("none" if form else "100")),
+            form,
+            request.has("--follow"),
+            form is None and not request.has("--no-pager"),
+            request.has("--json"),
+        )
+
+
+@dataclass(frozen=True)
+class LogVerifyOptions:
+    """Options of `log verify`. Without a file it is about this user's ledger."""
+
+    file: str | None = None
+    keys: str | None = None
+    checkpoints: tuple[str, ...] = ()
+    public_key: str | None = None
+
+    @classmethod
+    def read(cls, request: Request) -> LogVerifyOptions:
+        file = request.words[1] if len(request.words) > 1 else None
+        return cls(file, request.value("--keys"), request.values("--checkpoint"), request.value("--public-key"))
+
+
+@dataclass(frozen=True)
+class ApproveOptions:
+    """Options of `approve` and `deny`. `allow` is the answer on the line, None to ask for it."""
+
+    digest: str | None = None
+    allow: bool | None = None
+    for_run: bool = False
+    seconds: float | None = None
+    code: str | None = None
+    of: str | None = None
+    enroll: bool = False
+    watch: bool = False
+
+    @classmethod
+    def read(cls, request: Request) -> ApproveOptions:
+        digest, refuse = request.words[0] if request.words else None, request.verb == "deny" or request.has("--refuse")
+        if request.has("--yes") and refuse:
+            raise UsageError("--yes and --refuse do not go together", hint="give one of them")
+        if request.has("--yes") and len(digest or "") != 64:
+            raise UsageError("--yes needs the whole digest", hint="see it with: agent-sandbox approve")
+        if refuse and digest is None:  # some letters will do: after a wrong refusal the question is asked again
+            raise UsageError("--refuse needs a digest", hint="see it with: agent-sandbox approve")
+        text = request.value("--timeout")
+        seconds = None if text is None else read_seconds("--timeout", text)
+        if text is not None and seconds is None:
+            raise UsageError("--timeout needs a time: an approval for a run expires", hint="--timeout 10m")
+        return cls(
+            digest,
+            False if refuse else True if request.has("--yes") else None,
+            request.has("--for-run"),
+            seconds,
+            request.value("--code"),
+            request.value("--of"),
+            request.has("--enroll"),
+            request.has("--watch"),
+        )
+
+
+@dataclass(frozen=True)
+class ElevationOptions:
+    """The rules that `grant --elevate` relaxes."""
+
+    programs: tuple[str, ...] = ()
+    limits: tuple[tuple[str, float], ...] = ()
+    paths: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, request: Request) -> ElevationOptions:
+        limits: list[tuple[str, float]] = []
+        for name, value in _limits(request):
+            if value is None:
+                raise PolicyError("an elevation cannot remove a limit altogether", hint="give a value instead of none")
+            limits.append((name, value))
+        return cls(_names(request, "--allow"), tuple(limits), request.values("--reveal"))
+
+
+@dataclass(frozen=True)
+class GrantOptions:
+    """Options of `grant`: patterns for a capability token, or an elevation."""
+
+    seconds: float
+    patterns: tuple[str, ...] = ()
+    elevation: ElevationOptions | None = None
+    times: int | None = None
+    sandbox: str | None = None
+    project: str | None = None
+    code: str | None = None
+
+    @classmethod
+    def read(cls, request: Request) -> GrantOptions:
+        elevate, text, times = request.has("--elevate"), request.value("--for"), request.value("--times")
+        for option in ("--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes") if not elevate else ():
+            if request.has(option):
+                raise UsageError(f"{option} relaxes a rule and goes with --elevate", hint="add --elevate")
+        if elevate and (request.words or times is not None):
+            raise UsageError("--elevate takes no pattern and no --times", hint="grant --elevate --allow curl --for 10m")
+        if not elevate and not request.words:
+            raise UsageError("a pattern is missing", hint='agent-sandbox grant "run git push **" --for 10m')
+        seconds = None if text is None else read_seconds("--for", text)
+        if seconds is None:
+            raise UsageError("--for TIME is required", hint="--for 10m")
+        return cls(
+            seconds,
+            request.words,
+            ElevationOptions.read(request) if elevate else None,
+            None if times is None else read_count("--times", times),
+            request.value("--sandbox"),
+            request.value("--project"),
+            request.value("--code"),
+        )
+
+
+@dataclass(frozen=True)
+class RevokeOptions:
+    """Options of `revoke`."""
+
+    names: tuple[str, ...] = ()
+    everything: bool = False
+
+    @classmethod
+    def read(cls, request: Request) -> RevokeOptions:
+        if bool(request.words) == request.has("--all"):
+            raise UsageError("revoke takes names, or --all", hint="see: agent-sandbox capabilities")
+        return cls(request.words, request.has("--all"))
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Options of `verify`."""
+
+    project: str | None = None
+    policy: PolicyOptions = PolicyOptions()
+    env: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, request: Request) -> VerifyOptions:
+        if request.value("--runtime") not in (None, "process"):
+            raise UsageError(f"verify cannot test --runtime {request.value('--runtime')} yet", hint="leave out --runtime")
+        return cls(request.value("--project"), PolicyOptions.read(request), request.values("--env"))
+
+
+def _command(request: Request) -> tuple[str, ...]:
+    """Return the words as a command: a single word is a line for bash."""
+    if request.verb in ("code", "policy"):
+        return ()
+    return request.words if request.separated or len(request.words) != 1 else ("bash", "-c", request.words[0])
+
+
+def _names(request: Request, option: str) -> tuple[str, ...]:
+    """Return the names in an option that takes several: with commas, with blanks, or given more than once."""
+    return tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
+
+
+def _patterns(request: Request, option: str) -> tuple[str, ...]:
+    if any(not text for text in request.values(option)):
+        raise PolicyError(f"{option} is empty", hint="name a file, a directory or a pattern such as 'src/*.py'")
+    return request.values(option)
+
+
+def _approved(request: Request) -> frozenset[str]:
+    return frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
+
+
+def _seed(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) >= 1 << 64:
+        raise UsageError(f"--seed takes a whole number from 0 to 2**64 - 1, not {text!r}", hint="for example --seed 7")
+    return int(text)
+
+
+def _moment(option: str, text: str | None) -> float | None:
+    """Read a moment: `2026-11-16`, `2026-11-16T06:30`, or how long ago: `90s`, `30m`, `2h`, `7d`."""
+    import time
+    from datetime import datetime
+
+    if text is None:
+        return None
+    if text[:4].isdigit() and "-" in text:
+        try:
+            return datetime.fromisoformat(text).timestamp()
+        except ValueError:
+            raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
+    days = text.removesuffix("d")
+    if days != text and days.isascii() and days.isdigit():
+        return time.time() - int(days) * 86400
+    ago = read_seconds(option, text)
+    return None if ago is None else time.time() - ago
+
+
+_SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600}
+_NONE = "none"
+
+
+def read_size(option: str, text: str) -> int | None:
+    """Read bytes: `512M`, `2GiB` or `1000`; None for `none`. Raises `PolicyError`, as the next two do."""
+    lowered = text.strip().lower()
+    if lowered == _NONE:
+        return None
+    body = lowered.removesuffix("ib") if lowered.endswith("ib") else lowered
+    body = body.removesuffix("b") if body[-2:-1] in ("k", "m", "g", "t") else body
+    return int(_scaled(option, text, body, _SIZES, "a size such as 512M, 2G or none"))
+
+
+def read_seconds(option: str, text: str) -> float | None:
+    """Read seconds: `30`, `1.5`, `5m` or `1h`; None for `none`."""
+    lowered = text.strip().lower()
+    return None if lowered == _NONE else _scaled(option, text, lowered, _TIMES, "a time such as 30, 5m, 1h or none")
+
+
+def read_count(option: str, text: str) -> int | None:
+    """Read a whole number; None for `none`."""
+    lowered = text.strip().lower()
+    if lowered == _NONE:
+        return None
+    if not (lowered.isascii() and lowered.isdigit()) or len(lowered) > 18 or int(lowered) == 0:
+        raise PolicyError(f"{option} takes a whole number above 0, not {text!r}", hint=f"for example {option} 64, or {option} none")
+    return int(lowered)
+
+
+def _scaled(option: str, text: str, body: str, units: dict[str, int], example: str) -> float:
+    number, unit = (body[:-1], body[-1]) if body and body[-1].isalpha() else (body, "")
+    try:
+        value = float(number) if number.isascii() and number.strip("-+.0123456789") == "" else None
+    except ValueError:
+        value = None
+    if value is None or unit not in units:
+        raise PolicyError(f"{option} takes {example}, not {text!r}", hint=f"write {option} {example.split(' such as ')[1].split(',')[0]}")
+    if not 0 < value * units[unit] <= 1 << 60 or (units is _SIZES and value * units[unit] < 1):
+        raise PolicyError(f"{option} must be above 0 and within reason, not {text!r}", hint=f"{option} takes {example}")
+    return value * units[unit]
+
+
+_LIMITS = (
+    ("--timeout", "wall_seconds", read_seconds),
+    ("--memory", "memory_bytes", read_size),
+    ("--disk", "disk_bytes", read_size),
+    ("--processes", "processes", read_count),
+    ("--fuel", "fuel", read_count),
 )
-OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
-COMMON = ("--json", "--quiet", "--help", "--project")
 
-_RUNNING = (
-    *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--allow", "--deny-command", "--capability", "--policy"),
-    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--observe", "--deterministic", "--seed", "--fuel", "--record"),
-)
-_SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
-VERBS = {
-    "run": Verb(
-        'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
-        "run a command on a copy-on-write clone of this machine",
-        (*_RUNNING, "--diff", "--simulate"),
-        (1, ANY),
-        command=True,
-        details="""A single word is given to bash; several, or what follows --, are a program and its arguments. What the command
-writes is kept in the sandbox of the project, on top of what earlier runs wrote there; the machine itself is
-never written. There is no network.
-
-  agent-sandbox run "make test"
-  agent-sandbox run --timeout 5m --memory 2G -- npm test
-  agent-sandbox run --throw-away "rm -rf node_modules && ls"
-
-It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
-127 not found, 128+n ended by signal n, 137 out of memory.""",
-    ),
-    "code": Verb(
-        "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
-        "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
-        (*_RUNNING, "--diff", "--simulate", "--language"),
-        (1, ANY),
-        too_many="arguments for the code follow --",
-        details="""The language is taken from --language, from the name of the file, or from its first line. A - reads the code from
-standard input.
-
-  agent-sandbox code analyse.py -- --fast data.csv
-  agent-sandbox code --runtime auto --throw-away analyse.py
-  echo 'print(6 * 7)' | agent-sandbox code - --language python""",
-    ),
-    "replay": Verb(
-        "replay RECORD [--env NAME[=VALUE]] [--timeout TIME]",
-        "run a recorded run again, and say where it departs from its record",
-        ("--env", "--timeout", "--cwd"),
-        (1, 1),
-        details="""It exits with 0 when both runs were the same: output, changes, exit and fuel; with 1 when they were not, having said
-where; with 125 when it cannot be run again here: another engine, other rules about files, a variable that is missing.
-What it prints is not shown. A record holds code from whoever made it: it runs in a throw-away sandbox, and is granted
-nothing by its record.
-
-  agent-sandbox code --deterministic --throw-away --record /var/tmp/run.json analyse.py
-  agent-sandbox replay /var/tmp/run.json""",
-    ),
-    "diff": Verb(
-        'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
-        "show what the sandbox would change, or what a command would",
-        (
-            *_SHOWING,
-            *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
-            *("--allow", "--deny-command", "--policy"),
-        ),
-        (0, ANY),
-        command=True,
-        details="""First the project, as a unified diff; then a list of what changed elsewhere. Caches are folded into one line.
-Characters that cannot be seen are shown escaped, and lines that go away are never left out.
-
-  agent-sandbox diff --only 'src/*.py' --side-by-side
-  agent-sandbox diff --patch | git apply
-  agent-sandbox diff "make format"
-
-With a command, it runs on a throw-away clone of the machine and nothing of it is kept. What it prints goes to standard
-error, the diff to standard output, and it exits as the command does.""",
-    ),
-    "sim": Verb(
-        'sim [OPTION…] "COMMAND" | sim [OPTION…] -- PROGRAM [ARGUMENT…]',
-        "run a command on a throw-away clone, and show what it would do",
-        (*_RUNNING, "--all", "--stat", "--side-by-side", "--no-pager"),
-        (1, ANY),
-        command=True,
-        details="""It prints an effect plan: which files would change and how, which programs it starts, what it asks of the network,
-which secrets it comes near, how it ends, and for each of these how much to mind it. The clone is the machine as the
-project's sandbox sees it, with what waits there (not with --throw-away). Neither is changed.
-
-  agent-sandbox sim "make clean"
-  agent-sandbox --simulate run "git commit -m 'fix: bug'"
-
-What the command prints goes to standard error, the plan to standard output, and it exits as the command does. The plan is
-kept for an hour, for carry-out to do exactly what it says.""",
-    ),
-    "carry-out": Verb(
-        "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--files-only]]",
-        "do what a plan of sim says, exactly",
-        ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
-        (0, 1),
-        details="""Without a digest it lists the plans there are; with the first letters of one, it shows that once more and asks. The files
-become what the plan says, byte for byte, all of them or none; `undo` takes that back. It is refused when anything of it
-has changed since: the plan, the policy, what waits in the sandbox, or a file of the project that it changes or read. A
-plan is good for once.
-
-Kinds of files that run by themselves need a yes of their own, as for promote. What a plan asked of the network cannot be
-done by this version: such a plan is refused, unless --files-only says that its files are wanted without that.
-
-  agent-sandbox carry-out 3f9a1c0b2d4e --yes
-  agent-sandbox carry-out 3f9a --approve git-history
-
-It exits with 1 when reality has moved on, with 3 when nobody said yes; nothing was changed then.""",
-    ),
-    "status": Verb(
-        "status [--all]",
-        "say what the current sandbox is, what waits in it, and what has moved on in reality since",
-        ("--all",),
-    ),
-    "promote": Verb(
-        "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
-        "carry what the sandbox changed over to the project, all of it or nothing (also: apply)",
-        ("--only", "--skip", "--yes", "--system", "--merge", "--force", "--resolve", "--approve", "--dry-run", "--capability"),
-        details="""It shows what would be carried over and asks. What has changed in reality since the sandbox first touched it
-is refused, unless --merge or --force says what to do. Kinds of files that run by themselves or are trusted without
-a look (git hooks, CI workflows, shell start-up files, …) need a yes of their own: --yes does not cover them.
-
-  agent-sandbox promote --only 'src/*' --yes
-  agent-sandbox promote --merge --resolve markers
-  agent-sandbox promote --approve git-history,ci
-
-It is done as a whole or not at all: after a crash, the next verb in this project takes it back or finishes it.
-It exits with 1 when reality has moved on or a conflict is open, with 3 when nobody said yes; nothing was changed then.""",
-    ),
-    "undo": Verb(
-        "undo [--yes]",
-        "take the last promotion back",
-        ("--yes", "--capability"),
-        details="""Everything it changed is as it was before, and waits in the sandbox again if nothing has run there since.
-It is refused when one of these files has changed since.""",
-    ),
-    "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
-    "snapshot": Verb(
-        "snapshot [LABEL]",
-        "keep what the sandbox is now, to go back to",
-        words=(0, 1),
-        details="""It has a number and, if you like, a label. As root it costs the same however much has changed; otherwise what has
-changed is copied. While a run goes on there is no snapshot.""",
-    ),
-    "rollback": Verb(
-        "rollback [SNAPSHOT]",
-        "make the sandbox what it was at a snapshot",
-        words=(0, 1),
-        details="""By number or label; without one, to the last. What the sandbox is now is kept as a snapshot too, if something ran since
-the last, so going back loses nothing. The machine itself is not touched.""",
-    ),
-    "snapshots": Verb(
-        "snapshots [--forget SNAPSHOT]",
-        "list the snapshots as a tree, or forget one",
-        ("--forget",),
-        details="Forgetting one frees what only it needed. What the sandbox is now, and other snapshots, stay as they are.",
-    ),
-    "policy": Verb(
-        'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
-        "say what the policy files mean here, what is odd about them, what they would say to a command, or what it would need",
-        ("--policy", "--add", "--cwd", "--env", "--timeout"),
-        (1, ANY),
-        too_many="put the command in quotes",
-        details="""Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project
-agent-sandbox.toml, or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before
-it left; an option on the command line counts more than the last two, and never more than the first.
-
-  agent-sandbox policy explain
-  agent-sandbox policy test "git push --force"
-  agent-sandbox policy explain --policy low
-
---policy holds everything to one more policy, by the name of a preset or in a file, which can only take away, too.
-test runs nothing: it says what the command would start and do, and exits with 126 when it would be denied, and with 3
-when somebody would be asked.
-lint exits with 1 when there is something to remark on. schema prints a JSON Schema of these files.
-
-  agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
-
-learn runs commands, without input, each on a throw-away clone and under the system's file alone, watches them, and prints
-the smallest policy that would have allowed what happened: each line says what asked for it. Then it runs them again under
-that policy, and says whether they end the same way. What they print goes to standard error. With --add the project's own
-file is widened by as much as that takes, and printed: into another file, because a shell empties that one first. It exits
-as the commands do, and with 1 when they end differently.""",
-    ),
-    "log": Verb(
-        "log [OPTION…] | log verify [FILE] | log checkpoint",
-        "show what happened, export it, and check that the record of it is unchanged and whole",
-        (
-            *("--since", "--until", "--denied", "--category", "--level", "--sandbox", "--grep", "--limit", "--follow", "--format"),
-            *("--no-pager", "--keys", "--checkpoint", "--public-key"),
-        ),
-        (0, 2),
-        details="""Every action is recorded before it is done, and how it ended after.
-
-  agent-sandbox log --denied --since 2h
-  agent-sandbox log --follow --format ocsf
-  agent-sandbox log verify
-  agent-sandbox log checkpoint > elsewhere/checkpoint
-  agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
-
-`log verify` says two things apart: whether what is here was changed, and whether all of it is here. The second needs
-something from elsewhere: the anchor in the directory of the ledger's key, or a checkpoint that was kept. It exits with 1
-when either does not hold. `log checkpoint` signs the last entry, and needs the extra `sign`.""",
-    ),
-    "approve": Verb(
-        "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch] [--code DIGITS]",
-        "show what waits for somebody's yes, and answer it",
-        ("--for-run", "--timeout", "--refuse", "--watch", "--yes", "--code", "--enroll", "--of"),
-        (0, 1),
-        details="""Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first
-letters, about that one. An answer is to exactly what is shown: if anything of it changes, it is none. Yes is good
-for once; with --for-run also for the same question again in that run, for an hour or as --timeout says.
-
-  agent-sandbox approve
-  agent-sandbox approve 3f9a --for-run --timeout 10m
-  agent-sandbox approve --watch
-
-Without a terminal, --yes with the whole digest or --refuse with some letters of it is needed. Nobody answering is a
-refusal. It exits with 3 when nothing was answered.""",
-    ),
-    "deny": Verb(
-        "deny DIGEST", "say no to what waits for somebody's yes", ("--of",), (1, 1), details="The same as approve DIGEST --refuse."
-    ),
-    "grant": Verb(
-        'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
-        "permit the project's sandbox what the policy would ask about, or lift a rule of it, for a while",
-        ("--for", "--times", "--sandbox", "--code", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
-        (0, ANY),
-        too_many="put each pattern in quotes",
-        details="""A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that
-begins so, and ** in last place any number of words. What the policy denies stays denied.
-
-  agent-sandbox grant "run git push **" --for 10m --times 3
-  agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
-  agent-sandbox run --capability "$TOKEN" "git push origin main"
-
-The token is a secret: who has it can use it, in that sandbox, until its time is over. It is never shown inside.
-With --elevate there is no token: for that time the runs of the sandbox have more than the user's and the project's policy
-files leave, never more than the system's. A run that has it ends with it, and its end is recorded.""",
-    ),
-    "revoke": Verb(
-        "revoke NAME… | revoke --all",
-        "take back what was granted",
-        ("--all",),
-        (0, ANY),
-        details="""Whatever is asked from then on is no longer allowed by it: the next run, the next turn, the next call of a tool. A
-program that was started under it before goes on; its process is named.""",
-    ),
-    "capabilities": Verb("capabilities", "list what is granted, to which sandbox, by whom and for how long"),
-    "doctor": Verb(
-        "doctor",
-        "try out what this machine can enforce, and say what to do about the rest",
-        details="It exits with 1 when something is missing without which nothing can run.",
-    ),
-    "verify": Verb(
-        "verify [OPTION…]",
-        "attack sandboxes on this machine, and say of each promise whether it held",
-        ("--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
-        details="""Two sandboxes are attacked: one as `run` makes them, with the options given here, and one as Sandbox() in Python. Each
-attempt is first made without a sandbox, to show that it can succeed: reading planted secrets, writing real files,
-reaching listeners, processes and the kernel, using too much of everything, leaving something behind.
-
-It exits with 1 when something got through, and when something could not be tried. What this machine refuses even
-without a sandbox is called inconclusive and changes nothing. The runs are recorded in the ledger like any other.""",
-    ),
-    "setup": Verb(
-        "setup",
-        "make the state directory, check the machine, and say what to do next",
-        details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for a minute or two.""",
-    ),
-    "completion": Verb("completion bash|zsh", "print a completion script for a shell", words=(1, 1)),
-    "help": Verb("help [VERB]", "say what a verb does", words=(0, 1)),
-    "version": Verb("version", "say which version this is"),
-}
-
-_LATER = {
-    "parallel experiments": ("try",),
-    "time travel": ("timeline", "rewind", "fork"),
-    "the daemon": ("serve",),
-    "the MCP server": ("mcp",),
-}
-VERBS["simulate"] = replace(VERBS["sim"], usage="simulate …", summary="the same as sim")
-VERBS["apply"] = replace(VERBS["promote"], usage="apply …", summary="the same as promote")
-_NOT_YET = Verb("", "", tuple(OPTIONS), (0, ANY), command=True)
-VERBS |= {name: replace(_NOT_YET, later=what) for what, names in _LATER.items() for name in names}
+def _limits(request: Request) -> tuple[tuple[str, float | None], ...]:
+    found = ((option, name, read, request.value(option)) for option, name, read in _LIMITS)
+    return tuple((name, read(option, text)) for option, name, read, text in found if text is not None)

@@ -1,7 +1,7 @@
-"""Read the command line into a value: which verb, which options, which words.
+"""Parse the command line into a verb, its words and its options.
 
 Written by hand because the rules are few and start-up counts: options stand before or after the verb, and for `run` everything from the
-first word of the command on belongs to that command. An option that is unknown, or that another verb has, is an error; none is ignored.
+first word of the command on belongs to that command. An option that is unknown, or that belongs to another verb, is an error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agent_sandbox._fast.values import dataclass, field
-from agent_sandbox.cli.options import COMMON, OPTIONS, VERBS, Option
+from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
 from agent_sandbox.errors import SandboxError
 
 
@@ -19,7 +19,7 @@ class UsageError(SandboxError):
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. `words` are what is left of the line when verb and options are taken out."""
+    """A parsed line. `words` are the rest of the line without verb and options. `cli.options` reads it, once per verb."""
 
     verb: str
     words: tuple[str, ...] = ()
@@ -31,16 +31,16 @@ class Request:
         return option in self.given
 
     def value(self, option: str) -> str | None:
-        """The value of an option, the last one if it was given more than once; None if it was not."""
+        """Return the value of an option, the last one if there are several; None if it was not given."""
         return self.given[option][-1] if option in self.given else None
 
     def values(self, option: str) -> tuple[str, ...]:
-        """Every value of an option, in their order."""
+        """Return all values of an option, in order."""
         return self.given.get(option, ())
 
 
 def parse(argv: Sequence[str]) -> Request:
-    """The request in these words, which are those after the program's name. Raises `UsageError`."""
+    """Parse the words after the program's name. Raises `UsageError`."""
     line = list(argv)
     given: dict[str, list[str]] = {}
     verb = _take_options(line, given)
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def _take_options(line: list[str], given: dict[str, list[str]]) -> str | None:
-    """Move the options at the beginning of the line to `given`, and take the first word that is none; None at the end of the line."""
+    """Move the leading options of the line to `given` and take the next word; None at the end of the line."""
     while line:
         word = line.pop(0)
         if word in ("-", "--") or not word.startswith("-"):
@@ -91,7 +91,7 @@ def _without_verb(given: Mapping[str, list[str]], verb: str | None) -> Request:
         return Request("version", given={name: tuple(values) for name, values in given.items()})
     if verb is None and ("--help" in given or not given):
         return Request("help", given={name: tuple(values) for name, values in given.items()})
-    raise UsageError("there is no verb on the command line", hint="see: agent-sandbox help")
+    raise UsageError("the verb is missing", hint="see: agent-sandbox help")
 
 
 def _check(request: Request) -> None:
@@ -105,8 +105,8 @@ def _check(request: Request) -> None:
         return
     least, most = verb.words
     if not least <= len(request.words) <= most:
-        problem = "something is missing" if len(request.words) < least else f"{request.words[most]!r} is one word too many"
-        raise UsageError(f"{problem}: agent-sandbox {verb.usage}", hint=verb.too_many if len(request.words) > most else "")
+        problem = "an argument is missing" if len(request.words) < least else f"too many arguments: {request.words[most]!r}"
+        raise UsageError(f"{problem}; usage: agent-sandbox {verb.usage}", hint=verb.too_many if len(request.words) > most else "")
 
 
 def _unknown_verb(verb: str) -> UsageError:
@@ -124,9 +124,3 @@ def _closest(word: str, known: Sequence[str]) -> str | None:
     from difflib import get_close_matches  # only on the way to an error message
 
     return next(iter(get_close_matches(word, known, 1)), None)
-
-
-def describe(option: Option) -> str:
-    """An option as help shows it: its spellings and its value."""
-    spellings = ", ".join((*option.short, option.name))
-    return f"{spellings} {option.value}".rstrip()

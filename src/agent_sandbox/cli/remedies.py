@@ -1,14 +1,19 @@
-"""Why this machine refuses what a sandbox needs, and what to do about it: told from what the kernel shows in /proc.
+"""The result of checking a machine, and the remedy for what it refuses, from what the kernel shows in /proc.
 
-Only words come from here. Whether something works is found out by trying it (`kernel.probes`); this explains a failure, with the one
-remedy that applies.
+Only words come from here. Whether something works is tried out (`kernel.probes`); this explains a failure, with its remedy.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.results import VerbResult
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 MAX_USERNS = "/proc/sys/user/max_user_namespaces"
@@ -18,8 +23,62 @@ OLDEST_FOR_ROOT = (5, 19)  # overlays over idmapped mounts
 
 
 @dataclass(frozen=True)
+class CheckRow:
+    """One check of the machine: its purpose (`gives`), what the check showed (`found`), and what to do unless it is ok."""
+
+    name: str
+    status: Literal["ok", "weaker", "missing"]
+    gives: str
+    found: str
+    remedy: str = ""
+    required: bool = True
+
+    @property
+    def fatal(self) -> bool:
+        """Whether nothing can run without it."""
+        return self.required and self.status == "missing"
+
+
+@dataclass(frozen=True)
+class DoctorResult(VerbResult):
+    """The checks of a machine, and whether sandboxes can run there."""
+
+    kind = "doctor"
+
+    host: str
+    usable: bool
+    rows: tuple[CheckRow, ...]
+
+    @property
+    def code(self) -> int:
+        """1 if something required is missing."""
+        return 0 if self.usable else 1
+
+    def text(self, console: Console) -> None:
+        from agent_sandbox.cli.render.colours import Style
+
+        style = Style.of_stdout()
+        width = max(len(row.name) for row in self.rows)
+        print(shown(self.host))
+        for row in self.rows:
+            optional = "" if row.required or row.status != "missing" else " (optional)"
+            print(f"{style.status(row.status, 8)}{row.name:<{width}}  {row.gives}: {shown(row.found)}{optional}")
+            if row.remedy and row.status != "ok":
+                print(f"{'':8}{'':{width}}  -> {shown(row.remedy)}")
+        linux = sys.platform == "linux"
+        works = "Sandboxes work on this machine." if linux else "Python code runs on this machine, behind one wall."
+        missing = [row.name for row in self.rows if row.fatal]
+        print(style.heading(f"Nothing can run here: {', '.join(missing)}." if missing else works))
+
+    @classmethod
+    def of(cls, rows: list[CheckRow], host: str) -> DoctorResult:
+        """Return the result of these checks."""
+        return cls(host, not any(row.fatal for row in rows), tuple(rows))
+
+
+@dataclass(frozen=True)
 class Situation:
-    """What is known of the machine without trying anything."""
+    """Facts about the machine that need no trial."""
 
     release: str  # of the kernel, as uname says it
     root: bool
@@ -28,11 +87,11 @@ class Situation:
     max_user_namespaces: int | None = None
     userns_clone: int | None = None  # Debian's own switch
     apparmor_restricts: bool = False
-    filtered: bool = False  # whether a system call filter lies on us already
+    filtered: bool = False  # whether a system call filter is already in force
 
     @classmethod
     def look(cls) -> Situation:
-        """This machine, now."""
+        """Read them from this machine."""
         release = os.uname().release
         lowered = release.lower()
         status = _read("/proc/self/status")
@@ -49,13 +108,13 @@ class Situation:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The kernel's version, as far as it counts."""
+        """The first two numbers of the kernel's version."""
         major, minor, *_ = [*self.release.split("."), "0", "0"]
         return _leading(major), _leading(minor)
 
     @property
     def name(self) -> str:
-        """In words, for the head of a report."""
+        """The machine in words, for the head of a report."""
         parts = [f"Linux {self.release}", "as root" if self.root else "as an ordinary user"]
         parts += [f"in a container ({self.container})"] if self.container else []
         parts += [f"under WSL{self.wsl}"] if self.wsl else []
@@ -63,12 +122,12 @@ class Situation:
 
 
 def remedy_here() -> str:
-    """The remedy for a sandbox that could not be built on this machine; empty when nothing about it is known to be in the way."""
+    """Return the remedy for a sandbox that could not be built on this machine; empty if none is known."""
     return remedy(Situation.look())
 
 
 def remedy(here: Situation) -> str:
-    """What stands in the way of user namespaces and mounts, in the order in which it would be met."""
+    """Return the remedy for the first obstacle to user namespaces and mounts; empty if there is none."""
     if here.wsl == 1:
         return "WSL1 has no namespaces: convert the distribution with: wsl --set-version NAME 2"
     if here.version < OLDEST:
@@ -101,7 +160,7 @@ def remedy(here: Situation) -> str:
 
 
 def idmapping_remedy(here: Situation) -> str:
-    """For root whose root filesystem cannot be idmapped."""
+    """Return the remedy for root on a root filesystem that cannot be idmapped."""
     if here.container:
         return "the root filesystem of a container is an overlay, which cannot be idmapped: run this as an ordinary user"
     return "run this as an ordinary user, or on a root filesystem that can be idmapped (ext4, xfs, btrfs; Linux 5.12 to 5.15 and later)"

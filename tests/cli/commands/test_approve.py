@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.commands import approve as approve_module
 from agent_sandbox.cli.main import main
+from agent_sandbox.cli.render import messages
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import Granted, Refused
 
@@ -54,7 +54,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     import io
     import sys
 
-    monkeypatch.setattr(approve_module, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(messages, "at_a_terminal", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent_sandbox import policy_files
 from agent_sandbox.cli.context import ceiling_of, project_of
-from agent_sandbox.cli.parser import Request
+from agent_sandbox.cli.options import PolicyOptions
 from agent_sandbox.policy.limits import MIB
 
 
@@ -16,7 +16,6 @@ def test_what_is_learnt_is_learnt_under_the_systems_file_alone(tmp_path: Path, p
     monkeypatch.setattr(policy_files, "SYSTEM", str(tmp_path / "system.toml"))
     (tmp_path / "system.toml").write_text('[files]\ndenied = ["/srv"]\n[limits]\nmemory_mb = 512\n')
     (project / "agent-sandbox.toml").write_text("[files]\nwrite = false\n[limits]\ntimeout_seconds = 5\n")
-    request = Request("policy", ("learn", "true"), {"--timeout": ("60",), "--project": (str(project),)})
-    policy = ceiling_of(request, project_of(request))
+    policy = ceiling_of(PolicyOptions(limits=(("wall_seconds", 60),)), project_of(str(project)))
     assert policy.files.write and policy.files.bars("/srv/x")
     assert (policy.limits.memory_bytes, policy.limits.wall_seconds) == (512 * MIB, 60)

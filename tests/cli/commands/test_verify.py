@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.cli.commands import verify
-from agent_sandbox.cli.parser import parse
+from agent_sandbox.cli.main import main
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
 from agent_sandbox.selftest.boxes import Bare, Found
 from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Probe, judge, look
@@ -87,7 +87,7 @@ def test_a_forgotten_sandbox_is_a_failure_of_the_whole(
         monkeypatch.setenv(name, str(value))
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "Cloned", Forgotten)
-    assert verify.verify(parse(["verify", "--json"])) == 1
+    assert main(["verify", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["held"] is False
     told = {(row["box"], row["probe"]): row for row in document["results"]}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent_sandbox.cli.render import effects
 from agent_sandbox.cli.render.colours import Painter
+from agent_sandbox.cli.render.json import encoded
 from agent_sandbox.engine.simulation.plan import EffectPlan, Ended, FileEffect, NetworkRequest, ProgramUse, SecretUse
 from agent_sandbox.engine.simulation.risk import Level, Risk
 from tests.engine.simulation.made_up import plans
@@ -27,7 +28,8 @@ def check(plan: EffectPlan) -> None:
     for line in shown(plan):
         assert line.isprintable(), line
         assert not any(character in line for character in ESCAPED.values()), line
-    document = json.dumps({**effects.before_changes(plan), **effects.after_changes(plan), "of": effects.of_change(plan)})
+    facts = (effects.plan_document(plan, kept=True), effects.plans_by_path(plan))
+    document = json.dumps([encoded(each) for each in facts])
     assert document.isascii() and document.isprintable()
 
 

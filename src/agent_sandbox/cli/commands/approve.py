@@ -1,4 +1,4 @@
-"""`approve`: what waits for somebody, shown as it will be done, and the answer to exactly that."""
+"""`approve` and `deny`: show the questions that wait for an answer, exactly as they will be done, and answer them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import termios
 import time
 from contextlib import suppress
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.render import quantities
-from agent_sandbox.cli.render.messages import at_a_terminal, remark
+from agent_sandbox.cli.options import ApproveOptions
+from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.render.messages import Console, remark
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting
 from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.errors import PolicyError
@@ -24,130 +25,134 @@ _WATCH_SECONDS = 0.5
 _SHORTEST = 4  # letters of a digest that are taken for it, where it is shown before it is answered
 
 
-def approve(request: Request) -> int:
-    """The verb `approve`."""
-    if request.has("--enroll"):
-        return _enroll()
-    inbox = here().inbox(of=request.value("--of"))
-    _check(request)
-    if request.has("--watch"):
-        return _watch(request, inbox)
-    waiting = _chosen(inbox.waiting(), request.words[0]) if request.words else inbox.waiting()
-    if request.has("--json"):
-        return _document(request, inbox, waiting)
-    if not waiting:
-        remark("nothing is waiting")
-        return NOTHING_ANSWERED
-    answered = [_ask(request, inbox, each) for each in waiting]
-    return 0 if any(answered) else NOTHING_ANSWERED
+@dataclass(frozen=True)
+class QuestionFacts:
+    """A question, when it expires, and how often it was asked."""
+
+    digest: str
+    text: str
+    times: int
+    until: float
 
 
-def deny(request: Request) -> int:
-    """The verb `deny`: no, to one that waits."""
-    return approve(replace(request, given={**request.given, "--refuse": ("",)}))
+@dataclass(frozen=True)
+class ApproveResult(VerbResult):
+    """The questions that waited, and the answer that the line gave."""
+
+    kind = "approve"
+
+    waiting: tuple[QuestionFacts, ...]
+    answered: Decision | None
+    exit: int
+
+    def text(self, console: Console) -> None:
+        if not self.waiting:
+            remark("nothing is waiting")
 
 
-def _enroll() -> int:
-    """Make the second factor, and print it once."""
-    print(here().second_factor().enroll(somebody()))
-    remark("put this into an authenticator now: it is not shown again")
-    return 0
+@dataclass(frozen=True)
+class EnrollResult(VerbResult):
+    """A new second factor, as an authenticator reads it."""
+
+    kind = "approve-enroll"
+
+    secret: str
+
+    def text(self, console: Console) -> None:
+        print(self.secret)
+        remark("add this to an authenticator now: it is not shown again")
 
 
-def _check(request: Request) -> None:
-    if request.has("--yes") and request.has("--refuse"):
-        raise UsageError("--yes and --refuse say opposite things", hint="give one of them")
-    if request.has("--yes") and not (request.words and len(request.words[0]) == 64):
-        raise UsageError("what is allowed unseen is named by its whole digest", hint="look first: agent-sandbox approve")
-    if request.has("--refuse") and not request.words:  # some letters will do: a no to something else is asked for again
-        raise UsageError("what is refused unseen is named by its digest", hint="look first: agent-sandbox approve")
+def approve(options: ApproveOptions, console: Console) -> VerbResult:
+    """Show what waits, and answer it."""
+    if options.enroll:
+        return EnrollResult(here().second_factor().enroll(user_name()))
+    inbox = here().inbox(of=options.of)
+    if options.watch:
+        _watch(options, inbox, console)
+    waiting = inbox.waiting() if options.digest is None else _chosen(inbox.waiting(), options.digest)
+    facts = tuple(QuestionFacts(each.digest, each.text, each.times, each.until) for each in waiting)
+    decision = _given(options)
+    if console.shows:
+        answered = [_ask(options, inbox, each, console) for each in waiting]
+        return ApproveResult(facts, decision if any(answered) else None, 0 if any(answered) else NOTHING_ANSWERED)
+    for each in waiting if decision is not None else ():
+        _answer(options, inbox, each, decision or Decision.NO, console)
+    return ApproveResult(facts, decision if waiting else None, 0 if waiting or options.digest is None else NOTHING_ANSWERED)
 
 
-def _watch(request: Request, inbox: Inbox) -> int:
-    """Until it is interrupted: each question once, as it comes."""
-    if not at_a_terminal():
-        raise UsageError("--watch asks a person, and there is no terminal", hint="list with: agent-sandbox approve --json")
+def _watch(options: ApproveOptions, inbox: Inbox, console: Console) -> None:
+    """Ask about each question once, as it comes, until interrupted. Raises `UsageError` without a terminal."""
+    if not console.asks:
+        raise UsageError("--watch needs a terminal", hint="list with: agent-sandbox approve --json")
     seen: set[str] = set()
     while True:
         for each in inbox.waiting():
             if each.digest not in seen:
                 seen.add(each.digest)
-                _ask(request, inbox, each)
+                _ask(options, inbox, each, console)
         time.sleep(_WATCH_SECONDS)
 
 
-def _ask(request: Request, inbox: Inbox, waiting: Waiting) -> bool:
-    """Show a question and answer it, if somebody does."""
+def _ask(options: ApproveOptions, inbox: Inbox, waiting: Waiting, console: Console) -> bool:
+    """Show a question and answer it. Returns whether it was answered."""
     print(waiting.text, end="")
     if waiting.times > 1:
         print(f"asked     {waiting.times} times")
     left = max(waiting.until - time.time(), 0)
     print(f"for       {left:.0f} seconds more; then the answer is no\n")
-    decision = _decision(request)
+    decision = _given(options) or (_asked(options, console) if console.asks else None)
     if decision is None:
         return False
     try:
-        _answer(request, inbox, waiting, decision)
-    except PolicyError as error:  # it was answered, or its time was over, while somebody thought about it
+        _answer(options, inbox, waiting, decision, console)
+    except PolicyError as error:  # it was answered elsewhere, or has expired, meanwhile
         remark(str(error))
         return False
     return True
 
 
-def _decision(request: Request) -> Decision | None:
-    yes = Decision.FOR_THIS_RUN if request.has("--for-run") else Decision.ONCE
-    if request.has("--yes"):
-        return yes
-    if request.has("--refuse"):
-        return Decision.NO
-    if not at_a_terminal():
+def _given(options: ApproveOptions) -> Decision | None:
+    """Return the answer on the line."""
+    if options.allow is None:
         return None
+    return _yes(options) if options.allow else Decision.NO
+
+
+def _asked(options: ApproveOptions, console: Console) -> Decision | None:
+    """Ask the person at the terminal."""
     sys.stdout.flush()
     with suppress(termios.error):
-        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question was seen is no answer to it
-    sys.stderr.write("Allow exactly this? [y/n, or Enter to leave it] ")
-    sys.stderr.flush()
-    return {"y": yes, "yes": yes, "n": Decision.NO, "no": Decision.NO}.get(sys.stdin.readline().strip().lower())
+        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question was shown is no answer to it
+    yes = _yes(options)
+    answers = {"y": yes, "yes": yes, "n": Decision.NO, "no": Decision.NO}
+    return answers.get(console.answer("Allow exactly this? [y/n, or Enter to leave it] "))
 
 
-def _answer(request: Request, inbox: Inbox, waiting: Waiting, decision: Decision) -> None:
-    text = request.value("--timeout")
-    seconds = RUN_SECONDS if text is None else quantities.seconds("--timeout", text)
-    if seconds is None:
-        raise UsageError("what is allowed for a run has an end", hint="--timeout 10m")
-    code = request.value("--code")
-    if code is None and SECOND_FACTOR in waiting.needs and decision is not Decision.NO and at_a_terminal():
-        sys.stderr.write("Second factor: ")
-        sys.stderr.flush()
-        code = sys.stdin.readline()
-    inbox.answer(waiting.name, decision, digest=waiting.digest, by=somebody(), seconds=seconds, code=code)
-    if not request.has("--quiet"):
-        remark({Decision.NO: "refused", Decision.ONCE: "allowed, once"}.get(decision, "allowed for this run"))
+def _yes(options: ApproveOptions) -> Decision:
+    return Decision.FOR_THIS_RUN if options.for_run else Decision.ONCE
 
 
-def _document(request: Request, inbox: Inbox, waiting: list[Waiting]) -> int:
-    from agent_sandbox.cli.render.json import print_document
-
-    decision = _decision(request) if request.has("--yes") or request.has("--refuse") else None
-    if decision is not None:
-        for each in waiting:
-            _answer(request, inbox, each, decision)
-    shown = [{"digest": each.digest, "text": each.text, "times": each.times, "until": each.until} for each in waiting]
-    print_document("approve", {"waiting": shown, "answered": decision.value if decision is not None and waiting else None})
-    return 0 if waiting or not request.words else NOTHING_ANSWERED
+def _answer(options: ApproveOptions, inbox: Inbox, waiting: Waiting, decision: Decision, console: Console) -> None:
+    code = options.code
+    if code is None and SECOND_FACTOR in waiting.needs and decision is not Decision.NO and console.asks:
+        code = console.answer("Second factor: ")
+    seconds = RUN_SECONDS if options.seconds is None else options.seconds
+    inbox.answer(waiting.name, decision, digest=waiting.digest, by=user_name(), seconds=seconds, code=code)
+    console.note({Decision.NO: "refused", Decision.ONCE: "allowed, once"}.get(decision, "allowed for this run"))
 
 
 def _chosen(waiting: list[Waiting], digest: str) -> list[Waiting]:
-    found = [each for each in waiting if each.digest.startswith(digest.lower())] if len(digest) >= _SHORTEST else []
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} questions begin with {digest!r}", hint="give more of the digest")
-    if not found:
-        raise PolicyError(f"no question that waits begins with {digest!r}", hint="see: agent-sandbox approve")
-    return found
+    chosen = [each for each in waiting if each.digest.startswith(digest.lower())] if len(digest) >= _SHORTEST else []
+    if len(chosen) > 1:
+        raise UsageError(f"{len(chosen)} questions begin with {digest!r}", hint="give more of the digest")
+    if not chosen:
+        raise PolicyError(f"no waiting question begins with {digest!r}", hint="see: agent-sandbox approve")
+    return chosen
 
 
-def somebody() -> str:
-    """Who we are, in words."""
+def user_name() -> str:
+    """Return the name of this user, for the record."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without an account

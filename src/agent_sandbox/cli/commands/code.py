@@ -6,7 +6,10 @@ import os
 import sys
 
 from agent_sandbox.cli.execute import perform
-from agent_sandbox.cli.parser import Request, UsageError
+from agent_sandbox.cli.options import CodeOptions
+from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.render.messages import Console
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
@@ -27,14 +30,12 @@ _PROGRAMS = (("python", "python"), ("node", "javascript"), ("ruby", "ruby"), ("b
 STANDARD_INPUT = "-"
 
 
-def code(request: Request) -> int:
-    """The verb `code`."""
-    file, *arguments = request.words
-    if arguments and not request.separated:
-        raise UsageError(f"{arguments[0]!r} is one word too many", hint="arguments for the code follow --")
-    source = _read(file)
-    language = language_of(request.value("--language"), file, source)
-    return perform(request, Code(language, source, tuple(arguments)), stdin=b"" if file == STANDARD_INPUT else 0)
+def code(options: CodeOptions, console: Console) -> VerbResult:
+    """Run a file of source."""
+    source = _read(options.file)
+    language = language_of(options.language, options.file, source)
+    stdin = b"" if options.file == STANDARD_INPUT else 0
+    return perform(options.run, Code(language, source, options.arguments), console, stdin=stdin)
 
 
 def _read(file: str) -> str:
@@ -46,18 +47,18 @@ def _read(file: str) -> str:
             with open(os.open(file, os.O_RDONLY | os.O_CLOEXEC), "rb") as opened:
                 content = opened.read(LARGEST_SOURCE + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "that is no file name"
+        why = error.strerror if isinstance(error, OSError) else "not a file name"
         raise PolicyError(f"{file!r} cannot be read: {why}", hint="name a file of code, or - for standard input") from error
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        if len(content) > LARGEST_SOURCE:  # cut in the middle of a character: too large, which the policy says better
+        if len(content) > LARGEST_SOURCE:  # cut inside a character: it is too large, which the policy refuses
             return content.decode(errors="replace")
         raise PolicyError(f"{file!r} is not UTF-8 text: {error.reason} at byte {error.start}", hint="save it as UTF-8") from error
 
 
 def language_of(named: str | None, file: str, source: str) -> str:
-    """The language that was named, or that the file's extension or first line names. Raises `UsageError`."""
+    """Return the named language, or that of the file's extension or first line. Raises `UsageError`."""
     if named is not None:
         language = canonical_language(named)
         if language not in LANGUAGES:
@@ -65,12 +66,12 @@ def language_of(named: str | None, file: str, source: str) -> str:
         return language
     guessed = _EXTENSIONS.get(os.path.splitext(file)[1].lower()) or _from_first_line(source)
     if guessed is None:
-        raise UsageError(f"the language of {file!r} cannot be told", hint=f"add --language {'|'.join(LANGUAGES)}")
+        raise UsageError(f"the language of {file!r} is unknown", hint=f"add --language {'|'.join(LANGUAGES)}")
     return guessed
 
 
 def _from_first_line(source: str) -> str | None:
-    """From a line such as `#!/usr/bin/env python3`."""
+    """Return the language of a first line such as `#!/usr/bin/env python3`."""
     first = source.partition("\n")[0]
     if not first.startswith("#!"):
         return None

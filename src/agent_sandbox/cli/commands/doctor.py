@@ -1,4 +1,4 @@
-"""`doctor`: one row for each thing a sandbox needs of this machine, proved by a live try, with what to do where it fails."""
+"""`doctor`: try out each thing that a sandbox needs of this machine, and say what to do where it fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.remedies import Situation, idmapping_remedy, remedy
-from agent_sandbox.cli.render.quantities import human_size
-from agent_sandbox.cli.render.table import Row, document, report
+from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
+from agent_sandbox.cli.render.messages import human_size
 from agent_sandbox.engine.languages import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
 from agent_sandbox.errors import SandboxError
@@ -42,12 +40,12 @@ def throw_away() -> Trial:
 
 
 def kept() -> Trial:
-    """The same, with layers on the disk of the state directory: not every filesystem can carry them."""
+    """Launch it with layers on the disk of the state directory: not every filesystem supports them."""
     return _in_a_place_of_its_own(lambda place: _launch(OnDisk(place)))
 
 
 def image() -> Trial:
-    """The same, with layers in an image on that disk."""
+    """Launch it with layers in an image on that disk."""
     return _in_a_place_of_its_own(_in_an_image)
 
 
@@ -62,7 +60,7 @@ def _in_an_image(place: str) -> Trial:
 
 
 def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
-    """Try something in a directory that is there for it alone: in the trash, so that a crash leaves it to be swept."""
+    """Try something in a directory of its own: in the trash, so that it is removed even after a crash."""
     try:
         store = Store.open(here().host.state)
         name = f"probe.{os.getpid()}"
@@ -103,7 +101,7 @@ def _launch(layers: Layers) -> Trial:
 
 
 def state_directory() -> Trial:
-    """Make or open the store, write to it, and see how much room there is."""
+    """Open the store and look how much space is left."""
     try:
         path = Store.open(here().host.state).path
         space = os.statvfs(path)
@@ -114,7 +112,7 @@ def state_directory() -> Trial:
 
 
 def interpreter(language: str) -> tuple[Trial, str]:
-    """Whether there is a program for the language, and the package that has it."""
+    """Look for the language's interpreter. Returns the trial, and the package that has it."""
     if language == "python":
         import sys
 
@@ -126,7 +124,7 @@ def interpreter(language: str) -> tuple[Trial, str]:
 
 
 def wasm() -> tuple[Trial, str]:
-    """Run a line of Python inside WebAssembly; and what to do where that fails."""
+    """Run a line of Python inside WebAssembly. Returns the trial, and what to do if it failed."""
     runtime = here().wasm()
     try:
         with runtime.launch(trial("print('works')")) as guest:
@@ -146,20 +144,14 @@ def wasm() -> tuple[Trial, str]:
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
 
 
-def doctor(request: Request) -> int:
-    """The verb `doctor`. Exits with 1 when something required is missing."""
-    here = Situation.look()
-    rows = examine(here)
-    broken = any(row.fatal for row in rows)
-    if request.has("--json"):
-        document(rows, here.name)
-    else:
-        report(rows, here.name)
-    return 1 if broken else 0
+def doctor() -> DoctorResult:
+    """Check this machine."""
+    situation = Situation.look()
+    return DoctorResult.of(examine(situation), situation.name)
 
 
-def examine(here: Situation) -> list[Row]:
-    """Try everything out."""
+def examine(here: Situation) -> list[CheckRow]:
+    """Run all checks."""
     cure = remedy(here)
     tries: list[tuple[str, Callable[[], Trial], str, str]] = [
         ("user namespaces", probes.user_namespace, "rights of its own, none over the machine", cure),
@@ -181,42 +173,42 @@ def examine(here: Situation) -> list[Row]:
     return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
 
 
-def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> Row:
-    return Row(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
+def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> CheckRow:
+    return CheckRow(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
 
 
-def _images(here: Situation) -> Row:
+def _images(here: Situation) -> CheckRow:
     trial = image()
     gives = "a hard disk limit for a kept sandbox, and snapshots at no cost"
     if trial.worked:
-        return Row("images", "ok", gives, trial.said, "", False)
+        return CheckRow("images", "ok", gives, trial.said, "", False)
     remedy = "kept sandboxes are directories: their limit is watched, snapshots are copies. "
     remedy += "Loop devices are not to be had in this container" if here.container else "Install e2fsprogs, and: modprobe loop"
-    return Row("images", "weaker", gives, trial.said, remedy, False)
+    return CheckRow("images", "weaker", gives, trial.said, remedy, False)
 
 
-def _landlock() -> Row:
+def _landlock() -> CheckRow:
     trial = probes.landlock_rules()
     gives = "a second wall for devices, writes and signals"
     if trial.worked and landlock.abi() >= _FULL_LANDLOCK:
-        return Row("Landlock", "ok", gives, trial.said, "", False)
+        return CheckRow("Landlock", "ok", gives, trial.said, "", False)
     cure = "Linux 6.12 has all of it; where it is switched off, put lsm=landlock,… on the kernel's command line. The view stays the wall"
-    return Row("Landlock", "weaker", gives, trial.said, cure, False)
+    return CheckRow("Landlock", "weaker", gives, trial.said, cure, False)
 
 
-def _control_groups() -> Row:
+def _control_groups() -> CheckRow:
     enforced, missing = probes.control_group()
     gives = "limits that many processes together cannot outrun"
     found = "; ".join([*(f"{name} enforced" for name in sorted(enforced)), *(f"{name}: {why}" for name, why in sorted(missing.items()))])
     if not missing:
-        return Row("control groups", "ok", gives, found, "", False)
+        return CheckRow("control groups", "ok", gives, found, "", False)
     what_to_do = "limits are watched instead; for hard ones run as root, or under: systemd-run --user --scope -p Delegate=yes"
-    return Row("control groups", "weaker", gives, found, what_to_do, False)
+    return CheckRow("control groups", "weaker", gives, found, what_to_do, False)
 
 
-def _interpreter(language: str) -> Row:
+def _interpreter(language: str) -> CheckRow:
     trial, package = interpreter(language)
-    return Row(
+    return CheckRow(
         language,
         "ok" if trial.worked else "missing",
         f"{language} code",
@@ -226,6 +218,6 @@ def _interpreter(language: str) -> Row:
     )
 
 
-def _wasm() -> Row:
+def _wasm() -> CheckRow:
     trial, what_to_do = wasm()
-    return Row("wasm", "ok" if trial.worked else "missing", "Python and JavaScript inside WebAssembly", trial.said, what_to_do, False)
+    return CheckRow("wasm", "ok" if trial.worked else "missing", "Python and JavaScript inside WebAssembly", trial.said, what_to_do, False)

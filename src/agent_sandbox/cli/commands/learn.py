@@ -1,7 +1,7 @@
-"""`policy learn`: run commands on throw-away clones, watch them, and print the smallest policy that would have allowed what happened.
+"""`policy learn`: run commands on throw-away clones, observe them, and print the smallest policy that would have allowed them.
 
-The policy goes to standard output; what the commands print, and what people should know, to standard error. Before it is printed it is
-tried: the same commands run once more under it.
+The policy goes to standard output; output of the commands and messages go to standard error. The policy is tried before it is printed: the
+same commands run again under it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from contextlib import contextmanager
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli import streams
-from agent_sandbox.cli.change_list import current_and_whole
-from agent_sandbox.cli.commands.diff import aside
-from agent_sandbox.cli.context import Current, ceiling_of
-from agent_sandbox.cli.environment import guest_environment
-from agent_sandbox.cli.execute import code_of, directory_of, say_how_it_ended
-from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.render.messages import remark
+from agent_sandbox.cli.caller import forwarding, guest_environment, pass_aside
+from agent_sandbox.cli.context import Current, ceiling_of, current_and_whole
+from agent_sandbox.cli.execute import code_of, directory_of, refusal, say_how_it_ended
+from agent_sandbox.cli.options import PolicyVerbOptions
+from agent_sandbox.cli.render.messages import Console, remark
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.learn import ObservedRun, difference, propose
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
@@ -37,19 +35,17 @@ from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.saved_plans import Plans
 from agent_sandbox.workspace.stored_sandbox import Stored
 
-_NOT_THE_SAME = 1
 _THE_SAME = "tried again under this policy: it ends the same way, with the same changes"
-_OTHER_WORDS = "what it prints is not the same: it may hold the time of day, or miss something"
+_OTHER_WORDS = "its output is not the same: it may hold the time of day, or miss something"
 _INTERRUPTED = "not tried again: it was interrupted"
 _NOT_TRIED = (
-    "not tried again: what waits in the sandbox was there for the commands, and a policy that names files begins without it; "
-    "promote it, or reset"
+    "not tried again: the commands saw changes in the sandbox, and a policy that names files begins without them; promote them, or reset"
 )
 
 
 @dataclass(frozen=True)
 class _Learnt:
-    """What came of it: `differs` says how the commands ended differently under the proposal; `tried` is what else that showed."""
+    """A proposal, and what trying it showed; see `PolicyLearnResult`."""
 
     proposal: Proposal
     code: int
@@ -59,7 +55,7 @@ class _Learnt:
 
 @dataclass(frozen=True)
 class _First:
-    """A first run: what it was, what it printed by its digest, and how it ended."""
+    """A first run: the digest of its output, and how it ended."""
 
     ran: ObservedRun
     printed: str
@@ -67,36 +63,73 @@ class _First:
     interrupted: bool
 
 
-def learn(request: Request, words: tuple[str, ...]) -> int:
-    """The form `policy learn` of the verb `policy`."""
-    commands = (Command(words),) if request.separated else tuple(Command(("bash", "-c", line)) for line in words)
-    learnt = _learnt(request, commands)
-    text = as_toml(learnt.proposal, heading=("what was seen to be needed by:", *(f"  {_typed(each)}" for each in commands)))
-    if request.has("--json"):
-        _print_document(learnt, text)
-    else:
-        sys.stdout.write(text)
-    if not request.has("--quiet"):
-        for left_out in learnt.proposal.left_out:
-            remark(f"not proposed: {left_out}")
-        for said in (*learnt.proposal.remarks, *learnt.differs, *learnt.tried):
-            remark(said)
-    return learnt.code or (_NOT_THE_SAME if learnt.differs else 0)
+@dataclass(frozen=True)
+class SettingFacts:
+    """A proposed setting, and what needed it."""
+
+    key: str
+    value: object
+    because: str
 
 
-def _learnt(request: Request, commands: tuple[Command, ...]) -> _Learnt:
-    found = current_and_whole(request)
+@dataclass(frozen=True)
+class PolicyLearnResult(VerbResult):
+    """A proposed policy. `differs` says how the commands ended differently under it; `tried` is what else trying it showed."""
+
+    kind = "policy-learn"
+
+    toml: str
+    settings: tuple[SettingFacts, ...]
+    left_out: tuple[str, ...]
+    remarks: tuple[str, ...]
+    differs: tuple[str, ...]
+    tried: tuple[str, ...]
+    exit: int
+
+    @property
+    def code(self) -> int:
+        """As the commands exited; 1 if they ended differently under the proposal."""
+        return self.exit or (1 if self.differs else 0)
+
+    def text(self, console: Console) -> None:
+        sys.stdout.write(self.toml)
+        self.say(console)
+
+    def say(self, console: Console) -> None:
+        """Print what people should know about it."""
+        for each in self.left_out:
+            console.note(f"not proposed: {each}")
+        for each in (*self.remarks, *self.differs, *self.tried):
+            console.note(each)
+
+
+def learn(options: PolicyVerbOptions, console: Console) -> PolicyLearnResult:
+    """Learn a policy from commands."""
+    commands = tuple(Command(words) for words in options.commands)
+    learnt = _learnt(options, commands)
+    proposal = learnt.proposal
+    text = as_toml(proposal, heading=("what was seen to be needed by:", *(f"  {_typed(each)}" for each in commands)))
+    settings = tuple(SettingFacts(line.key, value, because) for line in proposal.lines for value, because in line.parts())
+    result = PolicyLearnResult(text, settings, tuple(proposal.left_out), tuple(proposal.remarks), learnt.differs, learnt.tried, learnt.code)
+    if not console.shows:
+        result.say(console)
+    return result
+
+
+def _learnt(options: PolicyVerbOptions, commands: tuple[Command, ...]) -> _Learnt:
+    run = options.run
+    found = current_and_whole(run.project, run.policy)
     project, home = found.project.path, here().host.home
-    ceiling = effective(ceiling_of(request, found.project), chosen(request.values("--policy")), home=home).policy
-    env = guest_environment(os.environ, request.values("--env"), home=home)
-    works = [Work(each, env, cwd=directory_of(request, found.project), stdin=DEVNULL, collect=False, observe=True) for each in commands]
+    ceiling = effective(ceiling_of(run.policy, found.project), chosen(run.policy.files), home=home).policy
+    env, cwd = guest_environment(os.environ, run.env, home=home), directory_of(run, found.project)
+    works = [Work(each, env, cwd=cwd, stdin=DEVNULL, collect=False, observe=True) for each in commands]
     own = next((layer for layer in layers_of(project).below if layer.origin.startswith(f"{project}/")), None)
     with _runtimes() as runtimes:
         runs, waits = _first_runs(works, ceiling, runtimes, found)
 
         def proposed(*, named: bool) -> Proposal:
             proposal = propose([each.ran for each in runs], ceiling, project=project, home=home, named=named)
-            return widened(own, proposal, home=home) if own is not None and request.has("--add") else proposal
+            return widened(own, proposal, home=home) if own is not None and options.add else proposal
 
         code = next((each.code for each in runs if each.code), 0)
         proposal = proposed(named=False)
@@ -110,12 +143,12 @@ def _learnt(request: Request, commands: tuple[Command, ...]) -> _Learnt:
 
 
 def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Current) -> tuple[list[_First], bool]:
-    """Run everything on clones of the machine as the project's sandbox sees it. Also: whether anything waits in there."""
+    """Run all commands on clones of the project's sandbox. Also returns whether there are changes in the sandbox."""
     runs, waits = [], False
     for work in works:
         session = _session(policy, runtimes, found.project.path)
         printed = _Printed(pass_on=True)
-        with streams.forwarding() as forward:
+        with forwarding() as forward:
             heard = replace(work, on_start=forward.begin, on_output=printed)
             if not found.state.exists:
                 outcome = session.run(heard)
@@ -125,7 +158,7 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
                 ) as made:
                     outcome = replace(made.outcome, changes=made.changes)
                     waits = waits or made.plan.on_the_sandbox
-        say_how_it_ended(work, outcome)
+        say_how_it_ended(refusal(work, outcome), outcome.exit.reason, outcome.exit.limits_hit)
         for note in outcome.notes:
             remark(note)
         _check_observed(work, outcome)
@@ -134,22 +167,22 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Cu
 
 
 def _check_observed(work: Work, outcome: Outcome) -> None:
-    """The start of the program at least is seen, where somebody watches."""
+    """Raise `RuntimeUnavailable` if nothing was observed: at least the start of the program would be."""
     if not outcome.observed and not outcome.refused:
         why = "; ".join(outcome.notes) or "see: agent-sandbox doctor"
-        raise RuntimeUnavailable(f"what {_typed(work.what)!r} did could not be observed", missing=("observer",), hint=why)
+        raise RuntimeUnavailable(f"{_typed(work.what)!r} could not be observed", missing=("observer",), hint=why)
 
 
 def _tried(
     proposal: Proposal, runs: list[_First], ceiling: Policy, runtimes: Runtimes, project: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Run everything again under the proposal, silently. What is not the same, and what else is to be said."""
+    """Run all commands again under the proposal, silently. Returns differences, and other remarks."""
     policy = effective(ceiling, (proposal.document(),), home=here().host.home).policy
     differs, other_words = [], False
     for first in runs:
         printed = _Printed(pass_on=False)
         try:
-            with streams.forwarding() as forward:
+            with forwarding() as forward:
                 work = replace(first.ran.work, on_start=forward.begin, on_output=printed)
                 again = _session(policy, runtimes, project).run(work)
             if forward.received:
@@ -164,7 +197,7 @@ def _tried(
 
 
 class _Printed:
-    """Listens to what a command prints."""
+    """Digests the output of a command."""
 
     def __init__(self, *, pass_on: bool) -> None:
         self._pass_on = pass_on
@@ -173,11 +206,11 @@ class _Printed:
     def __call__(self, name: str, data: bytes) -> None:
         self._streams[name].update(data)
         if self._pass_on:
-            aside(name, data)
+            pass_aside(name, data)
 
     @property
     def digest(self) -> str:
-        """The same for the same output, however it was interleaved."""
+        """The digest of both streams, however they were interleaved."""
         return "".join(each.hexdigest() for each in self._streams.values())
 
 
@@ -187,7 +220,7 @@ def _session(policy: Policy, runtimes: Runtimes, project: str) -> Session:
 
 @contextmanager
 def _runtimes() -> Iterator[Runtimes]:
-    """Commands are native programs, and one runtime has those."""
+    """The process runtime alone: commands are native programs."""
     process = ProcessRuntime(single_threaded=True)
     try:
         yield here().only(process)
@@ -196,15 +229,6 @@ def _runtimes() -> Iterator[Runtimes]:
 
 
 def _typed(what: object) -> str:
-    """A command as it was typed."""
+    """Return a command as it was typed."""
     assert isinstance(what, Command)
     return " ".join(what.argv[2:] if what.argv[:2] == ("bash", "-c") else what.argv)
-
-
-def _print_document(learnt: _Learnt, text: str) -> None:
-    from agent_sandbox.cli.render.json import print_document
-
-    proposal = learnt.proposal
-    settings = [{"key": line.key, "value": value, "because": because} for line in proposal.lines for value, because in line.parts()]
-    said = {"left_out": list(proposal.left_out), "remarks": list(proposal.remarks), "differs": list(learnt.differs)}
-    print_document("policy-learn", {"toml": text, "settings": settings, **said, "tried": list(learnt.tried), "exit": learnt.code})

@@ -1,4 +1,4 @@
-"""`promote` (also `apply`) and `undo`: carry what the sandbox changed over to reality, and take it back."""
+"""`promote` (also `apply`) and `undo`: apply the sandbox's changes to the project, and take them back."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import sys
 import time
 from collections.abc import Iterable
 
-from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.change_list import recover
-from agent_sandbox.cli.commands.diff import show
-from agent_sandbox.cli.context import Current, current, gate_for, policy_of
-from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.render.changes import check, gather
-from agent_sandbox.cli.render.messages import at_a_terminal, remark, say, says_yes, shown
-from agent_sandbox.cli.render.quantities import counted
+from agent_sandbox.cli.context import Current, current, gate_for, policy_of, recover
+from agent_sandbox.cli.options import PromoteOptions, ShowOptions
+from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
+from agent_sandbox.cli.render.messages import Console, counted, remark, say, shown
+from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.policy.paths import covering
@@ -24,92 +22,133 @@ from agent_sandbox.workspace.protected import CLASSES
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.promote import Drifted
-    from agent_sandbox.workspace.merge.tree import Word
+    from typing import Literal
 
-NOBODY_AGREED = 3
-_COLUMNS = 120  # of a diff that somebody is asked about
+    from agent_sandbox.workspace.promotion.plan import Plan
+
+NOT_APPROVED = 3
+NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
+_COLUMNS = 120  # of a diff in a question
 _LISTED = 10  # paths under one heading; --json has all
-_WORDS: tuple[Word, ...] = ("ours", "theirs", "markers")
 
 
-def promote(request: Request) -> int:
-    """The verb `promote`. It exits with 3 when nobody said yes, having changed nothing."""
-    check(request)
-    found = current(request)
-    wanted = _wanted(request, found.project.path)
-    stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = gate_for(request, policy, found.project, found.state.id, prompt=True)
+@dataclass(frozen=True)
+class PromoteResult(VerbResult):
+    """A proposed promotion, and whether it was carried out."""
+
+    kind = "promote"
+
+    root: PathName
+    carried_over: bool
+    why_not: str | None
+    done: PromotionFacts | Omitted
+    changes: tuple[Change, ...]
+    moved: tuple[PathReason, ...]
+    merged: tuple[PathFacts, ...]
+    settled: tuple[PathFacts, ...]
+    conflicts: tuple[PathReason, ...]
+    refused: tuple[PathReason, ...]
+    protected: dict[str, tuple[PathFacts, ...]]
+    outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"]
+
+    @property
+    def code(self) -> int:
+        """0, or 3 if it was not approved."""
+        return NOT_APPROVED if self.outcome == "not-approved" else 0
+
+    def text(self, console: Console) -> None:
+        if self.why_not is not None:
+            console.note(self.why_not)
+        elif self.changes:
+            back = " · take it back: agent-sandbox undo" if not isinstance(self.done, Omitted) and self.done.promotion else ""
+            console.note(f"promoted {counted(len(self.changes), 'change')} to {self.root}{back}")
+        else:
+            settled = counted(len(self.settled), "change")
+            console.note(f"nothing had to be promoted; {settled} left the sandbox: the project is so already")
+
+
+@dataclass(frozen=True)
+class UndoResult(VerbResult):
+    """A promotion that was taken back. `now_in` is the snapshot that has its changes, if the sandbox has gone on since."""
+
+    kind = "undo"
+
+    done: PromotionFacts
+    root: PathName
+    now_in: int | None
+
+    def text(self, console: Console) -> None:
+        where = "; the changes are in the sandbox again" if self.done.snapshot is not None else ""
+        if self.now_in is not None:
+            where = f"; the sandbox was used since, so the changes are in snapshot {self.now_in}: agent-sandbox rollback {self.now_in}"
+        console.note(f"took back promotion {self.done.undoes} of {self.root}{where}")
+
+
+def promote(options: PromoteOptions, console: Console) -> PromoteResult:
+    """Show what would be promoted, ask, and promote it."""
+    check_patterns(options.only)
+    found = current(options.project)
+    wanted = _wanted(options, found.project.path)
+    gate = _gate(options, found)
     try:
+        stored = Stored(found.state)
         recover(stored, gate)
-        return _promote(request, found, stored, gate, wanted)
+        return _promote(options, found, stored, gate, wanted, console)
     finally:
         gate.end()
 
 
-def _promote(request: Request, found: Current, stored: Stored, gate: Gate, wanted: Wanted) -> int:
+def _gate(options: PromoteOptions, found: Current) -> Gate:
+    policy = policy_of(options.policy, found.project)
+    return gate_for(policy, found.project, found.state.id, capabilities=options.capabilities, prompt=True)
+
+
+def _promote(options: PromoteOptions, found: Current, stored: Stored, gate: Gate, wanted: Wanted, console: Console) -> PromoteResult:
     with proposed(stored, gate.policy, wanted) as proposal:
-        if not request.has("--json"):
-            _show(request, proposal, found)
+        plan = proposal.plan()
+        if console.shows:
+            _show(proposal, plan, found.project.path, console)
         if not proposal.changes and not proposal.settled:
-            return _end(request, proposal, None, _nothing(proposal))
-        if request.has("--dry-run"):
-            return _end(request, proposal, None, "nothing was carried over: this was a rehearsal (--dry-run)")
-        agreed = agreement(request, proposal)
+            return _result(proposal, plan, "nothing-to-do", _nothing(proposal))
+        if options.dry_run:
+            return _result(proposal, plan, "dry-run", "not promoted: this was a rehearsal (--dry-run)")
+        agreed = agreement(proposal, plan, console, yes=options.yes)
         if agreed is None:
-            _end(request, proposal, None, "nothing was carried over: nobody said yes (--yes; for each protected kind --approve KIND)")
-            return NOBODY_AGREED
-        done = carry_out(agreed, stored, gate, details=lambda: whole_diff(request, agreed))
-    back = " · take it back: agent-sandbox undo" if done.promotion.number else ""
-    what = f"carried over {counted(len(agreed.changes), 'change')} to {agreed.root}{back}"
-    if not agreed.changes:
-        what = f"nothing had to be carried over; the sandbox let go of {counted(len(agreed.settled), 'change')}"
-    _end(request, agreed, done, what)
+            return _result(proposal, plan, "not-approved", f"not promoted: {NEEDS_YES}")
+        done = carry_out(agreed, stored, gate, details=lambda: whole_diff(agreed))
     if done.note:
         remark(done.note)
-    return 0
+    return replace(_result(agreed, plan, "promoted", None), done=promotion_facts(done))
 
 
-def whole_diff(request: Request, proposal: PromotionProposal) -> str:
-    """All that would be carried over, for whoever is asked about it."""
-    from agent_sandbox.cli.render.changes import rows
+def whole_diff(proposal: PromotionProposal) -> str:
+    """Return the diff of a whole promotion, for the person who is asked to approve it."""
     from agent_sandbox.cli.render.colours import Painter
 
-    whole, plain = replace(request, given={"--all": ("",)}), Painter(False)
+    whole, plain = ShowOptions(everything=True), Painter(False)
     material = gather(whole, proposal.root, proposal.changes, proposal.contents)
     return "\n".join(plain.line(row) for row in rows(whole, material, columns=_COLUMNS, words=False))
 
 
-def undo(request: Request) -> int:
-    """The verb `undo`."""
-    found = current(request)
-    stored, policy = Stored(found.state), policy_of(request, found.project)
-    gate = gate_for(request, policy, found.project, found.state.id, prompt=True)
+def undo(options: PromoteOptions, console: Console) -> VerbResult:
+    """Take the last promotion back."""
+    found = current(options.project)
+    gate = _gate(options, found)
     try:
+        stored = Stored(found.state)
         recover(stored, gate)
-        return _undo(request, found, stored, gate)
+        journal = last(found.state.promotions)
+        if journal is not None and not options.yes and console.asks:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
+            if not console.says_yes(f"Take back promotion {journal.number} of {when}?"):
+                return DeclinedResult("undo", NOT_APPROVED)
+        done = take_back(stored, gate)
+        if done.note:
+            remark(done.note)
+        now_in = None if done.snapshot else _snapshot_with_changes(stored, done)
+        return UndoResult(promotion_facts(done), PathName(done.promotion.root), now_in)
     finally:
         gate.end()
-
-
-def _undo(request: Request, found: Current, stored: Stored, gate: Gate) -> int:
-    journal = last(found.state.promotions)
-    if journal is not None and not request.has("--yes") and not request.has("--json") and at_a_terminal():
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
-        if not says_yes(f"Take back promotion {journal.number} of {when}?"):
-            remark("nothing was taken back")
-            return NOBODY_AGREED
-    done = take_back(stored, gate)
-    again = "; the changes wait in the sandbox again" if done.snapshot else _where_they_are(stored, done)
-    if request.has("--json"):
-        from agent_sandbox.cli.render.json import print_document
-
-        print_document("undo", done_fields(done))
-    elif not request.has("--quiet"):
-        remark(f"took back promotion {done.promotion.undoes} of {done.promotion.root}{again}")
-    if done.note:
-        remark(done.note)
-    return 0
 
 
 def _nothing(proposal: PromotionProposal) -> str:
@@ -117,57 +156,34 @@ def _nothing(proposal: PromotionProposal) -> str:
     return f"there is nothing to promote: none of {counted(waiting, 'change')} was chosen" if waiting else "there is nothing to promote"
 
 
-def _where_they_are(stored: Stored, done: CarriedOver) -> str:
-    """Where what an undo took back is, when the sandbox has gone on since."""
+def _snapshot_with_changes(stored: Stored, done: CarriedOver) -> int | None:
     label = f"before promotion {done.promotion.undoes}"
-    kept = [each.id for each in stored.snapshots().snapshots if each.automatic and each.label == label]
-    return f"; something has run since, so the changes are in snapshot {kept[-1]}: agent-sandbox rollback {kept[-1]}" if kept else ""
+    return max((each.id for each in stored.snapshots().snapshots if each.automatic and each.label == label), default=None)
 
 
-def _wanted(request: Request, project: str) -> Wanted:
-    if request.has("--merge") and request.has("--force"):
-        raise UsageError("--merge and --force exclude one another", hint="merging keeps both sides, forcing drops what is real")
-    drift: Drifted = "merge" if request.has("--merge") else "force" if request.has("--force") else "refuse"
-    answer = request.value("--resolve")
-    resolve = next((word for word in _WORDS if word == answer), None)
-    if answer is not None and (resolve is None or drift != "merge"):
-        raise UsageError("--resolve takes ours, theirs or markers, and goes with --merge", hint="ours is the sandbox, theirs is reality")
-    inside, outside = request.values("--only"), request.values("--skip")
+def _wanted(options: PromoteOptions, project: str) -> Wanted:
+    inside, outside = options.only, options.skip
     covered, skipped = (covering(texts, project=project, home=here().host.home) for texts in (inside, outside))
 
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    return Wanted(chosen, request.has("--system"), drift, resolve, approved_kinds(request))
+    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved)
 
 
-def approved_kinds(request: Request) -> frozenset[str]:
-    """The protected kinds that the request agrees to."""
-    return frozenset(name.strip() for value in request.values("--approve") for name in value.split(","))
-
-
-def _show(request: Request, proposal: PromotionProposal, found: Current) -> None:
-    """What would be carried over, and what stands in the way."""
-    project = found.project.path
-    whole = replace(request, given={name: value for name, value in request.given.items() if name not in ("--only", "--skip")})
-    summary = replace(whole, given={**whole.given, "--stat": ("",), "--all": ("",)})
+def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
+    """Print what would be promoted, and what stands in the way."""
+    summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
-        show(summary, gather(summary, proposal.root, proposal.changes, proposal.contents), sys.stdout.buffer.write)
+        show(summary, gather(summary, proposal.root, proposal.changes, proposal.contents), sys.stdout.buffer.write, console)
         sys.stdout.flush()
-    outside = len(proposal.pending.outside(proposal.root))
-    if outside and not request.has("--quiet"):
-        remark(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
-    plan = proposal.plan()
-    _list(
-        f"{len(plan.refused):,} can never be carried over (--skip leaves out):",
-        _told((r.path, r.why) for r in plan.refused),
-        project,
-    )
+    if outside := len(proposal.pending.outside(proposal.root)):
+        console.note(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
+    refused = [f"{each.path}: {each.why}" for each in plan.refused]
+    _list(f"{len(refused):,} can never be promoted (--skip leaves out):", refused, project)
     if proposal.wanted.drift == "refuse":
-        moved = ((path, each.why()) for path, each in proposal.moved.items())
-        _list(
-            f"{len(proposal.moved):,} moved on in reality since the sandbox first touched them (--merge, --force):", _told(moved), project
-        )
+        moved = [f"{path}: {each.why()}" for path, each in proposal.moved.items()]
+        _list(f"{len(moved):,} changed in reality since the sandbox first touched them (--merge, --force):", moved, project)
     elif proposal.merged:
         _list(f"{len(proposal.merged):,} merged with what is real now:", proposal.merged, project)
     _list(f"{len(proposal.settled):,} need nothing: reality is so already, or stays as it is:", proposal.settled, project)
@@ -175,11 +191,7 @@ def _show(request: Request, proposal: PromotionProposal, found: Current) -> None
     for name, paths in proposal.protected().items():
         agreed = " [agreed to]" if name in proposal.wanted.approved else f" (--approve {name})"
         _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", paths, project)
-    _list("left as it is:", _told((left.path, left.what) for left in plan.left_out), project)
-
-
-def _told(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"{path}: {why}" for path, why in pairs]
+    _list("left as it is:", [f"{left.path}: {left.what}" for left in plan.left_out], project)
 
 
 def _list(heading: str, lines: Iterable[str], project: str) -> None:
@@ -193,56 +205,48 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
         say(f"  and {counted(len(every) - _LISTED, 'more', 'more')} (--json has all)")
 
 
-def agreement(request: Request, proposal: PromotionProposal) -> PromotionProposal | None:
-    """The proposal with what somebody at the terminal agreed to; None when nobody did. Nobody is asked about what cannot be done."""
-    asking = not request.has("--json") and at_a_terminal()
-    stuck = proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse")
-    if stuck:
-        return proposal  # carrying it out says why not
+def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes: bool) -> PromotionProposal | None:
+    """Return the proposal with what the person at the terminal agreed to; None if they said no, or nobody was asked and `yes` is false.
+
+    Nobody is asked about what cannot be done: carrying it out says why not.
+    """
+    asking = console.asks
+    if proposal.conflicts or plan.refused or (proposal.moved and proposal.wanted.drift == "refuse"):
+        return proposal
     missing = [name for name in proposal.protected() if name not in proposal.wanted.approved]
     if asking:
-        missing = [name for name in missing if not says_yes(f"Carry over what is of the protected kind {name!r}?")]
+        missing = [name for name in missing if not console.says_yes(f"Promote changes of the protected kind {name!r}?")]
         proposal = proposal.approving(frozenset(proposal.protected()) - frozenset(missing))
     if missing:
         return None if asking else proposal  # the gate refuses it, by name
-    if request.has("--yes"):
-        return proposal
-    return proposal if asking and says_yes(f"Carry over {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?") else None
+    question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?"
+    return proposal if yes or (asking and console.says_yes(question)) else None
 
 
-def _end(request: Request, proposal: PromotionProposal, done: CarriedOver | None, words: str) -> int:
-    if request.has("--json"):
-        from agent_sandbox.cli.render.json import change_document, path_fields, print_document
-
-        print_document(
-            "promote",
-            {
-                **path_fields("root", proposal.root),
-                "carried_over": done is not None,
-                "why_not": None if done else words,
-                **(done_fields(done) if done else {}),
-                "changes": [change_document(change) for change in proposal.changes],
-                "moved": [{**path_fields("path", path), "why": moved.why()} for path, moved in proposal.moved.items()],
-                "merged": [path_fields("path", path) for path in proposal.merged],
-                "settled": [path_fields("path", path) for path in proposal.settled],
-                "conflicts": [{**path_fields("path", each.path), "why": each.kind.value} for each in proposal.conflicts],
-                "refused": [{**path_fields("path", each.path), "why": each.why} for each in proposal.plan().refused],
-                "protected": {name: [path_fields("path", path) for path in paths] for name, paths in proposal.protected().items()},
-            },
-        )
-    elif not request.has("--quiet"):
-        remark(words)
-    return 0
+def _result(
+    proposal: PromotionProposal, plan: Plan, outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"], why_not: str | None
+) -> PromoteResult:
+    return PromoteResult(
+        PathName(proposal.root),
+        why_not is None,
+        why_not,
+        OMITTED,
+        proposal.changes.changes,
+        tuple(PathReason(PathName(path), moved.why()) for path, moved in proposal.moved.items()),
+        _paths(proposal.merged),
+        _paths(proposal.settled),
+        tuple(PathReason(PathName(each.path), each.kind.value) for each in proposal.conflicts),
+        tuple(PathReason(PathName(each.path), each.why) for each in plan.refused),
+        {name: _paths(paths) for name, paths in proposal.protected().items()},
+        outcome,
+    )
 
 
-def done_fields(done: CarriedOver) -> dict[str, object]:
-    """What was done, for a document."""
-    promotion = done.promotion
-    return {
-        "promotion": promotion.number,
-        "undoes": promotion.undoes or None,
-        "counts": promotion.counts,
-        "bytes": promotion.bytes,
-        "content_sha256": promotion.digest,
-        "snapshot": done.snapshot.id if done.snapshot else None,
-    }
+def _paths(paths: Iterable[str]) -> tuple[PathFacts, ...]:
+    return tuple(PathFacts(PathName(path)) for path in paths)
+
+
+def promotion_facts(done: CarriedOver) -> PromotionFacts:
+    """Return the facts of a promotion that was carried out."""
+    promotion, snapshot = done.promotion, done.snapshot.id if done.snapshot else None
+    return PromotionFacts(promotion.number, promotion.undoes or None, promotion.counts, promotion.bytes, promotion.digest, snapshot)

@@ -1,4 +1,4 @@
-"""`replay`: run a recorded run again, in a throw-away sandbox, and say where it departs from its record."""
+"""`replay`: run a recorded run again, in a throw-away sandbox, and report where it departs from its record."""
 
 from __future__ import annotations
 
@@ -7,64 +7,94 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent_sandbox import replays
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.caller import guest_environment
 from agent_sandbox.cli.context import project_of
-from agent_sandbox.cli.environment import guest_environment
-from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.render import quantities
-from agent_sandbox.cli.render.messages import remark, shown
+from agent_sandbox.cli.options import ReplayOptions
+from agent_sandbox.cli.render.messages import Console, remark, shown
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.records import Record, Recorder, departures, read, rules_of
 from agent_sandbox.engine.work import Work
 from agent_sandbox.policy.limits import Limits
 from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, locked, repeatable
 from agent_sandbox.sandbox import ENVIRONMENT
 
-DEPARTED = 1
+
+@dataclass(frozen=True)
+class DepartureFacts:
+    """A difference between a run and its record."""
+
+    what: str
+    message: str
 
 
-def replay(request: Request) -> int:
-    """The verb `replay`."""
-    record = read(request.words[0])
+@dataclass(frozen=True)
+class RecordedFacts:
+    """The size of a record's contents."""
+
+    output_bytes: int
+    changes: int
+    fuel: int | None
+
+
+@dataclass(frozen=True)
+class ReplayResult(VerbResult):
+    """A run, compared with its record."""
+
+    kind = "replay"
+
+    same: bool
+    departures: tuple[DepartureFacts, ...]
+    fuel: int | None
+    exit: int
+    refused: str | None
+    recorded: RecordedFacts
+
+    def text(self, console: Console) -> None:
+        if self.refused:
+            remark(f"it could not be started: {self.refused}")
+        for departure in self.departures:
+            print(f"{departure.what}: {departure.message}")
+        was = self.recorded
+        same = f"the same: {was.output_bytes} bytes of output, {was.changes} changes, {was.fuel} units of fuel"
+        console.note(same if self.same else f"it departs from its record in {len(self.departures)} ways")
+
+
+def replay(options: ReplayOptions) -> ReplayResult:
+    """Run a record again."""
+    record = read(options.record)
     what, stdin = replays.what_to_run(record, None, None)
-    policy, env = _surroundings(request, record)
+    policy, env = _surroundings(options, record)
     runtimes = here().runtimes("wasm")
-    cwd = request.value("--cwd") or record.cwd
+    cwd = options.cwd or record.cwd
     replays.check(record, policy, env, cwd, runtimes.identity)
     recorder = Recorder(Work(what, env, cwd=cwd, stdin=stdin, seed=record.seed, collect=False), salt=record.salt)
     try:
         # As when it was recorded: without it, a project below /tmp would not be seen.
-        project = project_of(request, cwd).path if policy.files.read else None
+        project = project_of(options.project, cwd).path if policy.files.read else None
         outcome = here().session(here().gate(policy), runtimes, project=project).run(recorder.work)
     finally:
         here().wasm().close(leaving=True)
-    found = departures(record, recorder.record(outcome, policy, runtimes.identity))
-    if request.has("--json"):
-        from agent_sandbox.cli.render.json import print_document
-
-        listed = [{"what": each.what, "message": shown(each.message)} for each in found]
-        code = DEPARTED if found else 0
-        print_document("replay", {"same": not found, "departures": listed, "fuel": outcome.exit.usage.fuel, "exit": code})
-        return code
-    if outcome.refused:
-        remark(f"it could not be started: {shown(outcome.refused)}")
-    for departure in found:
-        print(f"{departure.what}: {shown(departure.message)}")
-    if not request.has("--quiet"):
-        size = record.stdout.size + record.stderr.size
-        same = f"the same: {size} bytes of output, {len(record.changes)} changes, {record.fuel} units of fuel"
-        remark(f"it departs from its record in {len(found)} ways" if found else same)
-    return DEPARTED if found else 0
+    differences = departures(record, recorder.record(outcome, policy, runtimes.identity))
+    return ReplayResult(
+        not differences,
+        tuple(DepartureFacts(each.what, shown(each.message)) for each in differences),
+        outcome.exit.usage.fuel,
+        1 if differences else 0,
+        shown(outcome.refused) if outcome.refused else None,
+        RecordedFacts(record.stdout.size + record.stderr.size, len(record.changes), record.fuel),
+    )
 
 
-def _surroundings(request: Request, record: Record) -> tuple[Policy, Mapping[str, str]]:
-    """The rules and the environment that fit the record: those of the command line, or those of `Sandbox()` in Python."""
-    kinds = list(_kinds(request, _limits(request, record)))
+def _surroundings(options: ReplayOptions, record: Record) -> tuple[Policy, Mapping[str, str]]:
+    """Return the policy and the environment that fit the record: those of the command line, or those of `Sandbox()` in Python."""
+    kinds = list(_kinds(options, _limits(options, record)))
     return next(((policy, env) for policy, env in kinds if rules_of(policy.files) == record.rules), kinds[0])
 
 
-def _kinds(request: Request, limits: Limits) -> Iterator[tuple[Policy, Mapping[str, str]]]:
-    home, asked = here().host.home, request.values("--env")
+def _kinds(options: ReplayOptions, limits: Limits) -> Iterator[tuple[Policy, Mapping[str, str]]]:
+    home, asked = here().host.home, options.env
     masks = here().masks_for(os.getcwd())
     yield repeatable(cloned(masks=masks, limits=limits)), guest_environment(os.environ, asked, home=home, bare=True)
     given = guest_environment(os.environ, asked, home=home, bare=True)
@@ -72,10 +102,7 @@ def _kinds(request: Request, limits: Limits) -> Iterator[tuple[Policy, Mapping[s
     yield repeatable(locked(limits=limits)), {**ENVIRONMENT, **{name: given[name] for name in names}}
 
 
-def _limits(request: Request, record: Record) -> Limits:
-    """Those of the record, where they shape what comes of it and are within what the command line gives anyway."""
-    limits = CLONED_LIMITS
-    if (text := request.value("--timeout")) is not None:
-        limits = replace(limits, wall_seconds=quantities.seconds("--timeout", text))
+def _limits(options: ReplayOptions, record: Record) -> Limits:
+    """Return the limits: those of the record where they shape its result and are no more than the command line gives."""
     shaping: dict[str, Any] = {name: record.limits[name] for name in replays.within_reason(record)}
-    return replace(limits, **shaping)
+    return replace(CLONED_LIMITS, **dict(options.limits) | shaping)

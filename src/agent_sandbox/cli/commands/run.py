@@ -6,21 +6,16 @@ of the program, finds the project and decides.
 
 from __future__ import annotations
 
-from agent_sandbox._fast.values import replace
-from agent_sandbox.cli.parser import Request
+from agent_sandbox.cli.options import CommandOptions
+from agent_sandbox.cli.render.messages import Console
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.runtime.process.zygote import Zygote
 
 
-def run(request: Request) -> int:
-    """The verb `run`."""
-    forked = None if request.has("--explain") else Zygote(None)
+def run(options: CommandOptions, console: Console) -> VerbResult:
+    """Run a command, or simulate it."""
+    forked = None if options.explain else Zygote(None)
     from agent_sandbox.cli.execute import perform
     from agent_sandbox.engine.work import Command
 
-    words = request.words if request.separated or len(request.words) > 1 else ("bash", "-c", request.words[0])
-    return perform(request, Command(words), stdin=0, forked=forked)
-
-
-def sim(request: Request) -> int:
-    """The verb `sim`."""
-    return run(replace(request, given={**request.given, "--simulate": ("",)}))
+    return perform(options, Command(options.command), console, stdin=0, forked=forked)

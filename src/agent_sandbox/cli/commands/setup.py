@@ -1,4 +1,4 @@
-"""`setup`: what a new user does once. Makes the state directory, checks the machine, compiles, and says what to do next."""
+"""`setup`, for a new user, once: make the state directory, check the machine, compile, and say what to do next."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.doctor import examine
-from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.remedies import Situation
-from agent_sandbox.cli.render.messages import shown
-from agent_sandbox.cli.render.table import report
+from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation
+from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import usage
 from agent_sandbox.workspace.store import Store
 
-# What it takes in all. The compiler says nothing on its way, but the processor's time that it needs is much the same on most machines.
+# The compiler reports no progress, but the processor time that it needs is much the same on most machines.
 _EXPECTED_CPU_SECONDS = 340.0
 _WHAT_TAKES_SO_LONG = """Compiling the WebAssembly interpreter, twice: as fast as it can be, and so that it counts what it executes.
 This happens once, and takes some minutes. Ordinary runs can use the first before the second is done."""
 _WIDTH = 30
+Compiled = Literal["ready", "not-installed", "failed", "skipped"]
 _LOOK_SECONDS = 0.25
 
 
-def compile_wasm() -> tuple[str, str]:
-    """Compile it unless that has been done; returns "ready", "not-installed" or "failed", and what to say of it."""
+def compile_wasm() -> tuple[Compiled, str]:
+    """Compile the interpreter for WebAssembly, unless that has been done. Returns the outcome, and a message about it."""
     try:
         runtime = here().wasm()
         if runtime.compiler is not None:
             print("The WebAssembly interpreter is being compiled in the background. Waiting for that.", file=sys.stderr)
         elif not runtime.ready_to_count:
             print(_WHAT_TAKES_SO_LONG, file=sys.stderr)
-        # Also where it seems ready: it looks whether that is so.
+        # Also where it seems ready: the compiler checks that.
         code, said = _watched(runtime.building(counting=True), lambda: runtime.compiler)
         if code:
             return "failed", f"the WebAssembly interpreter could not be compiled: {said}"
@@ -46,9 +48,9 @@ def compile_wasm() -> tuple[str, str]:
 
 
 def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[int, str]:
-    """Run it, with a bar where somebody is watching. Returns its exit code and the last line of what it said.
+    """Run the compiler, with a progress bar on a terminal. Returns its exit code and the last line of its messages.
 
-    It may have to wait for another, which was there before it: `compiler` says who it is.
+    It may have to wait for another compiler that was started before: `compiler` returns the id of that process.
     """
     began = time.monotonic()
     said = b""
@@ -90,22 +92,50 @@ Completion for your shell:
   zsh    agent-sandbox completion zsh > a directory of your $fpath, as _agent-sandbox"""
 
 
-def setup(request: Request) -> int:
-    """The verb `setup`. Exits with 1 when nothing can run on this machine."""
+@dataclass(frozen=True)
+class ProblemFacts:
+    """A required check that failed."""
+
+    name: str
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class SetupResult(VerbResult):
+    """The outcome of `setup`. `rows` are the checks that are required or not ok. Outside Linux there is only `wasm`."""
+
+    kind = "setup"
+
+    state_dir: PathName | Omitted
+    usable: bool
+    problems: tuple[ProblemFacts, ...] | Omitted
+    wasm: Compiled
+    message: str
+    host: str | Omitted = OMITTED
+    rows: tuple[CheckRow, ...] | Omitted = OMITTED
+
+    @property
+    def code(self) -> int:
+        """1 if nothing can run on this machine."""
+        return 0 if self.usable else 1
+
+    def text(self, console: Console) -> None:
+        if isinstance(self.rows, Omitted) or isinstance(self.host, Omitted):
+            print(self.message)
+            return
+        DoctorResult(self.host, self.usable, self.rows).text(console)
+        print(f"State is kept in {self.state_dir}.")
+        if self.usable:
+            print(self.message)
+            print(_NEXT)
+
+
+def setup() -> SetupResult:
+    """Make the state directory, check the machine, and compile the interpreter for WebAssembly."""
     store = Store.open(here().host.state)
     situation = Situation.look()
-    rows = [row for row in examine(situation) if row.required or row.status != "ok"]
-    broken = any(row.fatal for row in rows)
-    wasm, said = ("skipped", "") if broken else compile_wasm()
-    if request.has("--json"):
-        from agent_sandbox.cli.render.json import path_fields, print_document
-
-        problems = [{"name": row.name, "found": row.found, "remedy": row.remedy} for row in rows if row.fatal]
-        print_document("setup", {**path_fields("state_dir", store.path), "usable": not broken, "problems": problems, "wasm": wasm})
-        return 1 if broken else 0
-    report(rows, situation.name)
-    print(f"State is kept in {store.path}.")
-    if not broken:
-        print(said)
-        print(_NEXT)
-    return 1 if broken else 0
+    rows = tuple(row for row in examine(situation) if row.required or row.status != "ok")
+    problems = tuple(ProblemFacts(row.name, row.found, row.remedy) for row in rows if row.fatal)
+    compiled: tuple[Compiled, str] = ("skipped", "") if problems else compile_wasm()
+    return SetupResult(PathName(store.path), not problems, problems, *compiled, situation.name, rows)

@@ -1,92 +1,233 @@
-"""`sim`, and `--simulate`: run a command on a throw-away clone, and print what it would do. Machine and sandbox stay as they are."""
+"""`sim`: run a command on a throw-away clone and print a plan of its effects; and `carry-out`: do what a plan says, exactly."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from agent_sandbox._fast.values import replace
-from agent_sandbox.cli import streams
-from agent_sandbox.cli.change_list import current_and_whole
-from agent_sandbox.cli.commands.diff import aside, paged, show
-from agent_sandbox.cli.context import policy_of
-from agent_sandbox.cli.execute import code_of, say_how_it_ended
-from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.render import diff_document, effects, pager
-from agent_sandbox.cli.render.changes import Material, check, gather
+from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.assembly import here
+from agent_sandbox.cli.caller import forwarding, pass_aside
+from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts, whole_diff
+from agent_sandbox.cli.context import current_and_whole, gate_for, policy_of, project_of, recover
+from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
+from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
+from agent_sandbox.cli.render import pager
+from agent_sandbox.cli.render.changes import Material, gather, show, shown_changes
 from agent_sandbox.cli.render.colours import Painter, Style
-from agent_sandbox.cli.render.messages import at_a_terminal, remark, says_yes
+from agent_sandbox.cli.render.effects import (
+    SHORT,
+    PlanDocument,
+    PlanHead,
+    closing,
+    command_of,
+    opening,
+    plan_document,
+    plan_head,
+    plans_by_path,
+    recorded,
+    without_history,
+)
+from agent_sandbox.cli.render.messages import Console, counted, remark, shown
+from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
+from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
+from agent_sandbox.engine.simulation.apply import Ready, carry, kept_plans, opened
 from agent_sandbox.engine.simulation.plan import EffectPlan
 from agent_sandbox.engine.simulation.run import simulated
 from agent_sandbox.engine.work import Work
-from agent_sandbox.errors import Busy
+from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace.diff.compare import Formerly
-from agent_sandbox.workspace.project import Project
+from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.saved_plans import Plans
+from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.stored_sandbox import Stored
 
-_NOT_WITH = ("--diff", "--watch-reads", "--record")
+
+@dataclass(frozen=True)
+class SimulationResult(VerbResult):
+    """An effect plan.
+
+    It was written while its clone was there, and its changes are not held.
+    """
+
+    kind = "simulation"
+    streamed = True
+
+    plan: PlanDocument
+    exit: int
+
+    def text(self, console: Console) -> None:
+        """Print nothing more."""
 
 
-def refuse_mixtures(request: Request) -> None:
-    """Raise `UsageError` for options that say something else than a simulation."""
-    check(request)
-    for option in _NOT_WITH:
-        if request.has(option):
-            raise UsageError(f"{option} does not go with a simulation", hint="a plan has the changes in it, and keeps nothing else")
+@dataclass(frozen=True)
+class ListedPlan:
+    """A plan that can still be carried out."""
+
+    plan: PlanHead
+    created: float
+    line: str  # the command as it could be typed
 
 
-def plan_for(request: Request, session: Session, work: Work, project: Project, on_busy: Callable[[Busy], None]) -> int:
-    """Simulate the work and print its plan. Its own output goes to standard error; it exits as the command does."""
-    found = current_and_whole(request)
+@dataclass(frozen=True)
+class PlansResult(VerbResult):
+    """The plans of all projects that can still be carried out."""
+
+    kind = "plans"
+
+    plans: tuple[ListedPlan, ...]
+
+    def text(self, console: Console) -> None:
+        for listed in self.plans:
+            plan, when = listed.plan, time.strftime("%H:%M:%S", time.localtime(listed.created))
+            print(f"{plan.digest[:SHORT]}  {when}  {plan.risk.level.value:<6}  {shown(plan.project)}  {shown(listed.line)}")
+        if not self.plans:
+            remark("there are no plans; make one with: agent-sandbox sim COMMAND")
+
+
+@dataclass(frozen=True)
+class CarryOutResult(VerbResult):
+    """A plan, and whether it was carried out. `not_carried_out` is what it asked of the network."""
+
+    kind = "carry-out"
+
+    plan: str
+    project: PathName
+    carried_out: bool
+    why_not: str | None
+    done: PromotionFacts | Omitted
+    not_carried_out: tuple[str, ...]
+    left_out: tuple[PathFacts, ...]
+    changes: int
+
+    @property
+    def code(self) -> int:
+        """0, or 3 if it was not approved."""
+        return 0 if self.carried_out else NOT_APPROVED
+
+    def text(self, console: Console) -> None:
+        if self.why_not is not None:
+            remark(self.why_not)
+            return
+        if self.not_carried_out:
+            asked = ", ".join(self.not_carried_out[:5])
+            remark(f"NOT carried out: network requests to {asked}. Only file changes were carried out.")
+        back = " · take it back: agent-sandbox undo" if not isinstance(self.done, Omitted) and self.done.promotion else ""
+        remark(f"carried out plan {self.plan[:SHORT]}: {counted(self.changes, 'change')}{back}")
+
+
+def simulate(
+    options: CommandOptions, session: Session, work: Work, project: Project, console: Console, on_busy: Callable[[Busy], None]
+) -> VerbResult:
+    """Simulate the work and print its plan. Its own output goes to standard error. At a terminal, offer to carry it out."""
+    found = current_and_whole(options.project, options.policy)
     plans = Plans(found.state.store)
-    waiting = None if request.has("--throw-away") else Stored(found.state)
+    waiting = None if options.throw_away else Stored(found.state)
     with ExitStack() as block:
-        with streams.forwarding() as forward:
-            made = block.enter_context(
+        with forwarding() as forward:
+            simulation = block.enter_context(
                 simulated(
                     session,
-                    replace(work, on_start=forward.begin, on_output=aside),
+                    replace(work, on_start=forward.begin, on_output=pass_aside),
                     plans,
                     project.path,
                     waiting=waiting,
-                    governed=governing(project).digest(),
-                    on_busy=None if request.has("--no-wait") else on_busy,
+                    governed=_governing(project).digest(),
+                    on_busy=on_busy if options.wait else None,
                 )
             )
-        code = code_of(made.outcome.exit, forward.received)
-        say_how_it_ended(work, made.outcome)
-        former = Formerly(bases=made.clone.bases(), open_base=made.clone.open_base)
-        material = gather(request, project.path, made.changes, made.contents, former)
-        print_plan(request, made.plan, material, kept=made.kept)
-    if made.kept and not code and not request.has("--json") and not request.has("--quiet") and at_a_terminal():
-        if says_yes(f"Carry out the plan {made.plan.digest[: effects.SHORT]}?"):
-            from agent_sandbox.cli.commands.carry_out import carry_out
-
-            return carry_out(Request("carry-out", (made.plan.digest,), {"--quiet": ("",), "--yes": ("",)}))
-        remark(f"not carried out; within the hour: agent-sandbox carry-out {made.plan.digest[: effects.SHORT]}")
-    return code
-
-
-def governing(project: Project) -> Policy:
-    """The policy that a plan of a project is good under: that of the policy files, whatever options there were."""
-    return policy_of(Request("sim"), project)
+        plan, exit = simulation.plan, simulation.outcome.exit
+        say_how_it_ended(refusal(work, simulation.outcome), exit.reason, exit.limits_hit)
+        former = Formerly(bases=simulation.clone.bases(), open_base=simulation.clone.open_base)
+        material = gather(options.show, project.path, simulation.changes, simulation.contents, former)
+        result = SimulationResult(plan_document(plan, kept=simulation.kept), code_of(exit, forward.received))
+        _print_plan(options.show, plan, material, result, console)
+    if simulation.kept and not result.exit and not console.quiet and console.asks:
+        if console.says_yes(f"Carry out the plan {plan.digest[:SHORT]}?"):
+            return carry_out(CarryOutOptions(plan.digest, yes=True), replace(console, quiet=True))
+        remark(f"not carried out; within the hour: agent-sandbox carry-out {plan.digest[:SHORT]}")
+    return result
 
 
-def print_plan(request: Request, plan: EffectPlan, material: Material, *, kept: bool) -> None:
-    """Print a plan in the form that was asked for."""
-    with pager.output(paged=paged(request)) as write:
-        if request.has("--json"):
-            diff_document.begin(write, effects.before_changes(plan), "simulation")
-            diff_document.changes(write, material, also=effects.of_change(plan))
-            diff_document.end(write, {**effects.after_changes(plan), "kept": kept})
+def _governing(project: Project) -> Policy:
+    """Return the policy that a plan of a project is valid under: that of the policy files, without options."""
+    return policy_of(PolicyOptions(), project)
+
+
+def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, result: SimulationResult, console: Console) -> None:
+    with pager.output(paged=options.pager) as write:
+        if options.form == "json":
+            from agent_sandbox.cli.render.json import begin_document, end_document, write_changes
+
+            begin_document(write, result)
+            write_changes(write, shown_changes(material, plans_by_path(plan)))
+            end_document(write, result)
             return
         painter = Painter(Style.of_stdout().colours)
-        rest, apart = effects.without_history(material)
-        for row in effects.opening(plan):
+        rest, apart = without_history(material)
+        for row in opening(plan):
             write(f"{painter.line(row)}\n".encode())
-        show(request, rest, write)
-        for row in (*effects.recorded(apart, material), *effects.closing(plan, kept=kept)):
+        show(options, rest, write, console)
+        for row in (*recorded(apart, material), *closing(plan, kept=result.plan.kept)):
             write(f"{painter.line(row)}\n".encode())
+
+
+def carry_out(options: CarryOutOptions, console: Console) -> VerbResult:
+    """Carry out a plan after showing it once more, or list the plans."""
+    store = Store.open(here().host.state)
+    if options.digest is None:
+        return PlansResult(tuple(ListedPlan(plan_head(plan), plan.created, command_of(plan)) for plan in kept_plans(Plans(store))))
+    with ExitStack() as ends:
+        return _carry_out(options, options.digest, store, ends, console)
+
+
+def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitStack, console: Console) -> CarryOutResult:
+    plans = Plans(store)
+    gates: list[Gate] = []
+
+    def stored_of(project: str) -> Stored:
+        if options.project is not None and project_of(options.project).path != project:
+            raise PolicyError(f"this is a plan of {project!r}", hint="leave out --project")
+        found = find_project(project, home=here().host.home, explicit=True)
+        stored = Stored(store.sandbox_for(found.path))
+        gates.append(gate_for(_governing(found), found, stored.state.id, capabilities=options.capabilities, prompt=True))
+        ends.callback(gates[0].end)
+        recover(stored, gates[0])
+        return stored
+
+    with opened(
+        plans,
+        digest,
+        stored_of,
+        lambda project: gates[0].policy,
+        approved=options.approved,
+        system=options.system,
+        files_only=options.files_only,
+    ) as ready:
+        if console.shows and not console.quiet:
+            _show(options, ready, console)
+        agreed = agreement(ready.proposal, ready.proposal.plan(), console, yes=options.yes)
+        if agreed is None:
+            return _result(ready, f"not carried out: {NEEDS_YES}")
+        done = carry(ready, agreed, plans, gates[0], details=lambda: whole_diff(agreed))
+    if done.note:
+        remark(done.note)
+    return replace(_result(ready, None), done=promotion_facts(done), changes=len(agreed.changes))
+
+
+def _show(options: CarryOutOptions, ready: Ready, console: Console) -> None:
+    proposal, clone = ready.proposal, ready.clone
+    former = Formerly(bases=clone.bases(), open_base=clone.open_base)
+    material = gather(options.show, ready.plan.project, proposal.changes, proposal.contents, former)
+    _print_plan(options.show, ready.plan, material, SimulationResult(plan_document(ready.plan, kept=False), 0), console)
+    if ready.left_out:
+        remark(f"left out: {counted(len(ready.left_out), 'scratch file')} outside the project (--system)")
+
+
+def _result(ready: Ready, why_not: str | None) -> CarryOutResult:
+    left_out = tuple(PathFacts(PathName(path)) for path in ready.left_out)
+    plan = ready.plan
+    return CarryOutResult(plan.digest, PathName(plan.project), why_not is None, why_not, OMITTED, plan.requests, left_out, 0)

@@ -1,79 +1,132 @@
-"""`snapshot`, `rollback` and `snapshots`: keep what the sandbox is, go back to it, and see what there is to go back to."""
+"""`snapshot`, `rollback` and `snapshots`: save the sandbox's state, go back to it, and list what was saved."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-from agent_sandbox.cli.change_list import current_and_whole
-from agent_sandbox.cli.context import Current
-from agent_sandbox.cli.parser import Request
-from agent_sandbox.cli.render.messages import remark, shown
-from agent_sandbox.workspace.layers.history import History, Snapshot, tree
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.cli.context import Current, current_and_whole
+from agent_sandbox.cli.options import SandboxOptions
+from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.results import PathName, VerbResult
+from agent_sandbox.workspace.layers.history import Snapshot, tree
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 
-def snapshot(request: Request) -> int:
-    """The verb `snapshot`. Its id goes to standard output."""
-    found = current_and_whole(request)
-    made = Stored(found.state).snapshot(*request.words)
-    if request.has("--json"):
-        _print("snapshot", found, {"snapshot": _document(made)})
-    else:
-        print(made.id)
-        if not request.has("--quiet"):
-            remark(f"kept as snapshot {_named(made)} · agent-sandbox rollback {made.id}")
-    return 0
+@dataclass(frozen=True)
+class SandboxFacts:
+    """The sandbox that a result is about."""
+
+    inline = True
+
+    project: PathName
+    sandbox: str
 
 
-def rollback(request: Request) -> int:
-    """The verb `rollback`."""
-    found = current_and_whole(request)
-    done = Stored(found.state).rollback(*request.words)
-    if request.has("--json"):
-        _print("rollback", found, {"to": _document(done.to), "kept": _document(done.kept) if done.kept else None})
-    elif not request.has("--quiet"):
-        kept = f"; what was is snapshot {done.kept.id}" if done.kept else ""
-        remark(f"the sandbox is what it was at snapshot {_named(done.to)}{kept}")
-    return 0
+@dataclass(frozen=True)
+class SnapshotFacts:
+    """A snapshot. `parent` is the one before it; an `automatic` one was not asked for."""
+
+    id: int
+    label: str
+    parent: int | None
+    created: float
+    automatic: bool
+
+    @property
+    def name(self) -> str:
+        """Its number and label, for people."""
+        return f"{self.id} {shown(self.label)}" if self.label else str(self.id)
 
 
-def snapshots(request: Request) -> int:
-    """The verb `snapshots`: a tree, in which the one that the sandbox descends from is marked. With --forget, one less."""
-    found = current_and_whole(request)
+@dataclass(frozen=True)
+class ListedSnapshot(SnapshotFacts):
+    """A snapshot in the tree of all, at a depth. The sandbox descends from the `head`."""
+
+    head: bool
+    depth: int
+
+
+@dataclass(frozen=True)
+class SnapshotResult(VerbResult):
+    """A snapshot that was made."""
+
+    kind = "snapshot"
+
+    about: SandboxFacts
+    snapshot: SnapshotFacts
+
+    def text(self, console: Console) -> None:
+        print(self.snapshot.id)
+        console.note(f"saved as snapshot {self.snapshot.name} · agent-sandbox rollback {self.snapshot.id}")
+
+
+@dataclass(frozen=True)
+class RollbackResult(VerbResult):
+    """The snapshot that the sandbox went back to, and the one that saved its state before, if it had changed."""
+
+    kind = "rollback"
+
+    about: SandboxFacts
+    to: SnapshotFacts
+    kept: SnapshotFacts | None
+
+    def text(self, console: Console) -> None:
+        saved = f"; the state before is snapshot {self.kept.id}" if self.kept else ""
+        console.note(f"the sandbox is back at snapshot {self.to.name}{saved}")
+
+
+@dataclass(frozen=True)
+class SnapshotsResult(VerbResult):
+    """All snapshots, each after its parent. `used`: the sandbox has changed since its head."""
+
+    kind = "snapshots"
+
+    about: SandboxFacts
+    snapshots: tuple[ListedSnapshot, ...]
+    used: bool
+    forgotten: tuple[SnapshotFacts, ...]
+
+    def text(self, console: Console) -> None:
+        for each in self.forgotten:
+            console.note(f"forgot snapshot {each.name}")
+        here = " <- the sandbox, with changes since" if self.used else " <- the sandbox"
+        for listed in self.snapshots:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.created))
+            print(f"{'  ' * listed.depth}{listed.name}  {when}{here if listed.head else ''}")
+        if not self.snapshots and not self.forgotten:
+            console.note("this sandbox has no snapshots; make one: agent-sandbox snapshot LABEL")
+
+
+def snapshot(options: SandboxOptions) -> SnapshotResult:
+    """Save the sandbox's state."""
+    found = current_and_whole(options.project, options.policy)
+    return SnapshotResult(_about(found), _facts(Stored(found.state).snapshot(*options.names)))
+
+
+def rollback(options: SandboxOptions) -> RollbackResult:
+    """Go back to a snapshot."""
+    found = current_and_whole(options.project, options.policy)
+    done = Stored(found.state).rollback(*options.names)
+    return RollbackResult(_about(found), _facts(done.to), _facts(done.kept) if done.kept else None)
+
+
+def snapshots(options: SandboxOptions) -> SnapshotsResult:
+    """Forget the named snapshots, and list the others."""
+    found = current_and_whole(options.project, options.policy)
     stored = Stored(found.state)
-    forgotten = [stored.forget(name) for name in request.values("--forget")]
+    forgotten = tuple(_facts(stored.forget(name)) for name in options.names)
     history = stored.snapshots()
-    if request.has("--json"):
-        listed = [{**_document(each), "head": each.id == history.head} for _, each in tree(history)]
-        _print("snapshots", found, {"snapshots": listed, "used": history.used, "forgotten": [_document(each) for each in forgotten]})
-        return 0
-    for each in forgotten if not request.has("--quiet") else ():
-        remark(f"forgot snapshot {_named(each)}")
-    for line in _lines(history):
-        print(line)
-    if not history.snapshots and not forgotten and not request.has("--quiet"):
-        remark("this sandbox has no snapshots; make one: agent-sandbox snapshot LABEL")
-    return 0
+    listed = (
+        ListedSnapshot(each.id, each.label, each.parent, each.created, each.automatic, each.id == history.head, depth)
+        for depth, each in tree(history)
+    )
+    return SnapshotsResult(_about(found), tuple(listed), history.used, forgotten)
 
 
-def _lines(history: History) -> Iterator[str]:
-    for depth, each in tree(history):
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.created))
-        here = " <- the sandbox, with changes since" if history.used else " <- the sandbox"
-        yield f"{'  ' * depth}{_named(each)}  {when}{here if each.id == history.head else ''}"
+def _about(found: Current) -> SandboxFacts:
+    return SandboxFacts(PathName(found.project.path), found.state.id)
 
 
-def _named(snapshot: Snapshot) -> str:
-    return f"{snapshot.id} {shown(snapshot.label)}" if snapshot.label else str(snapshot.id)
-
-
-def _document(snapshot: Snapshot) -> dict[str, object]:
-    fields = ("id", "label", "parent", "created", "automatic")
-    return {name: getattr(snapshot, name) for name in fields}
-
-
-def _print(kind: str, found: Current, content: dict[str, object]) -> None:
-    from agent_sandbox.cli.render.json import path_fields, print_document
-
-    print_document(kind, {**path_fields("project", found.project.path), "sandbox": found.state.id, **content})
+def _facts(snapshot: Snapshot) -> SnapshotFacts:
+    return SnapshotFacts(snapshot.id, snapshot.label, snapshot.parent, snapshot.created, snapshot.automatic)

@@ -1,7 +1,7 @@
-"""`verify`: attack real sandboxes on this machine, under this user's own policy, and say of each promise whether it held.
+"""`verify`: attack real sandboxes on this machine, under this user's own policy, and report for each promise whether it held.
 
-`doctor` asks what the machine can do; this asks what the product does with it. Nothing of the user's is changed, and nothing is left but
-entries in the ledger: what runs in a sandbox is recorded, whoever asks for it.
+`doctor` shows what the machine can do; this shows what the product does with it. Nothing of the user's is changed. Only entries in the
+ledger are left: every run is recorded.
 """
 
 from __future__ import annotations
@@ -10,59 +10,109 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Literal
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.caller import guest_environment
 from agent_sandbox.cli.context import policy_of, project_of, working_directory
-from agent_sandbox.cli.environment import guest_environment
-from agent_sandbox.cli.parser import Request, UsageError
+from agent_sandbox.cli.options import VerifyOptions
+from agent_sandbox.cli.render.colours import Style
+from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
-from agent_sandbox.selftest import probe
 from agent_sandbox.selftest.bench import DecoyBench, Surroundings, aside, set_up
 from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
-from agent_sandbox.selftest.probe import Probe, Result, Seen, judge, look
+from agent_sandbox.selftest.probe import BOTH, Probe, Seen, judge, look
+from agent_sandbox.selftest.probe import Result as ProbeResult
 from agent_sandbox.selftest.probes import PROBES
 from agent_sandbox.selftest.sandboxed import Cloned, Locked
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.view.plan import PRIVATE
 
+_WIDTH = 14  # of the status column
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-def verify(request: Request) -> int:
-    """The verb `verify`. Exits with 1 when a promise was broken, or could not be tried for a reason that is not the machine's."""
-    if request.value("--runtime") not in (None, "process"):
-        raise UsageError(f"--runtime {request.value('--runtime')} is not there yet; there is: process", hint="verify without --runtime")
+@dataclass(frozen=True)
+class ProbeFacts:
+    """The result of a probe for one box, with the promise it is about."""
+
+    probe: str
+    box: str
+    status: Literal["pass", "fail", "inconclusive"]
+    claim: str
+    tried: str
+    why: str | None
+    reached: Mapping[str, str]
+    shown: tuple[str, ...]
+    unshown: tuple[str, ...]
+    excused: bool
+    remedies: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VerifyResult(VerbResult):
+    """The outcome of the attacks, for each promise and sandbox."""
+
+    kind = "verify"
+
+    held: bool
+    counts: dict[str, int]
+    seconds: float
+    results: tuple[ProbeFacts, ...]
+
+    @property
+    def code(self) -> int:
+        """1 if a promise was broken, or could not be tried for a reason that is not the machine's."""
+        return 0 if self.held else 1
+
+    def text(self, console: Console) -> None:
+        _table(self.results, self.seconds)
+
+
+@dataclass(frozen=True)
+class InterruptedResult(VerbResult):
+    """A verb that a signal ended. Nothing was left behind."""
+
+    kind = "interrupted"
+
+    signal: int
+
+    @property
+    def code(self) -> int:
+        """128 and the signal, as a shell has it."""
+        return 128 + self.signal
+
+    def text(self, console: Console) -> None:
+        """Print nothing: a person knows what they pressed."""
+
+
+def verify(options: VerifyOptions, console: Console) -> VerbResult:
+    """Attack sandboxes, and compare with the promises."""
     began = time.monotonic()
     received: list[int] = []
     try:
         with _unwound_by_signals(received):
-            results = _attack(request, progress=sys.stderr.isatty() and not request.has("--quiet"))
+            results = _attack(options, progress=sys.stderr.isatty() and not console.quiet)
     except KeyboardInterrupt:
-        return 128 + (received or [signal.SIGINT])[0]
-    seconds = time.monotonic() - began
-    failed = any(result.bad for result in results)
-    remedies = _remedies(results) if failed else {}
-    if request.has("--json"):
-        from agent_sandbox.cli.render.json import print_document
-
-        counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
-        told = {"held": not failed, "counts": counts, "seconds": round(seconds, 3), "results": probe.document(results, remedies)}
-        print_document("verify", told)
-    else:
-        probe.table(results, remedies, seconds)
-    return 1 if failed else 0
+        return InterruptedResult((received or [signal.SIGINT])[0])
+    held = not any(result.bad for result in results)
+    counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
+    facts = _facts(results, {} if held else _remedies(results))
+    return VerifyResult(held, counts, round(time.monotonic() - began, 3), facts)
 
 
-def _attack(request: Request, *, progress: bool) -> list[Result]:
-    policy = policy_of(request, _project(request))
-    environment = guest_environment(os.environ, request.values("--env"), home=here().host.home)
+def _attack(options: VerifyOptions, *, progress: bool) -> list[ProbeResult]:
+    policy = policy_of(options.policy, _project(options))
+    environment = guest_environment(os.environ, options.env, home=here().host.home)
     store = Store.open(here().host.state)
     with (
         set_up(_places(policy), _surroundings(policy), forget=lambda bench: _forget(store, bench)) as bench,
@@ -86,7 +136,7 @@ def _for(box: Box) -> list[Probe]:
 
 
 def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
-    """The probes whose number is shown while one waits; the others are done aside, in less time."""
+    """Run the probes of one box and show their progress; those of the others run in parallel and take less time."""
     mine = _for(box)
 
     def starting(probe: Probe) -> None:
@@ -100,7 +150,7 @@ def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
 
 
 def _must_run(box: Box) -> None:
-    """Where no sandbox can be made there is nothing to attack. What is raised says why, and where to look."""
+    """Raise `SandboxError` if nothing can be tried in a box, with the reason."""
     try:
         box.run(Attempt("files", "nothing"))
     except NoAnswer as error:
@@ -109,12 +159,12 @@ def _must_run(box: Box) -> None:
         ) from error
 
 
-def _project(request: Request) -> Project:
-    """The user's, for the policy. Where `run` would refuse the directory for being too much, its secrets are hidden all the same."""
+def _project(options: VerifyOptions) -> Project:
+    """Return the user's project, for the policy; the current directory where `run` would refuse it for being too large."""
     try:
-        return project_of(request)
+        return project_of(options.project)
     except PolicyError:
-        if request.has("--project"):
+        if options.project is not None:
             raise
         return Project(working_directory())
 
@@ -126,7 +176,7 @@ def _surroundings(policy: Policy) -> Surroundings:
 
 
 def _hidden_by(mask: Mask) -> list[str]:
-    """What must not be there: the place itself or, where the directory stays, what the real one holds."""
+    """Return the paths that must be hidden: the place itself or, where the directory stays, the real entries in it."""
     if not mask.stays:
         return [mask.path]
     try:
@@ -136,7 +186,7 @@ def _hidden_by(mask: Mask) -> list[str]:
 
 
 def _places(policy: Policy) -> list[str]:
-    """Where the sandbox shows what is planted: not in its private directories, and not where the policy hides it."""
+    """Return directories that the sandbox shows: not its private ones, and none that the policy hides."""
     chosen = (os.environ["TMPDIR"],) if os.environ.get("TMPDIR") else ()
     candidates = [os.path.realpath(path) for path in (*chosen, "/var/tmp", here().host.home, working_directory())]
     return [path for path in candidates if policy.files.reaches(path) and not any((path + "/").startswith(f"{own}/") for own in PRIVATE)]
@@ -149,8 +199,8 @@ def _forget(store: Store, bench: DecoyBench) -> None:
         os.unlink(os.path.join(store.path, "locks", state.id))
 
 
-def _remedies(results: list[Result]) -> dict[str, list[str]]:
-    """What `doctor` knows about what a broken promise rests on."""
+def _remedies(results: list[ProbeResult]) -> dict[str, list[str]]:
+    """Return what `doctor` recommends for the parts that a broken promise rests on."""
     from agent_sandbox.cli.commands.doctor import examine
     from agent_sandbox.cli.remedies import Situation
 
@@ -162,7 +212,7 @@ def _remedies(results: list[Result]) -> dict[str, list[str]]:
 
 @contextmanager
 def _unwound_by_signals(received: list[int]) -> Iterator[None]:
-    """Let what ends a program by default unwind it instead, as Ctrl-C does, so that nothing is left behind."""
+    """Turn signals that would end the program into `KeyboardInterrupt`, so that nothing is left behind."""
 
     def unwind(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -177,3 +227,68 @@ def _unwound_by_signals(received: list[int]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _facts(results: Sequence[ProbeResult], remedies: Mapping[str, Sequence[str]]) -> tuple[ProbeFacts, ...]:
+    """Return the results as values."""
+    return tuple(
+        ProbeFacts(
+            result.probe.name,
+            result.box,
+            result.status,
+            result.probe.claim,
+            result.probe.tries,
+            result.why or None,
+            result.reached,
+            result.shown,
+            result.unshown,
+            result.excused,
+            tuple(remedies.get(result.probe.name, ())),
+        )
+        for result in results
+    )
+
+
+def _table(results: Sequence[ProbeFacts], seconds: float) -> None:
+    """Print a line per probe and a column per box; then each result that did not pass, with the attempt and the evidence."""
+    style = Style.of_stdout()
+    claims = {result.probe: result.claim for result in results}
+    by_place = {(result.probe, result.box): result for result in results}
+    boxes = [box for box in BOTH if any(result.box == box for result in results)]
+    width = max(map(len, claims), default=0) + 2
+    print(style.heading(f"{'':{width}}{''.join(f'{box:<{_WIDTH}}' for box in boxes)}").rstrip())
+    for name, claim in claims.items():
+        cells = [by_place.get((name, box)) for box in boxes]
+        words = "".join(style.status(cell.status, _WIDTH) if cell else f"{'-':<{_WIDTH}}" for cell in cells)
+        print(f"{name:<{width}}{words}{claim}")
+    for result, boxes_of in _grouped(results):
+        _explain(result, boxes_of, style)
+    print(f"\n{style.heading(_verdict(results, seconds))}")
+
+
+def _grouped(results: Sequence[ProbeFacts]) -> list[tuple[ProbeFacts, list[str]]]:
+    """Group equal results that did not pass, worst first, each with its boxes."""
+    groups: dict[tuple[object, ...], tuple[ProbeFacts, list[str]]] = {}
+    for result in results:
+        if result.status != "pass":
+            groups.setdefault((result.probe, result.status, result.why, *result.reached.items()), (result, []))[1].append(result.box)
+    return sorted(groups.values(), key=lambda each: (each[0].excused, each[0].status))
+
+
+def _explain(result: ProbeFacts, boxes: list[str], style: Style) -> None:
+    print(f"\n{style.status(result.status, 0)} {result.probe} ({', '.join(boxes)}): {shown(result.why or '')}")
+    print(f"  claimed  {result.claim}")
+    print(f"  tried    {result.tried}")
+    for way, seen in result.reached.items():
+        print(f"  seen     {shown(way)}: {shown(seen)}")
+    for remedy in result.remedies:
+        print(f"  -> {shown(remedy)}")
+
+
+def _verdict(results: Sequence[ProbeFacts], seconds: float) -> str:
+    """Return the overall result as one sentence."""
+    counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    if any(result.status == "fail" or (result.status == "inconclusive" and not result.excused) for result in results):
+        return f"Not everything that is promised was held or could be shown: {told}, in {seconds:.1f} s."
+    return f"Everything that could be attacked here held: {told}, in {seconds:.1f} s."

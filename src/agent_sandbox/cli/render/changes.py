@@ -1,16 +1,19 @@
-"""Select the changes that a request asks for, and show them: unified, side by side, as a summary, or as a patch."""
+"""Show changes: unified, side by side, as a summary, as names, as a patch, or as data."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.change_list import Sorted, sort
-from agent_sandbox.cli.parser import Request, UsageError
-from agent_sandbox.cli.render.messages import remark
-from agent_sandbox.cli.render.quantities import counted
+from agent_sandbox.cli.context import SortedChanges, sort
+from agent_sandbox.cli.options import ShowOptions
+from agent_sandbox.cli.render.colours import Painter, Style
+from agent_sandbox.cli.render.messages import Console, counted
+from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, covers
@@ -25,19 +28,36 @@ from agent_sandbox.workspace.diff.compare import (
     compare,
     facts,
 )
-from agent_sandbox.workspace.diff.formats import FACT, HEADING, LETTERS, WARNING, Row, measured, ours, side_by_side, summary, unified
+from agent_sandbox.workspace.diff.formats import (
+    ADDED,
+    FACT,
+    HEADING,
+    LETTERS,
+    REMOVED,
+    SAME,
+    WARNING,
+    Hunk,
+    Row,
+    hunks,
+    measured,
+    ours,
+    side_by_side,
+    summary,
+    unified,
+)
 from agent_sandbox.workspace.diff.patch import NotInPatch, write_patch
 from agent_sandbox.workspace.escape import named
 
-FORMS = ("--json", "--stat", "--side-by-side", "--patch", "--name-only")
+if TYPE_CHECKING:
+    from agent_sandbox.engine.simulation.risk import Risk
 
 
 @dataclass(frozen=True)
 class Material:
-    """The changes that were asked for, sorted, and where their content is."""
+    """The wanted changes, sorted, and where their content is."""
 
     project: str
-    files: Sorted
+    files: SortedChanges
     contents: Contents
     former: FormerContents
     renamed: Mapping[str, str]  # where the content of a deleted path is now
@@ -47,25 +67,25 @@ class Material:
     effort: Effort
 
     def preview(self, change: Change) -> Preview:
-        """Both sides of a change, compared. What was renamed does not go away: its new name is told instead."""
+        """Compare both sides of a change. For a deleted path that was renamed, name the new path instead."""
         if change.kind is Kind.DELETED and change.path in self.renamed:
             return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
         return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort)
 
     def one_by_one(self, change: Change) -> tuple[Change, ...]:
-        """A change, and what goes with it when it is a directory."""
+        """Return a change and, for a directory that goes away, the changes below it."""
         return self.machine.one_by_one(change, self.limits.inside)
 
     def name(self, change: Change) -> str:
-        """How it is called: in the project relative to it, elsewhere in full. Not escaped."""
+        """Return its name: relative to the project, or absolute outside. Not escaped."""
         inside = self.project.rstrip("/") + "/"
         return change.path.removeprefix(inside) if change.path.startswith(inside) else change.path
 
 
-def gather(request: Request, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
-    """The material for a request. Without `former`, the old side is the machine as it is now."""
-    everything = request.has("--all")
-    chosen = sort(only(changes, request.values("--only"), project), project)
+def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
+    """Return the material for these options. Without `former`, the old side is the machine as it is now."""
+    everything = show.everything
+    chosen = sort(only(changes, show.only, project), project)
     limits = EVERYTHING if everything else DEFAULT
     machine = MachineFiles()
     renamed = {change.renamed_from: change.path for change in changes if change.renamed_from}
@@ -73,37 +93,45 @@ def gather(request: Request, project: str, changes: ChangeSet, contents: Content
 
 
 def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:
-    """Those at paths that one of the patterns covers; all of them when there is no pattern."""
+    """Return the changes that one of the patterns covers; all of them if there is no pattern. Raises `PolicyError`."""
     if not patterns:
         return changes
     covered = covering(patterns, project=project, home=here().host.home)
     return ChangeSet(tuple(change for change in changes if covered(change.path)))
 
 
-def check(request: Request) -> None:
-    """Refuse what does not go together, before anything is run or read. Raises `UsageError` or `PolicyError`."""
-    forms = [form for form in FORMS if request.has(form)]
-    if len(forms) > 1:
-        raise UsageError(f"{forms[0]} and {forms[1]} are two forms of the same", hint="choose one")
-    if request.has("--raw") and not request.has("--patch"):
-        raise UsageError("--raw is for --patch", hint="see: agent-sandbox help diff")
-    if any(not text for text in request.values("--only")):
-        raise PolicyError("--only is empty", hint="name a file, a directory or a pattern such as 'src/*.py'")
-    only(ChangeSet(), request.values("--only"), "/")  # for what it refuses
+def check_patterns(patterns: tuple[str, ...]) -> None:
+    """Raise `PolicyError` for an invalid pattern, before anything is run or read."""
+    only(ChangeSet(), patterns, "/")
 
 
-def rows(request: Request, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
-    """The rows of the form that the request names. `words` marks what differs inside lines."""
-    if request.has("--name-only"):
+def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console) -> bool:
+    """Write changes in the wanted form. Returns False for a patch that lacks content."""
+    if options.form == "json":
+        from agent_sandbox.cli.render.json import write_changes
+
+        write_changes(write, shown_changes(material))
+        return True
+    if options.form == "patch":
+        return patch(material, write, console)
+    painter = Painter(Style.of_stdout().colours)
+    for row in rows(options, material, columns=_columns(), words=painter.colours):
+        write(f"{painter.line(row)}\n".encode())
+    return True
+
+
+def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
+    """Return the rows of a form for people. `words` marks differences inside lines."""
+    if show.form == "name-only":
         return _names(material)
-    if request.has("--stat"):
+    if show.form == "stat":
         return _sections(material, lambda changes: _summary(material, changes, columns))
 
     def in_full(changes: Iterable[Change]) -> Iterator[Row]:
         for whole in changes:
             for change in material.one_by_one(whole):
                 preview = material.preview(change)
-                if request.has("--side-by-side"):
+                if show.form == "side-by-side":
                     yield from side_by_side(preview, columns, relative_to=material.project, limits=material.limits, words=words)
                 else:
                     yield from unified(preview, relative_to=material.project, limits=material.limits, words=words)
@@ -144,44 +172,189 @@ def _heading(text: str, *, after: bool) -> Iterator[Row]:
 
 
 def listed(change: Change) -> Row:
-    """One change on one line."""
+    """Return one change as one line."""
     more = f" and {counted(change.inside, 'entry', 'entries')} below it" if change.inside else ""
     renamed = f" renamed from {named(change.renamed_from)}" if change.renamed_from else ""
     hidden = " (something real that was hidden from the sandbox is here)" if change.masks_real else ""
     return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")
 
 
-_NAMED = 10  # of what a patch cannot carry, one by one
+_COLUMNS = 120  # where there is no terminal to ask
+_NAMED = 10  # entries that a patch lacks, one by one
 _MOST_ENTRIES = 1_000_000  # of a directory that goes away: git has to be told each
 
 
-def refuse_on_a_terminal(request: Request) -> None:
+def refuse_on_a_terminal(show: ShowOptions) -> None:
     """Raise `PolicyError` for a patch on a terminal: it holds the guest's bytes unchanged, escape sequences too."""
-    if request.has("--patch") and sys.stdout.isatty() and not request.has("--raw"):
+    if show.form == "patch" and sys.stdout.isatty() and not show.raw:
         raise PolicyError(
-            "a patch holds what the program wrote as it is, and a terminal would act on it",
+            "a patch holds the program's bytes unchanged, and a terminal would act on them",
             hint="send it to a file or to git: agent-sandbox diff --patch | git apply; or see it escaped: agent-sandbox diff",
         )
 
 
-def patch(material: Material, write: Callable[[bytes], object], *, quiet: bool = False) -> int:
-    """Write it, say what it lacks, and return the exit code: 1 when content of the project is missing that git cannot be given."""
+def patch(material: Material, write: Callable[[bytes], object], console: Console) -> bool:
+    """Write a patch and print what it lacks. Returns whether it is complete: git cannot be given all content."""
     files = material.files
     caches = tuple(change for change in files.noise if covers(material.project, change.path))
     inside = sorted((*files.project, *(caches if material.everything else ())), key=lambda change: change.path)
     changes = (each for change in inside for each in material.machine.one_by_one(change, _MOST_ENTRIES))
-    left = write_patch(changes, material.contents, material.former, project=material.project, write=write)
-    if not quiet:
-        _say(left)
-        if caches and not material.everything:
-            remark(f"not in the patch: {counted(len(caches), 'change')} in caches of the project (--all adds them)")
-        if outside := len(files.elsewhere):
-            remark(f"not in the patch: {counted(outside, 'change')} elsewhere on the machine")
-    return 1 if any(each.content for each in left) else 0
+    left_out = write_patch(changes, material.contents, material.former, project=material.project, write=write)
+    for line in _lacking(left_out):
+        console.note(line)
+    if caches and not material.everything:
+        console.note(f"not in the patch: {counted(len(caches), 'change')} in caches of the project (--all adds them)")
+    if outside := len(files.elsewhere):
+        console.note(f"not in the patch: {counted(outside, 'change')} elsewhere on the machine")
+    return not any(each.content for each in left_out)
 
 
-def _say(left: tuple[NotInPatch, ...]) -> None:
-    for each in left[:_NAMED]:
-        remark(f"not in the patch: {each.path}: {each.what}")
-    if len(left) > _NAMED:
-        remark(f"not in the patch, either: {counted(len(left) - _NAMED, 'more such thing')}")
+def _lacking(left_out: tuple[NotInPatch, ...]) -> Iterator[str]:
+    for each in left_out[:_NAMED]:
+        yield f"not in the patch: {each.path}: {each.what}"
+    if len(left_out) > _NAMED:
+        yield f"not in the patch: {len(left_out) - _NAMED:,} more like these"
+
+
+@dataclass(frozen=True)
+class LineFacts:
+    """A line of a hunk."""
+
+    kind: str
+    text: bytes
+    newline: bool | Omitted = OMITTED  # false for a last line without one
+
+
+@dataclass(frozen=True)
+class HunkFacts:
+    """A stretch of lines that differ, with their neighbours. `added_left_out` counts lines beyond the limit."""
+
+    old_start: int
+    old_lines: int
+    new_start: int
+    new_lines: int
+    added_left_out: int
+    lines: tuple[LineFacts, ...]
+
+
+@dataclass(frozen=True)
+class BinarySide:
+    """Content that is not text."""
+
+    bytes: int
+    sort: str
+
+
+@dataclass(frozen=True)
+class BinaryFacts:
+    """Both sides of a change of content that is not text."""
+
+    before: BinarySide | None
+    after: BinarySide | None
+    first_difference: int | None
+
+
+@dataclass(frozen=True)
+class ContentFacts:
+    """The content of a change. Only `hunks` is there, as null, where content is not shown."""
+
+    inline = True
+
+    facts: tuple[str, ...] | Omitted = OMITTED
+    warnings: tuple[str, ...] | Omitted = OMITTED
+    added: int | Omitted = OMITTED
+    removed: int | Omitted = OMITTED
+    hunks: tuple[HunkFacts, ...] | None = None
+    binary: BinaryFacts | Omitted | None = OMITTED
+    more_bytes: int | Omitted = OMITTED
+    unshown: tuple[str, ...] | Omitted = OMITTED
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """The part of a plan about a changed path."""
+
+    inline = True
+
+    sha256: str | None
+    risk: Risk
+
+
+@dataclass(frozen=True)
+class ShownChange:
+    """A change with its content."""
+
+    change: Change
+    place: Literal["project", "elsewhere", "noise"]
+    content: ContentFacts
+    plan: PlanFacts | Omitted = OMITTED
+
+
+def shown_changes(material: Material, plans: Mapping[str, PlanFacts] | None = None) -> Iterator[ShownChange]:
+    """Return the changes as data. Content is given for the project, and with --all for every change.
+
+    `plans` are by path; what goes with a directory has that of the directory.
+    """
+    files = material.files
+    places: tuple[tuple[Literal["project", "elsewhere", "noise"], tuple[Change, ...]], ...]
+    places = (("project", files.project), ("elsewhere", files.elsewhere), ("noise", files.noise))
+    for place, group in places:
+        for whole in group:
+            in_full = place == "project" or material.everything
+            for change in material.one_by_one(whole) if in_full else (whole,):
+                content = _content(material.preview(change), material.limits.added) if in_full else ContentFacts()
+                yield ShownChange(change, place, content, (plans or {}).get(whole.path, OMITTED))
+
+
+def _content(preview: Preview, most_added: int) -> ContentFacts:
+    all_hunks: list[HunkFacts] = []
+    room = most_added
+    for hunk in hunks(preview.edits, len(preview.old)):
+        one, room = _hunk(preview, hunk, room)
+        all_hunks.append(one)
+    binary = preview.binary
+    return ContentFacts(
+        tuple(preview.facts),
+        tuple(preview.warnings),
+        preview.added,
+        preview.removed,
+        tuple(all_hunks),
+        BinaryFacts(
+            None if binary.old_size is None else BinarySide(binary.old_size, binary.old_sort),
+            None if binary.new_size is None else BinarySide(binary.new_size, binary.new_sort),
+            binary.first_difference,
+        )
+        if binary is not None
+        else None,
+        preview.more_bytes,
+        tuple(preview.unshown),
+    )
+
+
+def _hunk(preview: Preview, hunk: Hunk, room: int) -> tuple[HunkFacts, int]:
+    lines: list[LineFacts] = []
+    left_out = 0
+    for (start, stop), edit in hunk.stretches():
+        lines += [_line(SAME, line) for line in preview.old[start:stop]]
+        if edit is not None:
+            lines += [_line(REMOVED, line) for line in preview.old[edit.old_from : edit.old_to]]
+            last = min(edit.new_to, edit.new_from + room)
+            lines += [_line(ADDED, line) for line in preview.new[edit.new_from : last]]
+            room -= last - edit.new_from
+            left_out += edit.new_to - last
+    first = preview.lines_before + 1
+    old_lines, new_lines = hunk.old_to - hunk.old_from, hunk.new_to - hunk.new_from
+    return HunkFacts(hunk.old_from + first, old_lines, hunk.new_from + first, new_lines, left_out, tuple(lines)), room
+
+
+def _line(kind: str, line: bytes) -> LineFacts:
+    return LineFacts(kind, line.removesuffix(b"\n"), OMITTED if line.endswith(b"\n") else False)
+
+
+def _columns() -> int:
+    """Return the width of the terminal, or that of $COLUMNS."""
+    try:
+        return os.get_terminal_size(1).columns or _COLUMNS
+    except OSError:
+        given = os.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and len(given) < 5 and int(given) else _COLUMNS

@@ -1,4 +1,4 @@
-"""Colours for rows of a diff. They never change the text: without them, the same characters remain."""
+"""Colours of diffs and reports. They never change the text: without them, the same characters remain."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _EXPRESSIONS: dict[str, re.Pattern[str]] = {}
 
 
 def language_of(path: str) -> str:
-    """The language of a file by its name; empty when it is none of these."""
+    """Return the language of a file by its name; empty if it is unknown."""
     name = os.path.basename(path).lower()
     ending = name.rpartition(".")[2]
     return _NAMES.get(name) or next((language for language, endings in _EXTENSIONS.items() if ending in endings and "." in name), "")
 
 
 def roles(text: str, language: str) -> list[tuple[int, int, str]]:
-    """Stretches of a line and what they are."""
+    """Return the keywords, strings, comments and numbers of a line, with their places."""
     if len(text) > _LONGEST_CODE:
         return []
     if language not in _EXPRESSIONS:
@@ -86,7 +86,7 @@ class Painter:
     _languages: dict[str, str] = field(default_factory=dict)
 
     def line(self, row: Row) -> str:
-        """One row."""
+        """Return one row as a line."""
         if not self.colours:
             return row.plain
         language = self._language(row.path) if row.path else ""
@@ -126,7 +126,7 @@ def _painted(code: str, text: str) -> str:
 
 
 def _runs(pieces: list[tuple[str, str]]) -> str:
-    """Neighbours of one colour together."""
+    """Join neighbours of one colour."""
     lines: list[str] = []
     code, run = "", ""
     for each, text in pieces:
@@ -143,21 +143,21 @@ _OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED, "pass": _GREEN, 
 
 @dataclass(frozen=True)
 class Style:
-    """Whether to colour."""
+    """Colours of text outside diffs, or none."""
 
     colours: bool
 
     @classmethod
     def of_stdout(cls) -> Style:
-        """As standard output and the environment want it."""
+        """Return the style for standard output: colours on a terminal, unless $NO_COLOR or $TERM says otherwise."""
         return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
 
     def status(self, word: str, width: int) -> str:
-        """The status of a capability, padded."""
+        """Return a status in its colour, padded."""
         return self._in(_OF_STATUS.get(word, ""), f"{word:<{width}}")
 
     def heading(self, text: str) -> str:
-        """A title."""
+        """Return a title."""
         return self._in(_BOLD, text)
 
     def _in(self, colour: str, text: str) -> str:

@@ -1,19 +1,17 @@
 """An effect plan for people and for programs: what `sim` and `carry-out` print besides the diff.
 
-No row of ours begins with a blank or a sign, which are for content (see `workspace.diff.formats`), or with anything that a guest named.
+No row of ours begins with a blank or a sign, which are for content (see `workspace.diff.rows`), or with a name that a guest chose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from shlex import join
-from typing import Any
 
-from agent_sandbox._fast.values import replace
-from agent_sandbox.cli.render.changes import Material, listed
-from agent_sandbox.cli.render.json import path_fields
-from agent_sandbox.cli.render.messages import shown
-from agent_sandbox.cli.render.quantities import counted, human_size
+from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.cli.render.changes import Material, PlanFacts, ShownChange, listed
+from agent_sandbox.cli.render.messages import counted, human_size, shown
+from agent_sandbox.cli.results import PathName
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
 from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted, of_unseen
 from agent_sandbox.policy.programs import reads_a_line
@@ -28,8 +26,8 @@ _LISTED = 50
 _LONGEST = 500  # characters of a command
 
 
-def opening(plan: EffectPlan, *, carrying: bool = False) -> Iterator[Row]:
-    """Which plan, of what, how it ended, and what it comes to."""
+def opening(plan: EffectPlan) -> Iterator[Row]:
+    """Return the rows before the changes: the plan, its command, how that ended, and a summary."""
     yield ours(HEADING, f"# Effect plan {plan.digest[:SHORT]}: {plan.risk.level.value} risk")
     yield ours(FACT, f"command: {command_of(plan)}")
     limits = f", limits reached: {', '.join(plan.ended.limits_hit)}" if plan.ended.limits_hit else ""
@@ -40,17 +38,17 @@ def opening(plan: EffectPlan, *, carrying: bool = False) -> Iterator[Row]:
     counts: dict[str, int] = {}
     for effect in plan.files:
         counts[effect.change] = counts.get(effect.change, 0) + 1
-    told = ", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "none changed"
+    summary = ", ".join(f"{count:,} {kind}" for kind, count in counts.items()) or "none changed"
     yield ours(HEADING, "")
-    yield ours(HEADING, f"# Files: {told}")
+    yield ours(HEADING, f"# Files: {summary}")
     if plan.unlisted:
         yield ours(WARNING, f"It cannot be carried out: {plan.unlisted}")
     if plan.on_the_sandbox:
-        yield ours(NOTE, "Made on what waits in the project's sandbox; compared with the machine as it is.")
+        yield ours(NOTE, "Made on the changes in the project's sandbox; compared with the machine as it is.")
 
 
 def without_history(material: Material) -> tuple[Material, tuple[Change, ...]]:
-    """The material without what git only records, unless everything is asked for; and that."""
+    """Return the material without changes of git's own records, unless all are wanted; and those changes."""
     if material.everything:
         return material, ()
     apart = tuple(change for change in material.files.project if _only_recorded(change, material))
@@ -64,7 +62,7 @@ def _only_recorded(change: Change, material: Material) -> bool:
 
 
 def recorded(changes: tuple[Change, ...], material: Material) -> Iterator[Row]:
-    """What git records: one line each, and one for all objects."""
+    """Return the rows for git's own records: one each, and one for all objects."""
     if not changes:
         return
     objects = [change for change in changes if "/objects/" in f"{material.name(change)}/"]
@@ -80,7 +78,7 @@ def recorded(changes: tuple[Change, ...], material: Material) -> Iterator[Row]:
 
 
 def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
-    """What it did besides, and the risks."""
+    """Return the rows after the changes: programs, network, secrets and risks."""
     if plan.programs:
         yield from _section(f"Programs: {len(plan.programs)}" + ("" if plan.watched else ", by the text of the command"))
         for use in plan.programs[:_LISTED]:
@@ -116,9 +114,9 @@ def _section(title: str) -> Iterator[Row]:
     yield ours(HEADING, f"# {title}")
 
 
-def _more(found: tuple[object, ...]) -> Iterator[Row]:
-    if len(found) > _LISTED:
-        yield ours(WARNING, f"and {len(found) - _LISTED:,} more (--json has all)")
+def _more(every: tuple[object, ...]) -> Iterator[Row]:
+    if len(every) > _LISTED:
+        yield ours(WARNING, f"and {len(every) - _LISTED:,} more (--json has all)")
 
 
 def _times(times: int) -> str:
@@ -130,13 +128,13 @@ def _by(program: str) -> str:
 
 
 def command_of(plan: EffectPlan) -> str:
-    """The command as it could be typed, of a shell its line, cut where it is long. Not escaped."""
+    """Return the command as it could be typed, shortened if it is long. Not escaped."""
     text = plan.command[2] if reads_a_line(plan.command) else join(plan.command)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
-    """Each effect that is not low, with what it is about, ready to be shown; the highest first."""
+    """Return each risk that is not low with its subject, ready to be shown; the highest first."""
     about = [(effect.risk, named(_relative(effect, plan))) for effect in plan.files]
     about += [(of_unlisted(plan.unlisted), "the files"), (of_unseen(plan.unseen), "the command")]
     about += [(of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
@@ -153,60 +151,146 @@ def _relative(effect: FileEffect, plan: EffectPlan) -> str:
 
 
 def _grouped(plan: EffectPlan) -> dict[tuple[Level, str], list[str]]:
-    found: dict[tuple[Level, str], dict[str, None]] = {}
+    groups: dict[tuple[Level, str], dict[str, None]] = {}
     for risk, what in minded(plan):
-        found.setdefault((risk.level, risk.why), {})[what] = None
-    return {key: list(names) for key, names in found.items()}
+        groups.setdefault((risk.level, risk.why), {})[what] = None
+    return {key: list(names) for key, names in groups.items()}
 
 
-def before_changes(plan: EffectPlan) -> dict[str, Any]:
-    """The fields of the document that stand before the changes."""
-    return {
-        "digest": plan.digest,
-        **path_fields("project", plan.project),
-        "command": [shown(word) for word in plan.command],
-        **path_fields("cwd", plan.cwd),
-        "risk": _risk(plan.risk),
-        "ended": {"code": plan.ended.code, "reason": plan.ended.reason, "limits_hit": list(plan.ended.limits_hit)},
-        "words": [shown(words) for words in plan.words],
-        "unlisted": plan.unlisted or None,
-        "on_the_sandbox": plan.on_the_sandbox,
-    }
+@dataclass(frozen=True)
+class EndedFacts:
+    """How the command of a plan ended."""
+
+    code: int
+    reason: str
+    limits_hit: tuple[str, ...]
 
 
-def after_changes(plan: EffectPlan) -> dict[str, Any]:
-    """Those that stand after them."""
-    return {
-        "watched": plan.watched,
-        "read": [{**path_fields("path", each.path), "sha256": each.sha256 or None} for each in plan.read],
-        "needs": {name: [shown(each) for each in wanted] for name, wanted in plan.needs.items()},
-        "programs": [
-            {**path_fields("program", use.program), "times": use.times, "allowed": use.allowed, "risk": _risk(use.risk)}
-            for use in plan.programs
-        ],
-        "network": [
-            {
-                "action": each.action,
-                "target": shown(each.target),
-                **path_fields("program", each.program),
-                "times": each.times,
-                "risk": _risk(each.risk),
-            }
-            for each in plan.network
-        ],
-        "requests": [shown(target) for target in plan.requests],
-        "secrets": [
-            {"sort": each.sort, **path_fields("name", each.name), "why": each.why, "risk": _risk(each.risk)} for each in plan.secrets
-        ],
-        "predicted": [{"effect": each.effect, "what": shown(each.what), "risk": _risk(each.risk)} for each in plan.predicted],
-        "notes": [shown(note) for note in plan.notes],
-    }
+@dataclass(frozen=True)
+class PlanHead:
+    """A plan without its effects."""
+
+    inline = True
+
+    digest: str
+    project: PathName
+    command: tuple[str, ...]
+    cwd: PathName
+    risk: Risk
+    ended: EndedFacts
+    words: tuple[str, ...]
+    unlisted: str | None  # why it cannot be carried out
+    on_the_sandbox: bool
 
 
-def of_change(plan: EffectPlan) -> dict[str, dict[str, Any]]:
-    """What the document says of each changed path beyond the diff."""
-    return {effect.path: {"sha256": effect.sha256 or None, "risk": _risk(effect.risk)} for effect in plan.files}
+@dataclass(frozen=True)
+class ReadFacts:
+    """A file of the project that the command read."""
+
+    path: PathName
+    sha256: str | None
 
 
-def _risk(risk: Risk) -> dict[str, str]:
-    return {"level": risk.level.value, "why": risk.why}
+@dataclass(frozen=True)
+class ProgramFacts:
+    """A program that the command started."""
+
+    program: PathName
+    times: int
+    allowed: bool
+    risk: Risk
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """Something that the command asked of the network."""
+
+    action: str
+    target: str
+    program: PathName
+    times: int
+    risk: Risk
+
+
+@dataclass(frozen=True)
+class SecretFacts:
+    """A secret that the command came near."""
+
+    sort: str
+    name: PathName
+    why: str
+    risk: Risk
+
+
+@dataclass(frozen=True)
+class PredictionFacts:
+    """An effect that the text of the command predicts."""
+
+    effect: str
+    what: str
+    risk: Risk
+
+
+@dataclass(frozen=True)
+class EffectFacts:
+    """The effects of a plan besides its changes of files."""
+
+    inline = True
+
+    watched: bool
+    read: tuple[ReadFacts, ...]
+    needs: Mapping[str, tuple[str, ...]]
+    programs: tuple[ProgramFacts, ...]
+    network: tuple[NetworkFacts, ...]
+    requests: tuple[str, ...]
+    secrets: tuple[SecretFacts, ...]
+    predicted: tuple[PredictionFacts, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """A plan as data. Its changes are written one by one."""
+
+    inline = True
+
+    head: PlanHead
+    changes: tuple[ShownChange, ...]
+    effects: EffectFacts
+    kept: bool
+
+
+def plan_document(plan: EffectPlan, *, kept: bool) -> PlanDocument:
+    """Return a plan as data."""
+    effects = EffectFacts(
+        plan.watched,
+        tuple(ReadFacts(PathName(each.path), each.sha256 or None) for each in plan.read),
+        {name: tuple(shown(each) for each in wanted) for name, wanted in plan.needs.items()},
+        tuple(ProgramFacts(PathName(each.program), each.times, each.allowed, each.risk) for each in plan.programs),
+        tuple(NetworkFacts(each.action, shown(each.target), PathName(each.program), each.times, each.risk) for each in plan.network),
+        tuple(shown(target) for target in plan.requests),
+        tuple(SecretFacts(each.sort, PathName(each.name), each.why, each.risk) for each in plan.secrets),
+        tuple(PredictionFacts(each.effect, shown(each.what), each.risk) for each in plan.predicted),
+        tuple(shown(note) for note in plan.notes),
+    )
+    return PlanDocument(plan_head(plan), (), effects, kept)
+
+
+def plan_head(plan: EffectPlan) -> PlanHead:
+    """Return a plan as data, without its effects."""
+    return PlanHead(
+        plan.digest,
+        PathName(plan.project),
+        tuple(shown(word) for word in plan.command),
+        PathName(plan.cwd),
+        plan.risk,
+        EndedFacts(plan.ended.code, plan.ended.reason, plan.ended.limits_hit),
+        tuple(shown(words) for words in plan.words),
+        plan.unlisted or None,
+        plan.on_the_sandbox,
+    )
+
+
+def plans_by_path(plan: EffectPlan) -> dict[str, PlanFacts]:
+    """Return what a plan says about each changed path."""
+    return {effect.path: PlanFacts(effect.sha256 or None, effect.risk) for effect in plan.files}

@@ -1,24 +1,58 @@
-"""What the program itself says to people: on standard error, and never with raw bytes of a guest's in it."""
+"""Messages of the program itself: on standard error, and never with raw bytes of a guest in them."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from agent_sandbox._fast.values import dataclass
+
 PROGRAM = "agent-sandbox"
 
 
+@dataclass(frozen=True)
+class Console:
+    """The person at the command line, as a verb sees them: who to tell, and who to ask.
+
+    `shows` is false with --json: then nobody is asked, and standard output is for one document. `everything` wants long lists in full.
+    """
+
+    quiet: bool = False
+    shows: bool = True
+    everything: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a person to ask."""
+        return self.shows and at_a_terminal()
+
+    def says_yes(self, question: str) -> bool:
+        """Ask a question and wait for the answer. Anything but a yes is a no."""
+        return self.answer(f"{question} [y/N] ") in ("y", "yes")
+
+    def answer(self, prompt: str) -> str:
+        """Ask for a line and wait for it."""
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower()
+
+    def note(self, text: str) -> None:
+        """Print a message, unless --quiet suppresses it."""
+        if not self.quiet:
+            remark(text)
+
+
 def shown(text: str) -> str:
-    """The text as one line that is safe to print: what cannot be seen is escaped."""
+    """Return the text as one line that is safe to print: invisible characters are escaped."""
     if text.isascii() and text.isprintable():
         return text
-    from agent_sandbox.workspace.escape import visible  # most texts need none of it
+    from agent_sandbox.workspace.escape import visible  # few texts need it
 
     return visible(text)
 
 
 def say(text: str) -> None:
-    """One line on standard error. Nobody reading it is no reason to fail."""
+    """Print one line on standard error. It is no failure if nobody reads it."""
     try:
         os.write(2, f"{text}\n".encode(errors="replace"))
     except OSError:
@@ -26,24 +60,38 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """A remark of ours."""
+    """Print a message."""
     say(f"{PROGRAM}: {shown(text)}")
 
 
 def complain(message: str, hint: str) -> None:
-    """An error: what and why, then what to do."""
+    """Print an error: what and why, then what to do."""
     say(f"{PROGRAM}: error: {shown(message)}")
     if hint:
         say(f"  hint: {shown(hint)}")
 
 
 def at_a_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Whether standard input and standard error are a terminal."""
     return os.isatty(0) and sys.stderr.isatty()
 
 
-def says_yes(question: str) -> bool:
-    """Ask, and wait for the answer. Anything but a yes is a no."""
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+def human_size(amount: int) -> str:
+    """Return a number of bytes as people read it.
+
+    >>> human_size(1536), human_size(12)
+    ('1.5 KiB', '12 bytes')
+    """
+    if amount < 1024:
+        return f"{amount} bytes"
+    power = min((amount.bit_length() - 1) // 10, 4)
+    return f"{amount / (1 << 10 * power):.1f} {' KMGT'[power]}iB".replace(".0 ", " ")
+
+
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """Return a number and its noun.
+
+    >>> counted(1, "change"), counted(2, "entry", "entries")
+    ('1 change', '2 entries')
+    """
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

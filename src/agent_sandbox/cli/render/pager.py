@@ -1,4 +1,4 @@
-"""Long output on a terminal goes through the user's pager; what fits on the screen, or is not for a terminal, does not.
+"""The user's pager, for output on a terminal that is longer than the screen.
 
 The pager is named by the user's environment and gets our text on its standard input: no shell, no file, no name of a guest's.
 """
@@ -23,9 +23,9 @@ class _PagerGone(Exception):
 
 @contextmanager
 def output(*, paged: bool = True) -> Iterator[Callable[[bytes], object]]:
-    """A function that writes to standard output, or to a pager once that is more than a screen.
+    """Yield a function that writes to standard output, or to a pager once there is more than a screen.
 
-    A pager that is quit ends the block, and that is no error.
+    Quitting the pager ends the block, and is no error.
     """
     sys.stdout.flush()
     command = _command() if paged and sys.stdout.isatty() else []
@@ -96,7 +96,7 @@ class _Sink:
         signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
 
     def forget(self) -> None:
-        """Let go of what was held back: half of it would be taken for all."""
+        """Drop what was held back: half of it would be taken for all."""
         self._held.clear()
 
     def close(self) -> None:

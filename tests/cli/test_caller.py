@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.cli.environment import guest_environment
+from agent_sandbox.cli.caller import guest_environment
 from agent_sandbox.errors import PolicyError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.cli.change_list import sort
+from agent_sandbox.cli.context import sort
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 
 

@@ -1,0 +1,274 @@
+"""The caller's side of a run: its variables, streams, signals and terminal, its argument line, and a child for work in the background."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import struct
+import termios
+import tty
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.kernel import wire
+from agent_sandbox.runtime.base import Guest, Terminal
+
+# A list of the names that are passed, not of those held back: the name under which the next service keeps its token is not known yet.
+PASSED = frozenset(
+    {
+        # where programs and the user's own files are
+        *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYENV_ROOT"),
+        *("PYENV_VERSION", "NVM_DIR", "NVM_BIN", "GEM_HOME", "GEM_PATH", "RBENV_ROOT", "GOPATH", "GOROOT", "JAVA_HOME"),
+        *("CARGO_HOME", "RUSTUP_HOME"),
+        # how to speak
+        *("LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "EDITOR"),
+        *("VISUAL", "PAGER", "LESS"),
+        # how to behave
+        *("CI", "DEBIAN_FRONTEND", "NODE_ENV", "RAILS_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONUTF8"),
+        "SOURCE_DATE_EPOCH",
+    }
+)
+CAPABILITY = "AGENT_SANDBOX_CAPABILITY"  # never passed to the guest: it is a permission
+_FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: str, bare: bool = False) -> dict[str, str]:
+    """Return the complete environment of a guest. `asked` are the values of `--env`: NAME=VALUE, or NAME for the caller's own value.
+
+    With `bare`, only the asked variables are passed: a deterministic run must not see how wide a terminal is.
+
+    Raises `PolicyError` for an invalid name, and for a variable that the caller does not have.
+    """
+    passed = {name: value for name, value in ours.items() if not bare and (name in PASSED or name.startswith("LC_"))}
+    environment = {**_FALLBACK, "HOME": home, **passed}
+    for text in asked:
+        name, equals, value = text.partition("=")
+        if not name:
+            raise PolicyError(f"--env {text!r} has no name before the '='", hint="write --env NAME=VALUE")
+        if not equals and name not in ours:
+            raise PolicyError(f"--env {name}: the variable is not set", hint=f"set it, or write --env {name}=VALUE")
+        if name == CAPABILITY:
+            raise PolicyError(f"--env {name}: a capability is never passed into the sandbox", hint="leave it out")
+        environment[name] = value if equals else ours[name]
+    return environment
+
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+HANG_UP_SECONDS = 1.0  # for a program to save its work, once the terminal that it was started from has gone
+
+
+def interactive() -> bool:
+    """Whether standard input and output are a terminal, with us in the foreground: a background job must not change the terminal."""
+    try:
+        return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def pass_on(name: str, data: bytes) -> None:
+    """Write output of the guest to our own standard output or error. Raises BrokenPipeError, which ends the run."""
+    write_all(1 if name == "stdout" else 2, data)
+
+
+def pass_aside(name: str, data: bytes) -> None:
+    """Write output of the guest to standard error, where standard output is for something else: a diff, a plan."""
+    write_all(2, data)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte, also to a descriptor that another process has made non-blocking."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+class Forwarding:
+    """Forwards signals to one guest. The second signal, of any kind, kills the guest: it may have ignored the first."""
+
+    def __init__(self, woken: int) -> None:
+        self.received: list[int] = []
+        self._woken = woken
+        self._guest: Guest | None = None
+
+    def begin(self, guest: Guest) -> None:
+        """Forward signals to this guest from now on."""
+        guest.wake_on(self._woken)
+        self._guest = guest
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self._guest is None:
+            raise KeyboardInterrupt  # nothing of the guest has run: unwind, and leave nothing behind
+        self.received.append(number)
+        if len(self.received) == 1:
+            self._guest.interrupt(number)
+            if number == signal.SIGHUP and _hung_up():  # nobody can press Ctrl-C a second time: a timer does it
+                signal.signal(signal.SIGALRM, self._time_is_up)
+                signal.setitimer(signal.ITIMER_REAL, HANG_UP_SECONDS)
+        else:
+            self._guest.kill()
+
+    def _time_is_up(self, number: int, frame: FrameType | None) -> None:
+        if self._guest is not None:
+            self._guest.kill()
+
+
+def _hung_up() -> bool:
+    """Whether one of our streams is a terminal that has gone. Otherwise SIGHUP was only sent, and is like any other signal."""
+    for fd in (0, 1, 2):
+        try:
+            os.tcgetpgrp(fd)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return True
+    return False
+
+
+@contextmanager
+def forwarding() -> Iterator[Forwarding]:
+    """Forward signals during the block, then handle them as before. Ignored ones (nohup) stay ignored."""
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    forward = Forwarding(woken)
+    waker_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, forward.take)
+    try:
+        yield forward
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(waker_before)
+        os.close(waker)
+        os.close(woken)
+
+
+class EscapedOutput:
+    """Output of a guest without a terminal, on our terminal: control characters are escaped."""
+
+    def __init__(self) -> None:
+        import codecs
+
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._streams = {"stdout": (1, decoder("surrogateescape")), "stderr": (2, decoder("surrogateescape"))}
+
+    def pass_on(self, name: str, data: bytes, *, last: bool = False) -> None:
+        """Write it to our own standard output or error, a character in pieces once it is complete. Raises as `write_all` does."""
+        from agent_sandbox.workspace.escape import visible  # few runs need it
+
+        fd, decoder = self._streams[name]
+        if not os.isatty(fd):
+            write_all(fd, data)
+            return
+        lines = decoder.decode(data, last).split("\n")
+        write_all(fd, "\n".join("\t".join(map(visible, line.split("\t"))) for line in lines).encode())
+
+    def finish(self) -> None:
+        """Write the rest, incomplete characters too: nothing more comes."""
+        for name in self._streams:
+            self.pass_on(name, b"", last=True)
+
+
+def terminal_size() -> Terminal:
+    """Return the size of our terminal; 24 by 80 if it has none."""
+    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+    return Terminal(rows or 24, columns or 80)
+
+
+class LentTerminal:
+    """Our terminal, lent to a guest that has a terminal of its own.
+
+    Ours is raw while the guest runs: every key, Ctrl-C too, reaches the guest's terminal. The guest never holds ours; bytes are passed
+    between the two, and changes of size.
+    """
+
+    def __init__(self) -> None:
+        self._theirs: int | None = None
+
+    def begin(self, guest: Guest) -> None:
+        """Make our terminal raw, now that the guest reads it; before, Ctrl-C is for us.
+
+        The descriptor of the guest's terminal is copied, because the guest's own closes with its streams.
+        """
+        tty.setraw(0, termios.TCSADRAIN)
+        if guest.terminal is not None:
+            self._theirs = os.dup(guest.terminal)
+            self.resize(signal.SIGWINCH, None)  # it may have changed while the guest was being made
+
+    def resize(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel tells the programs in it."""
+        if self._theirs is not None:
+            with suppress(OSError):
+                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+
+    def end(self) -> None:
+        """Close our copy of the guest's terminal."""
+        if self._theirs is not None:
+            os.close(self._theirs)
+            self._theirs = None
+
+
+@contextmanager
+def lent_terminal() -> Iterator[LentTerminal]:
+    """Lend our terminal during the block, from `LentTerminal.begin` on. It is put back however the run ends."""
+    before = termios.tcgetattr(0)
+    loan = LentTerminal()
+    resized = signal.signal(signal.SIGWINCH, loan.resize)
+    try:
+        yield loan
+    finally:
+        with suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, resized)
+        loan.end()
+
+
+_NICE = 10
+
+
+def in_a_child(do: Callable[[], None]) -> None:
+    """Call it in a forked child without our descriptors: a copied lock would stay held, a copied pipe would keep its reader waiting."""
+    if os.fork():
+        return
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        wire.close_others(())
+        os.nice(_NICE)
+        do()
+    finally:
+        os._exit(0)
+
+
+_ARGUMENTS_START = 48 - 3  # of the fields of /proc/self/stat, counted from the one after the name, which is the third
+
+
+def conceal(words: Iterable[str]) -> None:
+    """Overwrite these words in our argument line, which `ps` shows. Raises `RuntimeUnavailable` if it cannot: then nothing may start."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = (int(field) for field in fields[_ARGUMENTS_START : _ARGUMENTS_START + 2])
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            line = memory.read(end - start)
+            for word in sorted({word.encode("utf-8", "surrogateescape") for word in words if word}, key=len, reverse=True):
+                line = line.replace(word, b"*" * len(word))
+            memory.seek(start)
+            memory.write(line)
+    except (OSError, ValueError) as error:
+        why = f"--capability cannot be hidden from the guest: {error}"
+        raise RuntimeUnavailable(why, missing=("/proc/self/mem",), hint="pass the token in AGENT_SANDBOX_CAPABILITY") from None

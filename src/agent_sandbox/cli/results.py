@@ -1,0 +1,172 @@
+"""Results of verbs as values: facts, without text and without live handles. The text of a result is printed by its `text`, its document by
+`render.json`; `main` chooses.
+
+The fields of a result are the fields of its document, in the same order. `docs/schemas/` is generated from their types.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
+from agent_sandbox.cli.render.messages import Console, complain, remark
+
+if TYPE_CHECKING:
+    from typing import ClassVar
+
+    from agent_sandbox.workspace.changes import Change, Kind
+    from agent_sandbox.workspace.nodes import EntryType, Node
+
+
+class VerbResult(Protocol):
+    """The result of a verb. `kind` names its document, which is already written if it is `streamed`."""
+
+    kind: ClassVar[str]
+    streamed: ClassVar[bool] = False
+
+    @property
+    def code(self) -> int:
+        """The exit code of the program: the field `exit`, if there is one."""
+        code: int = getattr(self, "exit", 0)
+        return code
+
+    def text(self, console: Console) -> None:
+        """Print it for people: data on standard output, messages on standard error."""
+
+
+class Omitted:
+    """The value of a field that is left out of the document."""
+
+
+OMITTED = Omitted()
+
+
+class PathName(str):
+    """A path. In a document a second field, `…_hex`, follows if it is not UTF-8."""
+
+
+@dataclass(frozen=True)
+class PathFacts:
+    """One path of a list."""
+
+    path: PathName
+
+
+@dataclass(frozen=True)
+class PathReason:
+    """A path, and the reason why it is listed."""
+
+    path: PathName
+    why: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A file, directory, symlink or device, before or after a change."""
+
+    type: EntryType
+    mode: str  # octal
+    uid: int
+    gid: int
+    size: int
+    target: PathName | Omitted = OMITTED  # of a symlink
+
+    @classmethod
+    def of(cls, node: Node) -> NodeFacts:
+        """Return the facts of a node."""
+        target = PathName(node.target) if node.target else OMITTED
+        return cls(node.type, f"{node.mode:04o}", node.uid, node.gid, node.size, target)
+
+
+@dataclass(frozen=True)
+class ChangeFacts:
+    """One change of a path. Results hold `Change`; the document is made of this."""
+
+    inline = True  # its fields stand among those of the value that holds it
+
+    path: PathName
+    kind: Kind
+    before: NodeFacts | None
+    after: NodeFacts | None
+    renamed_from: PathName | Omitted
+    link_of: PathName | Omitted
+    xattrs: tuple[str, ...]
+    inside: int
+    masks_real: bool
+    unread: bool
+
+    @classmethod
+    def of(cls, change: Change) -> ChangeFacts:
+        """Return the facts of a change."""
+        return cls(
+            PathName(change.path),
+            change.kind,
+            NodeFacts.of(change.before) if change.before is not None else None,
+            NodeFacts.of(change.after) if change.after is not None else None,
+            PathName(change.renamed_from) if change.renamed_from else OMITTED,
+            PathName(change.link_of) if change.link_of else OMITTED,
+            change.xattrs,
+            change.inside,
+            change.masks_real,
+            change.unread,
+        )
+
+
+@dataclass(frozen=True)
+class PromotionFacts:
+    """A promotion, or the undo of one, that was carried out."""
+
+    inline = True
+
+    promotion: int
+    undoes: int | None
+    counts: dict[str, int]
+    bytes: int
+    content_sha256: str
+    snapshot: int | None
+
+
+@dataclass(frozen=True)
+class DeclinedResult(VerbResult):
+    """The person at the terminal said no. Nothing was changed."""
+
+    kind = "declined"
+
+    verb: str
+    exit: int
+
+    def text(self, console: Console) -> None:
+        remark("nothing was changed")
+
+
+@dataclass(frozen=True)
+class RefusalFacts:
+    """The reason of a refusal, and the command lines by which a person would permit the action."""
+
+    rule: str
+    why: str
+    remedy: str
+    missing_capability: str | None
+    grant: str | None
+    elevate: str | None
+
+
+@dataclass(frozen=True)
+class ErrorFacts:
+    """An error: its class, what happened and what to do."""
+
+    kind: str
+    message: str
+    hint: str
+    refusal: RefusalFacts | Omitted = OMITTED
+
+
+@dataclass(frozen=True)
+class ErrorResult(VerbResult):
+    """A failure on our side, or a refusal. Nothing of the guest has run."""
+
+    kind = "error"
+
+    error: ErrorFacts
+    exit: int
+
+    def text(self, console: Console) -> None:
+        complain(self.error.message, self.error.hint)
