@@ -16,7 +16,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes, only
 from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Outcome, Work
-from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
+from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.runtime.base import Completed, Confined, Guest, Launch, Runtime
@@ -136,6 +136,16 @@ def test_an_attachment_sees_each_turn_of_a_session_and_is_released_at_its_end(pr
     finally:
         turns.close()
     assert timer.open == 0
+
+
+def test_a_session_whose_attachment_raises_at_its_start_ends_and_releases_all(process: ProcessRuntime, tmp_path: Path) -> None:
+    moments: list[str] = []
+    turns = InterpreterTurns(session(process, tmp_path), work(Witness("a", moments), Witness("b", moments, raises="started")))
+    with pytest.raises(OSError, match="b started"):
+        turns.run(Turn("x = 20"))
+    assert moments == ["a before", "b before", "a started", "b release", "a release"]
+    with pytest.raises(SandboxError, match="has ended"):
+        turns.run(Turn("x + 1"))
 
 
 def test_attachments_attach_in_order_and_end_in_reverse(tmp_path: Path) -> None:

@@ -203,9 +203,9 @@ def test_no_instance_serves_again_after_a_call_was_broken_off(number: int, insid
 
 _AGAIN = """
 import sys
-from agent_sandbox.runtime.wasm.machine import Machine
+from agent_sandbox.runtime.wasm.machine import WasmMachine
 module, library, code = sys.argv[1:]
-instance = Machine.load(module).instance(((library, "/usr/local/lib"),))
+instance = WasmMachine.load(module).instance(((library, "/usr/local/lib"),))
 for _ in range(2):
     instance.run(code)
 """
