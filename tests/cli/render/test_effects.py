@@ -28,7 +28,7 @@ def check(plan: EffectPlan) -> None:
     for line in shown(plan):
         assert line.isprintable(), line
         assert not any(character in line for character in ESCAPED.values()), line
-    facts = (effects.plan_document(plan, kept=True), effects.plans_by_path(plan))
+    facts = (effects.plan_head(plan), effects.effect_facts(plan), effects.plans_by_path(plan))
     document = json.dumps([encoded(each) for each in facts])
     assert document.isascii() and document.isprintable()
 

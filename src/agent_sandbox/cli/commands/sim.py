@@ -14,16 +14,16 @@ from agent_sandbox.cli.context import current_and_whole, gate_for, policy_of, pr
 from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
 from agent_sandbox.cli.render import pager
-from agent_sandbox.cli.render.changes import Material, gather, show, shown_changes
+from agent_sandbox.cli.render.changes import Material, ShownChange, gather, show, shown_changes
 from agent_sandbox.cli.render.colours import Painter, Style
 from agent_sandbox.cli.render.effects import (
     SHORT,
-    PlanDocument,
+    EffectFacts,
     PlanHead,
     closing,
     command_of,
+    effect_facts,
     opening,
-    plan_document,
     plan_head,
     plans_by_path,
     recorded,
@@ -56,8 +56,16 @@ class SimulationResult(VerbResult):
     kind = "simulation"
     streamed = True
 
-    plan: PlanDocument
+    head: PlanHead
+    changes: tuple[ShownChange, ...]
+    effects: EffectFacts
+    kept: bool
     exit: int
+
+    @classmethod
+    def of(cls, plan: EffectPlan, *, kept: bool, exit: int) -> SimulationResult:
+        """Return a plan as a result."""
+        return cls(plan_head(plan), (), effect_facts(plan), kept, exit)
 
     def text(self, console: Console) -> None:
         """Print nothing more."""
@@ -143,7 +151,7 @@ def simulate(
         say_how_it_ended(refusal(work, simulation.outcome), exit.reason, exit.limits_hit)
         former = Formerly(bases=simulation.clone.bases(), open_base=simulation.clone.open_base)
         material = gather(options.show, project.path, simulation.changes, simulation.contents, former)
-        result = SimulationResult(plan_document(plan, kept=simulation.kept), code_of(exit, forward.received))
+        result = SimulationResult.of(plan, kept=simulation.kept, exit=code_of(exit, forward.received))
         _print_plan(options.show, plan, material, result, console)
     if simulation.kept and not result.exit and not console.quiet and console.asks:
         if console.says_yes(f"Carry out the plan {plan.digest[:SHORT]}?"):
@@ -171,7 +179,7 @@ def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, resu
         for row in opening(plan):
             write(f"{painter.line(row)}\n".encode())
         show(options, rest, write, console)
-        for row in (*recorded(apart, material), *closing(plan, kept=result.plan.kept)):
+        for row in (*recorded(apart, material), *closing(plan, kept=result.kept)):
             write(f"{painter.line(row)}\n".encode())
 
 
@@ -222,7 +230,7 @@ def _show(options: CarryOutOptions, ready: Ready, console: Console) -> None:
     proposal, clone = ready.proposal, ready.clone
     former = Formerly(bases=clone.bases(), open_base=clone.open_base)
     material = gather(options.show, ready.plan.project, proposal.changes, proposal.contents, former)
-    _print_plan(options.show, ready.plan, material, SimulationResult(plan_document(ready.plan, kept=False), 0), console)
+    _print_plan(options.show, ready.plan, material, SimulationResult.of(ready.plan, kept=False, exit=0), console)
     if ready.left_out:
         remark(f"left out: {counted(len(ready.left_out), 'scratch file')} outside the project (--system)")
 

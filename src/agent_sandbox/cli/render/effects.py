@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from shlex import join
 
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.cli.render.changes import Material, PlanFacts, ShownChange, listed
+from agent_sandbox.cli.render.changes import Material, PlanFacts, listed
 from agent_sandbox.cli.render.messages import counted, human_size, shown
 from agent_sandbox.cli.results import PathName
 from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
@@ -248,21 +248,9 @@ class EffectFacts:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class PlanDocument:
-    """A plan as data. Its changes are written one by one."""
-
-    inline = True
-
-    head: PlanHead
-    changes: tuple[ShownChange, ...]
-    effects: EffectFacts
-    kept: bool
-
-
-def plan_document(plan: EffectPlan, *, kept: bool) -> PlanDocument:
-    """Return a plan as data."""
-    effects = EffectFacts(
+def effect_facts(plan: EffectPlan) -> EffectFacts:
+    """Return the effects of a plan as data, without its changes of files."""
+    return EffectFacts(
         plan.watched,
         tuple(ReadFacts(PathName(each.path), each.sha256 or None) for each in plan.read),
         {name: tuple(shown(each) for each in wanted) for name, wanted in plan.needs.items()},
@@ -273,7 +261,6 @@ def plan_document(plan: EffectPlan, *, kept: bool) -> PlanDocument:
         tuple(PredictionFacts(each.effect, shown(each.what), each.risk) for each in plan.predicted),
         tuple(shown(note) for note in plan.notes),
     )
-    return PlanDocument(plan_head(plan), (), effects, kept)
 
 
 def plan_head(plan: EffectPlan) -> PlanHead:
