@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, cloned
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import stored_sandbox as module
 from agent_sandbox.workspace.layers import history, image
+from agent_sandbox.workspace.originals.capture import TICK_NS
 from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -41,12 +43,12 @@ def state(project: Path, tmp_path: Path) -> SandboxState:
     return Store.open(str(tmp_path / "state")).sandbox_for(str(project))
 
 
-def runner(state: SandboxState, runtime: ProcessRuntime) -> Run:
+def runner(state: SandboxState, runtime: ProcessRuntime, beside: Callable[[Callable[[], None]], None] | None = None) -> Run:
     ledger = Ledger(Path(state.store.path, "ledger.jsonl"), clock=lambda: 0.0)
 
     def run(script: str, disk: int | None = 64 * MIB) -> Outcome:
         policy = cloned(masks=(), limits=replace(CLONED_LIMITS, disk_bytes=disk, wall_seconds=600.0))
-        session = Session(Gate(policy, ledger, clock=lambda: 0.0), only(runtime), project=state.project, state=state)
+        session = Session(Gate(policy, ledger, clock=lambda: 0.0), only(runtime), project=state.project, state=state, beside=beside)
         return session.run(Work(Command(("sh", "-c", script)), ENV, cwd=state.project))
 
     return run
@@ -226,6 +228,28 @@ def test_a_power_cut_is_said_by_the_next_run(state: SandboxState, run: Run) -> N
     Path(state.image + ".lost").touch()  # as `image.attach` does when it finds an image that was not unmounted
     assert module.LOST in run("cat file").notes
     assert module.LOST not in run("cat file").notes
+
+
+def let_the_clock_tick() -> None:
+    start = time.time_ns()
+    while time.time_ns() < start + 2 * TICK_NS:
+        pass
+
+
+def test_what_moved_on_before_the_names_were_listed_is_drift_too(state: SandboxState, runtime: ProcessRuntime, project: Path) -> None:
+    """The names are listed beside the run, on a busy machine long after it has ended."""
+    (project / "file").write_text("before")
+    (project / "other").write_text("before")
+    later: list[Callable[[], None]] = []
+    let_the_clock_tick()  # what is written just before a clone may count as moved
+    runner(state, runtime, later.append)("true")
+    (project / "file").write_text("moved on")
+    let_the_clock_tick()
+    for listing in later:
+        listing()
+    assert later and Stored(state).names_are_known
+    moved = Stored(state).drift(Stored(state).changes(cloned(masks=())))
+    assert [(entry.path, entry.kind.value) for entry in moved.entries] == [(str(project / "file"), "changed")]
 
 
 def test_a_run_holds_the_sandbox(state: SandboxState, run: Run) -> None:

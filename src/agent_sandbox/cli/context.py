@@ -157,7 +157,7 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
         lifted = elevation.lifted(policy, sandbox_id(project.path))
     name = found.state.id if found else "simulation" if options.simulate else ""
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
-    session = Session(
+    session = here().session(
         gate,
         runtimes,
         project=project.path,

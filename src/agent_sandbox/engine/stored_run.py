@@ -47,7 +47,7 @@ class StoredRun(Attachment):
         self._shown: frozenset[str] = frozenset()
         self._open_layers: int | None = None
         if not self._stored.names_are_known:
-            (beside or _now)(partial(self._stored.remember_names, self._masks))
+            (beside or _now)(partial(self._stored.remember_names, self._masks, self._prepared.began_ns))
 
     @property
     def layers(self) -> Layers:

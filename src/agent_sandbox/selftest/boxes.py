@@ -16,11 +16,16 @@ from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.errors import SandboxError
 
 ATTEMPTS = Path(__file__).with_name("attempts")
-PATIENCE_SECONDS = 20.0  # far above the time of any attempt, so that heavy load fails none
+_PATIENCE_SECONDS = 20.0  # far above the time of any attempt on an idle machine
 STAY_SECONDS = 10.0  # how long an attempt stays to be watched; normally it is ended first
 _ANSWER = b"answer "
 # The interpreter itself, not the link in a virtual environment: the packages are not needed, and it starts in half the time.
 PYTHON = (os.path.realpath(sys.executable), "-I", "-S")
+
+
+def patience() -> float:
+    """Return the seconds that an attempt may take: the more, the more processes wait for each processor."""
+    return _PATIENCE_SECONDS * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 class NoAnswer(SandboxError):
@@ -145,7 +150,7 @@ class Bare:
                 attempt.watch()
                 process.kill()
                 return read_answer(attempt, line, b"")
-            output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+            output, errors = process.communicate(timeout=patience())
             return read_answer(attempt, output, errors, ended="" if process.returncode == 0 else f"exit code {process.returncode}")
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"the attempt {attempt.module}.{attempt.function} did not end without a sandbox") from None

@@ -21,7 +21,7 @@ from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.sandbox import Run, Sandbox, code_of
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
-from agent_sandbox.selftest.boxes import PATIENCE_SECONDS, PYTHON, Attempt, AttemptResult, program, read_answer
+from agent_sandbox.selftest.boxes import PYTHON, Attempt, AttemptResult, patience, program, read_answer
 from agent_sandbox.workspace.store import SandboxState
 
 # The names of the limits in `SandboxConfig`, and their units.
@@ -99,7 +99,7 @@ class Cloned:
 
     def _make_session(self, attempt: Attempt) -> Session:
         own = self.policy.limits
-        wall = min(own.wall_seconds or PATIENCE_SECONDS, PATIENCE_SECONDS)
+        wall = min(own.wall_seconds or patience(), patience())
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
         policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
         state = None if attempt.throw_away else self._state

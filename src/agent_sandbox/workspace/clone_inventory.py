@@ -56,15 +56,18 @@ def remember(
     project: str,
     file: str,
     *,
+    cloned_ns: int | None = None,
     skip: Collection[str] = (),
     limit: int = LIMIT,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Inventory | NoInventory:
     """List a project and write the inventory to `file`, completely or not at all. Paths in `skip` (absolute) are not entered.
 
+    `cloned_ns` is when the clone was made, by default now. On a busy machine the listing begins long after that.
+
     Raises OSError when the file cannot be written. The file is not synced: an inventory lost in a crash counts as unfinished.
     """
-    began = now_ns()
+    began = now_ns() if cloned_ns is None else cloned_ns
     records: dict[str, bytes] = {}
     unlisted: set[str] = set()
     left = limit

@@ -118,12 +118,12 @@ class Stored:
         # A promotion makes a new clone. Reality may have moved on before that, at paths that stayed in the sandbox.
         return with_judged(drift, judge(inside, bases, look_at(self.state.project, inside)))
 
-    def remember_names(self, masks: Collection[str]) -> None:
-        """Make the inventory of its project, unless there is one since the clone. Takes a second for a million entries."""
+    def remember_names(self, masks: Collection[str], cloned_ns: int | None = None) -> None:
+        """Make the inventory of its project, as of the moment of the clone, by default now. Takes a second for a million entries."""
         from agent_sandbox.workspace.clone_inventory import remember
 
         with suppress(OSError):  # without an inventory, drift reports that it cannot find removed entries
-            remember(self.state.project, self.state.names, skip=masks)
+            remember(self.state.project, self.state.names, cloned_ns=cloned_ns, skip=masks)
 
     @property
     def names_are_known(self) -> bool:
