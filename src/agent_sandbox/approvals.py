@@ -58,7 +58,7 @@ class Asking:
 
     def grant(self, patterns: Iterable[str], *, seconds: float, times: int | None) -> Token:
         """Make a token and give it to the sandbox."""
-        from shlex import split
+        from shlex import split  # slow to load, and most approvers are functions
 
         words = tuple(tuple(split(pattern)) for pattern in patterns)
         token = self._capabilities.grant(self._sandbox, words, seconds=seconds, times=times, by="the application")

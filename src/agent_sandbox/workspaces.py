@@ -177,7 +177,7 @@ class Workspace:
 
         The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
         """
-        from agent_sandbox.engine.simulation.run import simulated
+        from agent_sandbox.engine.simulation.run import simulated  # few workspaces simulate
         from agent_sandbox.workspace.saved_plans import Plans
 
         asked = self._work(work_of(work), stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
@@ -197,7 +197,7 @@ class Workspace:
         beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
         protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
         """
-        from agent_sandbox.engine.simulation.apply import carry, opened
+        from agent_sandbox.engine.simulation.apply import carry, opened  # few workspaces carry out a plan
         from agent_sandbox.workspace.saved_plans import Plans
 
         digest = plan if isinstance(plan, str) else plan.digest

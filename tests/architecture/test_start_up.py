@@ -5,14 +5,17 @@ Nothing here is timed. A module that gets in again is named.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.ledger.encoding import is_suspicious
+from tests.architecture.sources import SENT, Module, modules
 
 # Each costs from half a millisecond to ten, on its own or by what it brings along.
 SLOW = frozenset(
@@ -84,3 +87,38 @@ def test_the_keeper_is_forked_before_the_rest_is_loaded() -> None:
 
 def test_a_slow_module_is_recognised() -> None:
     assert loaded_by("import dataclasses") & SLOW
+
+
+EXECUTE = "from agent_sandbox import Sandbox; Sandbox().execute('print(1)')"
+KEEPER = "import agent_sandbox.kernel.keeper, agent_sandbox.runtime.guest.entry"
+
+
+def unexplained(module: Module) -> Iterator[str]:
+    """Return the imports inside functions that give no reason: beside them, above them, or above the imports right before them."""
+    lines = module.text.splitlines()
+    for function in ast.walk(module.tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                at = node.lineno - 1
+                while "#" not in lines[at] and (not lines[at].strip() or lines[at].lstrip().startswith(("import ", "from "))):
+                    at -= 1
+                if "#" not in lines[at]:
+                    yield module.where(node)
+
+
+def test_an_import_inside_a_function_is_of_the_start_up_path_or_gives_its_reason(loaded_by_a_run: frozenset[str], tmp_path: Path) -> None:
+    started = loaded_by_a_run | loaded_by(EXECUTE, AGENT_SANDBOX_STATE=str(tmp_path)) | loaded_by(KEEPER)
+    files = {f"src/{name.replace('.', '/')}{end}" for name in started for end in (".py", "/__init__.py")}
+    others = [module for module in modules() if module.name not in files and not module.name.startswith(SENT)]
+    assert len(others) > 100, "this was no look at them"
+    assert [place for module in others for place in unexplained(module)] == []
+
+
+def test_an_import_without_a_reason_is_recognised() -> None:
+    def of(text: str) -> list[str]:
+        return list(unexplained(Module(modules()[0].path, text, ast.parse(text))))
+
+    assert of("def f():\n    import re\n") and of("# no reason\ndef f():\n    import re\n")
+    assert not of("def f():\n    import re  # slow\n    from json import loads\n\n    import os\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.readers.bounds import LARGEST
+from agent_sandbox.readers import LARGEST
 from agent_sandbox.readers.javascript import JavaScriptSource, read
 
 

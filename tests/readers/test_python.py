@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox.readers.bounds import LARGEST
+from agent_sandbox.readers import LARGEST
 from agent_sandbox.readers.python import (
     ImportChoice,
     elements,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_sandbox.readers.bounds import LARGEST
+from agent_sandbox.readers import LARGEST
 from agent_sandbox.readers.ruby import RubySource, read
 
 

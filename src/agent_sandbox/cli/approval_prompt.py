@@ -91,7 +91,7 @@ class _AtTheTerminal(_Elsewhere):
         self._typed = rest if ended else self._typed
         if decision is None or self._waiting is None:
             return
-        from agent_sandbox.cli.commands.approve import user_name
+        from agent_sandbox.cli.commands.approve import user_name  # that module prompts with this one
 
         try:
             self.inbox.answer(self._waiting.name, decision, digest=self._waiting.digest, by=user_name())

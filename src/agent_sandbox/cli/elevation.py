@@ -75,7 +75,7 @@ def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:
         return False
     if not elevated(policy, what, _ceiling()).programs.permits(refusal.program):
         return False
-    from agent_sandbox.cli.approval_prompt import inbox_for
+    from agent_sandbox.cli.approval_prompt import inbox_for  # only where somebody is asked
 
     now = time.time()
     question = Question(

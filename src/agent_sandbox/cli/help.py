@@ -121,7 +121,7 @@ def _line(option: OptionHelp) -> str:
 
 def version() -> str:
     """Return the version of this program."""
-    from importlib import metadata
+    from importlib import metadata  # slow to load
 
     try:
         return metadata.version("entersandbox")

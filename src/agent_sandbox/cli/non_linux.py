@@ -30,7 +30,7 @@ def doctor_elsewhere() -> DoctorResult:
 
 def setup_elsewhere() -> VerbResult:
     """Compile the interpreter for WebAssembly."""
-    from agent_sandbox.cli.commands.setup import SetupResult, compile_wasm
+    from agent_sandbox.cli.commands.setup import SetupResult, compile_wasm  # one verb of several
 
     check_system()
     compiled, message = compile_wasm()

@@ -9,6 +9,7 @@ import os
 import sys
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.cli.render.colours import Style
 from agent_sandbox.cli.render.messages import Console, shown
 from agent_sandbox.cli.results import VerbResult
 
@@ -55,8 +56,6 @@ class DoctorResult(VerbResult):
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
-        from agent_sandbox.cli.render.colours import Style
-
         style = Style.of_stdout()
         width = max(len(row.name) for row in self.rows)
         print(shown(self.host))

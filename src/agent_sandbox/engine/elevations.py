@@ -133,7 +133,7 @@ class Elevations:
 
     def _read(self, name: str) -> Raised | None:
         """Read an elevation; None if we did not seal it, or it is just being removed."""
-        from json import loads
+        from json import loads  # few runs are elevated
 
         try:
             message, _, mark = read_private(os.path.join(self._directory, name), _LARGEST).rpartition(b"\n")

@@ -18,7 +18,7 @@ from agent_sandbox.ledger.event import Checkpoint
 from agent_sandbox.ledger.keys import make_private, read_private, write_once
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # an optional extra
 
 TITLE = "agent-sandbox ledger checkpoint 1"
 _SIGNING_KEY = "signing.key"
@@ -35,7 +35,7 @@ def sign(directory: str, sequence: int, digest: str) -> Checkpoint:
 def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
     """Return whether the signature is valid and, if a public key is given, was made with that one. Raises `LedgerUnavailable`."""
     _available()
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature  # an optional extra
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if public is not None and public != checkpoint.public_key:
@@ -69,7 +69,7 @@ def _message(sequence: int, digest: str) -> bytes:
 
 def _private_key(directory: str) -> Ed25519PrivateKey:
     _available()
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # an optional extra
 
     path = os.path.join(directory, _SIGNING_KEY)
     if not os.path.exists(path):

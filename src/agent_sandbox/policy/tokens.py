@@ -220,7 +220,7 @@ def spell(token: Token) -> str:
 
 def parse(text: str) -> Token | None:
     """Parse a token; None if the text is not one. Each token has exactly one text."""
-    from base64 import urlsafe_b64decode
+    from base64 import urlsafe_b64decode  # only needed to take a token
 
     start, *parts = text.split(".")
     if start != "cap1" or len(parts) < 2 or len(text) > 2 * LONGEST or not text.isascii():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers import too_much
 
 _DEEPEST = 200  # nested templates
 _MISREAD = 20  # slashes that could start a regular expression and do not

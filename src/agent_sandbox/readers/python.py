@@ -9,7 +9,7 @@ from __future__ import annotations
 import _ast as ast  # only the classes; `ast` itself is slow to import
 import warnings
 
-from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers import too_much
 from agent_sandbox.readers.python_values import BINDING, Resolver
 
 TYPE_CHECKING = False

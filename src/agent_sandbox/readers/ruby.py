@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers import too_much
 
 Token = tuple[str, str, int]  # kind (word, text, symbol, shell, number, mark, line), text, line
 

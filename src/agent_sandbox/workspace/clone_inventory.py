@@ -142,7 +142,7 @@ def _write(file: str, names: Inventory | NoInventory) -> Inventory | NoInventory
 
 def recall(file: str) -> Inventory | NoInventory:
     """Read the inventory, or return why there is none. Raises nothing: a damaged inventory counts as unfinished."""
-    import zlib
+    import zlib  # only needed to look for drift
     from json import loads
 
     try:

@@ -115,14 +115,14 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
 
 def _begin(options: ShowOptions, write: Write, result: DiffResult) -> None:
     if options.form == "json":
-        from agent_sandbox.cli.render.json import begin_document
+        from agent_sandbox.cli.render.json import begin_document  # only with --json
 
         begin_document(write, result)
 
 
 def _end(options: ShowOptions, write: Write, result: DiffResult) -> None:
     if options.form == "json":
-        from agent_sandbox.cli.render.json import end_document
+        from agent_sandbox.cli.render.json import end_document  # only with --json
 
         end_document(write, result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -114,8 +115,6 @@ def state_directory() -> Trial:
 def interpreter(language: str) -> tuple[Trial, str]:
     """Look for the language's interpreter. Returns the trial, and the package that has it."""
     if language == "python":
-        import sys
-
         return Trial(True, f"{os.path.realpath(sys.executable)}, version {sys.version.split()[0]}"), "python3"
     known = NATIVE[language]
     search = os.environ.get("PATH", os.defpath)

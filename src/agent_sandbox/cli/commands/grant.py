@@ -126,7 +126,7 @@ def grant(options: GrantOptions) -> GrantResult:
 
 
 def _elevate(options: GrantOptions, rules: ElevationOptions) -> GrantResult:
-    from agent_sandbox.cli import elevation
+    from agent_sandbox.cli import elevation  # only with --elevate
 
     project = project_of(options.project)
     sandbox, what = options.sandbox or sandbox_id(project.path), elevation.elevation_of(rules)

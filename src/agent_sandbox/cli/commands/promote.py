@@ -11,6 +11,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import Current, current, gate_for, policy_of, recover
 from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
+from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, counted, remark, say, shown
 from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
@@ -123,8 +124,6 @@ def _promote(options: PromoteOptions, found: Current, stored: Stored, gate: Gate
 
 def whole_diff(proposal: PromotionProposal) -> str:
     """Return the diff of a whole promotion, for the person who is asked to approve it."""
-    from agent_sandbox.cli.render.colours import Painter
-
     whole, plain = ShowOptions(everything=True), Painter(False)
     material = gather(whole, proposal.root, proposal.changes, proposal.contents)
     return "\n".join(plain.line(row) for row in rows(whole, material, columns=_COLUMNS, words=False))

@@ -168,7 +168,7 @@ def _governing(project: Project) -> Policy:
 def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, result: SimulationResult, console: Console) -> None:
     with pager.output(paged=options.pager) as write:
         if options.form == "json":
-            from agent_sandbox.cli.render.json import begin_document, end_document, write_changes
+            from agent_sandbox.cli.render.json import begin_document, end_document, write_changes  # only with --json
 
             begin_document(write, result)
             write_changes(write, shown_changes(material, plans_by_path(plan)))

@@ -201,7 +201,7 @@ def _forget(store: Store, bench: DecoyBench) -> None:
 
 def _remedies(results: list[ProbeResult]) -> dict[str, list[str]]:
     """Return what `doctor` recommends for the parts that a broken promise rests on."""
-    from agent_sandbox.cli.commands.doctor import examine
+    from agent_sandbox.cli.commands.doctor import examine  # only after a failure
     from agent_sandbox.cli.remedies import Situation
 
     known = {row.name: row.remedy for row in examine(Situation.look()) if row.status != "ok" and row.remedy}

@@ -108,7 +108,7 @@ def check_patterns(patterns: tuple[str, ...]) -> None:
 def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console) -> bool:
     """Write changes in the wanted form. Returns False for a patch that lacks content."""
     if options.form == "json":
-        from agent_sandbox.cli.render.json import write_changes
+        from agent_sandbox.cli.render.json import write_changes  # only with --json
 
         write_changes(write, shown_changes(material))
         return True

@@ -187,7 +187,7 @@ def digest_of(text: str) -> str:
 
 def read(text: str) -> EffectPlan:
     """Parse a plan. Raises ValueError unless the text is exactly what `text` makes."""
-    from json import loads
+    from json import loads  # only to read a plan that was kept
 
     try:
         document = loads(text)

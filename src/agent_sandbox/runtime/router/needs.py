@@ -10,7 +10,7 @@ import _ast as ast  # only the node classes; `ast` itself is slow to load
 from collections.abc import Container
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.readers.bounds import too_much
+from agent_sandbox.readers import too_much
 from agent_sandbox.readers.python import ImportChoice, elements, has_only_integers, is_int_type, names_an_encoding, number, repetitions
 from agent_sandbox.readers.python import read as read_python
 from agent_sandbox.readers.python_values import IMPORTERS, Resolver, own_name

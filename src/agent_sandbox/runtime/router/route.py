@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.readers.bounds import shown
+from agent_sandbox.readers import shown
 from agent_sandbox.runtime.base import COMMAND
 from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, ProgramNeeds, Route, Workload
 
@@ -139,11 +139,11 @@ def route(work: Workload, requires: frozenset[Guarantee], permits: Permits, host
 def read(work: Workload) -> ProgramNeeds:
     """Return what the text of the work shows. Languages that only whole runtimes take need no reading."""
     if work.language == "python":
-        from agent_sandbox.runtime.router.needs import needs_of_python
+        from agent_sandbox.runtime.router.needs import needs_of_python  # slow to load, and not needed for commands
 
         return needs_of_python(work.source)
     if work.language == "javascript":
-        from agent_sandbox.runtime.router.needs import needs_of_javascript
+        from agent_sandbox.runtime.router.needs import needs_of_javascript  # slow to load, and not needed for commands
 
         return needs_of_javascript(work.source)
     return ProgramNeeds()

@@ -117,7 +117,7 @@ def _loaded(cache: Cache, name: str) -> WasmMachine | None:
 
     A home directory may be used on several machines.
     """
-    from wasmtime import WasmtimeError
+    from wasmtime import WasmtimeError  # an optional extra, which only who compiles needs
 
     from agent_sandbox.runtime.wasm.machine import WasmMachine
 
@@ -140,14 +140,14 @@ def _read(path: str, digest: str, package: str) -> bytes:
 
 
 def _compile(cache: Cache, name: str, module: bytes) -> None:
-    from agent_sandbox.runtime.wasm.machine import compiled
+    from agent_sandbox.runtime.wasm.machine import compiled  # loads wasmtime
 
     code = compiled(module, counting=name.startswith(COUNTING))
     cache.keep(name, lambda file: file.write(code))
 
 
 def _make_images(cache: Cache, machine: WasmMachine, package: Package, names: list[str]) -> None:
-    from agent_sandbox.runtime.wasm.machine import DeterministicSettings
+    from agent_sandbox.runtime.wasm.machine import DeterministicSettings  # loads wasmtime
 
     with tempfile.TemporaryDirectory(dir=cache.directory, prefix=SCRATCH) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"

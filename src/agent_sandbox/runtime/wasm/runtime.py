@@ -109,21 +109,21 @@ class WasmRuntime:
 
     def compile_in_background(self) -> str:
         """Start compiling in the background; return the state in words. Raises `RuntimeUnavailable` if the extra is not installed."""
-        from agent_sandbox.runtime.wasm import background_compiler
+        from agent_sandbox.runtime.wasm import background_compiler  # only until it is compiled
 
         return background_compiler.begin(self._cache, self._compiler_arguments(MODULE), now=time.time())
 
     @property
     def standing(self) -> str:
         """The state of compiling, in words. Raises as `ready` does."""
-        from agent_sandbox.runtime.wasm import background_compiler
+        from agent_sandbox.runtime.wasm import background_compiler  # only until it is compiled
 
         return background_compiler.standing(self._cache, now=time.time())
 
     @property
     def compiler(self) -> int | None:
         """The id of the process that is compiling, 0 if unknown; None if there is none."""
-        from agent_sandbox.runtime.wasm.compiler import holder
+        from agent_sandbox.runtime.wasm.compiler import holder  # only where somebody waits for it
 
         return holder(self._cache)
 
@@ -256,7 +256,7 @@ def _nothing(why: str) -> Support:
 
 def proved(runtime: WasmRuntime, support: Support) -> Support:
     """Add the guarantees of WebAssembly to the support of the process runtime, as shown by live runs. Raises what a launch raises."""
-    from agent_sandbox.runtime.process.probe import trial
+    from agent_sandbox.runtime.process.probe import trial  # Linux only
 
     if not runtime.ready_to_count:
         why = "the second module, which counts what it executes, has not been compiled: agent-sandbox setup"

@@ -32,7 +32,7 @@ from agent_sandbox.workspace.originals.runs import file_of, read_lines, spell_do
 from agent_sandbox.workspace.reality import Base, Fingerprint
 
 if TYPE_CHECKING:
-    import re
+    import re  # slow to load, and a run reads no changes
 
 _TYPES = {kind.value.encode(): kind for kind in EntryType}
 PATH, WITHIN, BELOW = b'{"path":"', b'{"within":"', b'{"below":"'
@@ -114,7 +114,7 @@ def _base_pattern() -> re.Pattern[bytes]:
 
     A pattern, because a list of changes reads one line per change, and JSON takes four times as long.
     """
-    import re
+    import re  # slow to load, and a run reads no changes
 
     number, types = rb"(-?[0-9]{1,20})", b"|".join(_TYPES)
     node = rb'"type":"(%b)","mode":#,"uid":#,"gid":#,"size":#,"target":"([0-9a-f]*)","rdev":#,"xattrs":(\{[0-9a-f":,]*\})' % types
@@ -149,7 +149,7 @@ def read_base(path: str, line: bytes, *, listed: bool) -> Base:
 
 
 def _read_xattrs(text: bytes) -> dict[str, bytes]:
-    from json import loads
+    from json import loads  # few files have extended attributes
 
     return {os.fsdecode(bytes.fromhex(name)): bytes.fromhex(value) for name, value in loads(text).items()}
 
