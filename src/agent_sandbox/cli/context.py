@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Current:
+class ProjectSandbox:
     """The project that a command is about, and its sandbox."""
 
     project: Project
@@ -56,11 +56,11 @@ def project_of(named: str | None, directory: str | None = None) -> Project:
     return find_project(place, home=here().host.home, explicit=named is not None, mounts=mounts)
 
 
-def current(named: str | None) -> Current:
+def current(named: str | None) -> ProjectSandbox:
     """Return the project and its sandbox. Makes the store if there is none. Raises a `WorkspaceError` if it cannot be used."""
     project = project_of(named)
     store = Store.open(here().host.state)
-    return Current(project, store.sandbox_for(project.path), store.leftovers)
+    return ProjectSandbox(project, store.sandbox_for(project.path), store.leftovers)
 
 
 def policy_of(options: PolicyOptions, project: Project) -> Policy:
@@ -138,35 +138,35 @@ def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tu
 
 @dataclass(frozen=True)
 class Opening:
-    """A session, and what it is about. `found` is None for a throw-away sandbox; `lifted` is an elevation, if any."""
+    """A session, and what it is about. `sandbox` is None for a throw-away sandbox; `lifted` is an elevation, if any."""
 
     session: Session
-    found: Current | None
+    sandbox: ProjectSandbox | None
     project: Project
     lifted: Lifted | None
 
 
 def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
     """Return a session on the project's sandbox; for a diff, a plan or with --throw-away on a throw-away one."""
-    found = None if options.throw_away or options.diff or options.simulate else current(options.project)
-    project = found.project if found else project_of(options.project)
+    sandbox = None if options.throw_away or options.diff or options.simulate else current(options.project)
+    project = sandbox.project if sandbox else project_of(options.project)
     (policy, early), lifted = _governed(options.policy, project, console), None
     if os.path.isdir(here().host.elevations):  # rarely there
         from agent_sandbox.cli import elevation
 
         lifted = elevation.lifted(policy, sandbox_id(project.path))
-    name = found.state.id if found else "simulation" if options.simulate else ""
+    name = sandbox.state.id if sandbox else "simulation" if options.simulate else ""
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
     session = here().session(
         gate,
         runtimes,
         project=project.path,
-        state=found.state if found else None,
+        state=sandbox.state if sandbox else None,
         on_busy=on_busy if options.wait else None,
         beside=in_a_child,
         early=early,
     )
-    return Opening(session, found, project, lifted)
+    return Opening(session, sandbox, project, lifted)
 
 
 @dataclass(frozen=True)
@@ -194,10 +194,10 @@ def sort(changes: ChangeSet, project: str) -> SortedChanges:
     return SortedChanges(*(tuple(change for place, change in places if place == name) for name in ("project", "elsewhere", "noise")))
 
 
-def pending_in(found: Current, policy: Policy) -> Pending:
+def pending_in(sandbox: ProjectSandbox, policy: Policy) -> Pending:
     """Return the changes in the project's sandbox."""
     try:
-        return Pending(Stored(found.state).changes(policy))
+        return Pending(Stored(sandbox.state).changes(policy))
     except SandboxError as error:
         return Pending(ChangeSet(), error.message)
 
@@ -210,23 +210,23 @@ def recover(stored: Stored, gate: Gate) -> None:
         remark(words)
 
 
-def current_and_whole(named: str | None, policy: PolicyOptions) -> Current:
+def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbox:
     """Return the project and its sandbox for a verb that does not promote; a promotion that was cut off is finished or taken back.
 
     One that is under way is left alone, and one that cannot be finished is reported. Expired plans are removed.
     """
     from agent_sandbox.engine.recover import interrupted
 
-    found = current(named)
-    if os.path.isdir(os.path.join(found.state.store.path, "plans")):
+    sandbox = current(named)
+    if os.path.isdir(os.path.join(sandbox.state.store.path, "plans")):
         from agent_sandbox.workspace.saved_plans import Plans
 
-        Plans(found.state.store).sweep()
-    if interrupted(found.state):
+        Plans(sandbox.state.store).sweep()
+    if interrupted(sandbox.state):
         try:
-            recover(Stored(found.state), here().gate(policy_of(policy, found.project), sandbox=found.state.id))
+            recover(Stored(sandbox.state), here().gate(policy_of(policy, sandbox.project), sandbox=sandbox.state.id))
         except Busy:
             pass
         except (SandboxError, OSError) as error:
             remark(f"a promotion was cut off and could not be finished: {error}")
-    return found
+    return sandbox

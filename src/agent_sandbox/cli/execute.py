@@ -240,12 +240,12 @@ def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], 
 
 
 def _counts(outcome: Outcome, opening: Opening) -> ChangeCounts:
-    found, project = opening.found, opening.project.path
-    pending = pending_in(found, opening.session.policy) if found else Pending(outcome.changes)
+    sandbox, project = opening.sandbox, opening.project.path
+    pending = pending_in(sandbox, opening.session.policy) if sandbox else Pending(outcome.changes)
     inside, total = len(pending.changes.within(project)), len(pending.changes)
     kinds = {kind.value: number for kind, number in pending.changes.counts().items()}
     noise = len(sort(pending.changes, project).noise) if total else 0
-    return ChangeCounts(total, inside, total - inside, kinds, found is not None, pending.problem or None, noise)
+    return ChangeCounts(total, inside, total - inside, kinds, sandbox is not None, pending.problem or None, noise)
 
 
 def _piped(session: Session, work: Work, forward: caller.Forwarding) -> Outcome:
@@ -316,7 +316,7 @@ def _warn_about(opening: Opening) -> None:
     project = opening.project
     if project.remote:
         remark(f"the project is on {project.fstype}: a {project.remote} filesystem may behave differently from a local one")
-    for leftover in opening.found.leftovers if opening.found else ():
+    for leftover in opening.sandbox.leftovers if opening.sandbox else ():
         remark(f"could not be removed: {leftover}")
 
 

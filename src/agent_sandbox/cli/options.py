@@ -589,5 +589,5 @@ _LIMITS = (
 
 
 def _limits(request: Request) -> tuple[tuple[str, float | None], ...]:
-    found = ((option, name, read, request.value(option)) for option, name, read in _LIMITS)
-    return tuple((name, read(option, text)) for option, name, read, text in found if text is not None)
+    limits = ((option, name, read, request.value(option)) for option, name, read in _LIMITS)
+    return tuple((name, read(option, text)) for option, name, read, text in limits if text is not None)

@@ -71,13 +71,13 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     refuse_on_a_terminal(options.show)
     if options.diff:
         return perform(options, Command(options.command), console, stdin=0)
-    found = current_and_whole(options.project, options.policy)
-    stored = Stored(found.state)
-    result = DiffResult(PathName(found.project.path), found.state.id)
+    sandbox = current_and_whole(options.project, options.policy)
+    stored = Stored(sandbox.state)
+    result = DiffResult(PathName(sandbox.project.path), sandbox.state.id)
     with stored.opened() as layers:
-        changes = stored.changes_in(layers, policy_of(options.policy, found.project))
+        changes = stored.changes_in(layers, policy_of(options.policy, sandbox.project))
         former = Formerly(bases=stored.bases(), open_base=stored.open_base)
-        material = gather(options.show, found.project.path, changes, layers, former)
+        material = gather(options.show, sandbox.project.path, changes, layers, former)
         with pager.output(paged=options.show.pager) as write:  # a reader who quits early is no failure
             _begin(options.show, write, result)
             result = result if show(options.show, material, write, console) else replace(result, problem="incomplete")

@@ -118,8 +118,8 @@ def interpreter(language: str) -> tuple[Trial, str]:
         return Trial(True, f"{os.path.realpath(sys.executable)}, version {sys.version.split()[0]}"), "python3"
     known = NATIVE[language]
     search = os.environ.get("PATH", os.defpath)
-    found = next((path for command in known.commands if (path := shutil.which(command, path=search))), None)
-    return Trial(found is not None, found or f"no {known.commands[0]} in {search}"), known.package
+    program = next((path for command in known.commands if (path := shutil.which(command, path=search))), None)
+    return Trial(program is not None, program or f"no {known.commands[0]} in {search}"), known.package
 
 
 def wasm() -> tuple[Trial, str]:
@@ -198,11 +198,13 @@ def _landlock() -> CheckRow:
 def _control_groups() -> CheckRow:
     enforced, missing = probes.control_group()
     gives = "limits that many processes together cannot outrun"
-    found = "; ".join([*(f"{name} enforced" for name in sorted(enforced)), *(f"{name}: {why}" for name, why in sorted(missing.items()))])
+    enforcement = "; ".join(
+        [*(f"{name} enforced" for name in sorted(enforced)), *(f"{name}: {why}" for name, why in sorted(missing.items()))]
+    )
     if not missing:
-        return CheckRow("control groups", "ok", gives, found, "", False)
+        return CheckRow("control groups", "ok", gives, enforcement, "", False)
     what_to_do = "limits are watched instead; for hard ones run as root, or under: systemd-run --user --scope -p Delegate=yes"
-    return CheckRow("control groups", "weaker", gives, found, what_to_do, False)
+    return CheckRow("control groups", "weaker", gives, enforcement, what_to_do, False)
 
 
 def _interpreter(language: str) -> CheckRow:

@@ -15,7 +15,7 @@ from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import forwarding, guest_environment, pass_aside
-from agent_sandbox.cli.context import Current, ceiling_of, current_and_whole
+from agent_sandbox.cli.context import ProjectSandbox, ceiling_of, current_and_whole
 from agent_sandbox.cli.execute import code_of, directory_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import PolicyVerbOptions
 from agent_sandbox.cli.render.messages import Console, remark
@@ -118,14 +118,14 @@ def learn(options: PolicyVerbOptions, console: Console) -> PolicyLearnResult:
 
 def _learnt(options: PolicyVerbOptions, commands: tuple[Command, ...]) -> _Learnt:
     run = options.run
-    found = current_and_whole(run.project, run.policy)
-    project, home = found.project.path, here().host.home
-    ceiling = effective(ceiling_of(run.policy, found.project), chosen(run.policy.files), home=home).policy
-    env, cwd = guest_environment(os.environ, run.env, home=home), directory_of(run, found.project)
+    sandbox = current_and_whole(run.project, run.policy)
+    project, home = sandbox.project.path, here().host.home
+    ceiling = effective(ceiling_of(run.policy, sandbox.project), chosen(run.policy.files), home=home).policy
+    env, cwd = guest_environment(os.environ, run.env, home=home), directory_of(run, sandbox.project)
     works = [Work(each, env, cwd=cwd, stdin=DEVNULL, collect=False, observe=True) for each in commands]
     own = next((layer for layer in layers_of(project).below if layer.origin.startswith(f"{project}/")), None)
     with _runtimes() as runtimes:
-        runs, waits = _first_runs(works, ceiling, runtimes, found)
+        runs, waits = _first_runs(works, ceiling, runtimes, sandbox)
 
         def proposed(*, named: bool) -> Proposal:
             proposal = propose([each.ran for each in runs], ceiling, project=project, home=home, named=named)
@@ -142,19 +142,19 @@ def _learnt(options: PolicyVerbOptions, commands: tuple[Command, ...]) -> _Learn
         return learnt
 
 
-def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, found: Current) -> tuple[list[_First], bool]:
+def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, sandbox: ProjectSandbox) -> tuple[list[_First], bool]:
     """Run all commands on clones of the project's sandbox. Also returns whether there are changes in the sandbox."""
     runs, waits = [], False
     for work in works:
-        session = _session(policy, runtimes, found.project.path)
+        session = _session(policy, runtimes, sandbox.project.path)
         printed = _Printed(pass_on=True)
         with forwarding() as forward:
             heard = replace(work, on_start=forward.begin, on_output=printed)
-            if not found.state.exists:
+            if not sandbox.state.exists:
                 outcome = session.run(heard)
             else:
                 with simulated(
-                    session, heard, Plans(found.state.store), found.project.path, waiting=Stored(found.state), governed="", keep=False
+                    session, heard, Plans(sandbox.state.store), sandbox.project.path, waiting=Stored(sandbox.state), governed="", keep=False
                 ) as made:
                     outcome = replace(made.outcome, changes=made.changes)
                     waits = waits or made.plan.on_the_sandbox

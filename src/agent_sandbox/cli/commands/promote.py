@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.context import Current, current, gate_for, policy_of, recover
+from agent_sandbox.cli.context import ProjectSandbox, current, gate_for, policy_of, recover
 from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
 from agent_sandbox.cli.render.colours import Painter
@@ -88,27 +88,29 @@ class UndoResult(VerbResult):
 def promote(options: PromoteOptions, console: Console) -> PromoteResult:
     """Show what would be promoted, ask, and promote it."""
     check_patterns(options.only)
-    found = current(options.project)
-    wanted = _wanted(options, found.project.path)
-    gate = _gate(options, found)
+    sandbox = current(options.project)
+    wanted = _wanted(options, sandbox.project.path)
+    gate = _gate(options, sandbox)
     try:
-        stored = Stored(found.state)
+        stored = Stored(sandbox.state)
         recover(stored, gate)
-        return _promote(options, found, stored, gate, wanted, console)
+        return _promote(options, sandbox, stored, gate, wanted, console)
     finally:
         gate.end()
 
 
-def _gate(options: PromoteOptions, found: Current) -> Gate:
-    policy = policy_of(options.policy, found.project)
-    return gate_for(policy, found.project, found.state.id, capabilities=options.capabilities, prompt=True)
+def _gate(options: PromoteOptions, sandbox: ProjectSandbox) -> Gate:
+    policy = policy_of(options.policy, sandbox.project)
+    return gate_for(policy, sandbox.project, sandbox.state.id, capabilities=options.capabilities, prompt=True)
 
 
-def _promote(options: PromoteOptions, found: Current, stored: Stored, gate: Gate, wanted: Wanted, console: Console) -> PromoteResult:
+def _promote(
+    options: PromoteOptions, sandbox: ProjectSandbox, stored: Stored, gate: Gate, wanted: Wanted, console: Console
+) -> PromoteResult:
     with proposed(stored, gate.policy, wanted) as proposal:
         plan = proposal.plan()
         if console.shows:
-            _show(proposal, plan, found.project.path, console)
+            _show(proposal, plan, sandbox.project.path, console)
         if not proposal.changes and not proposal.settled:
             return _result(proposal, plan, "nothing-to-do", _nothing(proposal))
         if options.dry_run:
@@ -131,12 +133,12 @@ def whole_diff(proposal: PromotionProposal) -> str:
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
     """Take the last promotion back."""
-    found = current(options.project)
-    gate = _gate(options, found)
+    sandbox = current(options.project)
+    gate = _gate(options, sandbox)
     try:
-        stored = Stored(found.state)
+        stored = Stored(sandbox.state)
         recover(stored, gate)
-        journal = last(found.state.promotions)
+        journal = last(sandbox.state.promotions)
         if journal is not None and not options.yes and console.asks:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
             if not console.says_yes(f"Take back promotion {journal.number} of {when}?"):

@@ -74,8 +74,8 @@ def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[in
 def _show(pid: int, seconds: float) -> None:
     if not sys.stderr.isatty():
         return
-    found = usage.read_stat(pid)
-    used = found.own_ticks / os.sysconf("SC_CLK_TCK") if found is not None else 0.0
+    stat = usage.read_stat(pid)
+    used = stat.own_ticks / os.sysconf("SC_CLK_TCK") if stat is not None else 0.0
     done = int(_WIDTH * min(used / _EXPECTED_CPU_SECONDS, 0.99))
     sys.stderr.write(f"\r[{'=' * done}{' ' * (_WIDTH - done)}] {seconds:.0f} s")
     sys.stderr.flush()

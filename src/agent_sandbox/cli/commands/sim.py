@@ -131,9 +131,9 @@ def simulate(
     options: CommandOptions, session: Session, work: Work, project: Project, console: Console, on_busy: Callable[[Busy], None]
 ) -> VerbResult:
     """Simulate the work and print its plan. Its own output goes to standard error. At a terminal, offer to carry it out."""
-    found = current_and_whole(options.project, options.policy)
-    plans = Plans(found.state.store)
-    waiting = None if options.throw_away else Stored(found.state)
+    sandbox = current_and_whole(options.project, options.policy)
+    plans = Plans(sandbox.state.store)
+    waiting = None if options.throw_away else Stored(sandbox.state)
     with ExitStack() as block:
         with forwarding() as forward:
             simulation = block.enter_context(
@@ -199,9 +199,9 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
     def stored_of(project: str) -> Stored:
         if options.project is not None and project_of(options.project).path != project:
             raise PolicyError(f"this is a plan of {project!r}", hint="leave out --project")
-        found = find_project(project, home=here().host.home, explicit=True)
-        stored = Stored(store.sandbox_for(found.path))
-        gates.append(gate_for(_governing(found), found, stored.state.id, capabilities=options.capabilities, prompt=True))
+        owner = find_project(project, home=here().host.home, explicit=True)
+        stored = Stored(store.sandbox_for(owner.path))
+        gates.append(gate_for(_governing(owner), owner, stored.state.id, capabilities=options.capabilities, prompt=True))
         ends.callback(gates[0].end)
         recover(stored, gates[0])
         return stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.cli.context import Current, current_and_whole
+from agent_sandbox.cli.context import ProjectSandbox, current_and_whole
 from agent_sandbox.cli.options import SandboxOptions
 from agent_sandbox.cli.render.messages import Console, shown
 from agent_sandbox.cli.results import PathName, VerbResult
@@ -100,32 +100,32 @@ class SnapshotsResult(VerbResult):
 
 def snapshot(options: SandboxOptions) -> SnapshotResult:
     """Save the sandbox's state."""
-    found = current_and_whole(options.project, options.policy)
-    return SnapshotResult(_about(found), _facts(Stored(found.state).snapshot(*options.names)))
+    sandbox = current_and_whole(options.project, options.policy)
+    return SnapshotResult(_about(sandbox), _facts(Stored(sandbox.state).snapshot(*options.names)))
 
 
 def rollback(options: SandboxOptions) -> RollbackResult:
     """Go back to a snapshot."""
-    found = current_and_whole(options.project, options.policy)
-    done = Stored(found.state).rollback(*options.names)
-    return RollbackResult(_about(found), _facts(done.to), _facts(done.kept) if done.kept else None)
+    sandbox = current_and_whole(options.project, options.policy)
+    done = Stored(sandbox.state).rollback(*options.names)
+    return RollbackResult(_about(sandbox), _facts(done.to), _facts(done.kept) if done.kept else None)
 
 
 def snapshots(options: SandboxOptions) -> SnapshotsResult:
     """Forget the named snapshots, and list the others."""
-    found = current_and_whole(options.project, options.policy)
-    stored = Stored(found.state)
+    sandbox = current_and_whole(options.project, options.policy)
+    stored = Stored(sandbox.state)
     forgotten = tuple(_facts(stored.forget(name)) for name in options.names)
     history = stored.snapshots()
     listed = (
         ListedSnapshot(each.id, each.label, each.parent, each.created, each.automatic, each.id == history.head, depth)
         for depth, each in tree(history)
     )
-    return SnapshotsResult(_about(found), tuple(listed), history.used, forgotten)
+    return SnapshotsResult(_about(sandbox), tuple(listed), history.used, forgotten)
 
 
-def _about(found: Current) -> SandboxFacts:
-    return SandboxFacts(PathName(found.project.path), found.state.id)
+def _about(sandbox: ProjectSandbox) -> SandboxFacts:
+    return SandboxFacts(PathName(sandbox.project.path), sandbox.state.id)
 
 
 def _facts(snapshot: Snapshot) -> SnapshotFacts:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.cli.context import Current, Pending, current_and_whole, pending_in, policy_of, sort
+from agent_sandbox.cli.context import Pending, ProjectSandbox, current_and_whole, pending_in, policy_of, sort
 from agent_sandbox.cli.options import SandboxOptions
 from agent_sandbox.cli.render.messages import Console, counted, human_size, remark, shown
 from agent_sandbox.cli.results import DeclinedResult, PathName, VerbResult
@@ -112,31 +112,31 @@ class ResetResult(VerbResult):
 
 def status(options: SandboxOptions) -> StatusResult:
     """Describe the project's sandbox."""
-    found = current_and_whole(options.project, options.policy)
-    policy = policy_of(options.policy, found.project)
-    pending = pending_in(found, policy)
-    files = sort(pending.changes, found.project.path)
+    sandbox = current_and_whole(options.project, options.policy)
+    policy = policy_of(options.policy, sandbox.project)
+    pending = pending_in(sandbox, policy)
+    files = sort(pending.changes, sandbox.project.path)
     return StatusResult(
-        PathName(found.project.path),
-        found.state.id,
-        found.state.exists,
-        found.state.created(),
+        PathName(sandbox.project.path),
+        sandbox.state.id,
+        sandbox.state.exists,
+        sandbox.state.created(),
         PlaceCounts(len(files.project), len(files.elsewhere), len(files.noise)),
         pending.problem or None,
-        _size(found),
-        _holder(found) or None,
-        _drift(found, pending, [mask.path for mask in policy.files.masks]),
-        PathName(found.state.store.path),
-        found.project.marker or None,
+        _size(sandbox),
+        _holder(sandbox) or None,
+        _drift(sandbox, pending, [mask.path for mask in policy.files.masks]),
+        PathName(sandbox.state.store.path),
+        sandbox.project.marker or None,
     )
 
 
-def _drift(found: Current, pending: Pending, masks: list[str]) -> DriftFacts | None:
+def _drift(sandbox: ProjectSandbox, pending: Pending, masks: list[str]) -> DriftFacts | None:
     """Return what changed in reality since the clone was made; None if there is no clone, or it cannot be determined."""
-    if not found.state.exists:
+    if not sandbox.state.exists:
         return None
     try:
-        drift = Stored(found.state).drift(pending.changes, masks)
+        drift = Stored(sandbox.state).drift(pending.changes, masks)
     except (OSError, SandboxError) as error:
         remark(f"drift cannot be determined: {error}")
         return None
@@ -146,21 +146,21 @@ def _drift(found: Current, pending: Pending, masks: list[str]) -> DriftFacts | N
     return DriftFacts(round(drift.age_seconds, 3), drift.sentence(), moved, tuple(drift.untold))
 
 
-def _size(found: Current) -> int:
+def _size(sandbox: ProjectSandbox) -> int:
     """Return what the sandbox takes of the disk: for an image, all that is reserved for it."""
-    if not found.state.exists:
+    if not sandbox.state.exists:
         return 0
-    directory = os.open(found.state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    directory = os.open(sandbox.state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return usage.disk_bytes(directory)
     finally:
         os.close(directory)
 
 
-def _holder(found: Current) -> str:
+def _holder(sandbox: ProjectSandbox) -> str:
     """Return who uses the sandbox now, by trying its lock for a moment; empty if nobody does."""
     try:
-        with found.state.lock(command="status"):
+        with sandbox.state.lock(command="status"):
             return ""
     except Busy as busy:
         return busy.message
@@ -168,10 +168,10 @@ def _holder(found: Current) -> str:
 
 def reset(options: SandboxOptions, console: Console) -> VerbResult:
     """Forget everything that the sandbox changed. At a terminal it asks first."""
-    found = current_and_whole(options.project, options.policy)
-    pending = pending_in(found, policy_of(options.policy, found.project))
-    known, existed = len(pending.changes), found.state.exists
+    sandbox = current_and_whole(options.project, options.policy)
+    pending = pending_in(sandbox, policy_of(options.policy, sandbox.project))
+    known, existed = len(pending.changes), sandbox.state.exists
     if existed and not options.yes and console.asks and not console.says_yes(f"Forget {counted(known, 'change')} in this sandbox?"):
         return DeclinedResult("reset", 1)
-    found.state.reset()
-    return ResetResult(PathName(found.project.path), found.state.id, None if pending.problem else known, existed)
+    sandbox.state.reset()
+    return ResetResult(PathName(sandbox.project.path), sandbox.state.id, None if pending.problem else known, existed)

@@ -66,8 +66,8 @@ def roles(text: str, language: str) -> list[tuple[int, int, str]]:
         return []
     if language not in _EXPRESSIONS:
         _EXPRESSIONS[language] = _compiled(language)
-    found = _EXPRESSIONS[language].finditer(text)
-    return [(match.start(), match.end(), match.lastgroup) for match in found if match.lastgroup is not None]
+    matches = _EXPRESSIONS[language].finditer(text)
+    return [(match.start(), match.end(), match.lastgroup) for match in matches if match.lastgroup is not None]
 
 
 _OF_KIND = {TITLE: "1", HEADING: "1", HUNK: "36", NOTE: "2", WARNING: "1;33", FACT: "", SAME: "", ADDED: "32", REMOVED: "31"}
