@@ -140,8 +140,6 @@ def _drift(sandbox: ProjectSandbox, pending: Pending, masks: list[str]) -> Drift
     except (OSError, SandboxError) as error:
         remark(f"drift cannot be determined: {error}")
         return None
-    if drift is None:
-        return None
     moved = tuple(MovedFacts(PathName(each.path), each.kind.value, each.yours, each.read, each.files) for each in drift.entries)
     return DriftFacts(round(drift.age_seconds, 3), drift.sentence(), moved, tuple(drift.untold))
 
