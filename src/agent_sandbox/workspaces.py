@@ -29,7 +29,7 @@ from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
-from agent_sandbox.workspace.diff.compare import Formerly, compare
+from agent_sandbox.workspace.diff.compare import Formerly, compare, pair_renames
 from agent_sandbox.workspace.diff.formats import unified
 from agent_sandbox.workspace.drift import DriftReport
 from agent_sandbox.workspace.durable import explained
@@ -239,7 +239,7 @@ class Workspace:
         """Return the changes as a unified diff for people, invisible characters escaped. For machines: `agent-sandbox diff --patch`."""
         with self._stored.opened() as stack:
             former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
-            changes = self._stored.changes_in(stack, self.policy)
+            changes = pair_renames(self._stored.changes_in(stack, self.policy))
             rows = (row for change in changes for row in unified(compare(change, stack, former), relative_to=self.project))
             return "".join(f"{row.plain}\n" for row in rows)
 

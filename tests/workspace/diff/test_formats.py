@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox._fast.values import replace
+from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
 from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
 from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Row, decoded, measured, side_by_side, summary, unified
@@ -281,11 +282,36 @@ def test_differing_words_are_marked_and_the_text_is_the_same_with_and_without() 
     assert [row.plain for row in unified(preview, words=True)] == [row.plain for row in unified(preview)]
 
 
-def test_what_is_renamed_is_told_and_not_compared() -> None:
-    change = Change("/new", Kind.ADDED, None, Node(EntryType.FILE, 0o644, 0, 0, 2), renamed_from="/o l d")
-    sides = InMemory(b"", b"x\n")
-    lines = [row.plain for row in unified(compare_module.compare(change, sides, sides))]
-    assert lines == ['diff --git "a/o l d" b/new', "new file mode 100644", 'renamed from "/o l d"']
+RENAMED = Change("/new", Kind.ADDED, None, Node(EntryType.FILE, 0o644, 0, 0, 2), renamed_from="/o l d")
+RENAME = ['diff --git "a/o l d" b/new', "new file mode 100644", 'renamed from "/o l d"']
+
+
+def test_a_rename_is_told_and_every_edit_in_it_is_shown() -> None:
+    def lines(sides: InMemory) -> list[str]:
+        return [row.plain for row in unified(compare_module.compare(RENAMED, sides, sides))]
+
+    assert lines(InMemory(b"x\ny\n", b"x\ny\n")) == RENAME
+    assert lines(InMemory(b"x\ny\n", b"x\nevil()\n")) == [*RENAME, "@@ -1,2 +1,2 @@", " x", "-y", "+evil()"]
+
+
+def test_a_rename_whose_old_content_cannot_be_read_is_shown_whole() -> None:
+    class Gone(InMemory):
+        def open_old(self, change: Change) -> int:
+            raise FileNotFoundError(2, "No such file or directory")
+
+    sides = Gone(b"", b"x\nevil()\n")
+    lines = [row.plain for row in unified(compare_module.compare(RENAMED, sides, sides))]
+    assert lines == [*RENAME, "@@ -0,0 +1,2 @@", "+x", "+evil()"]
+
+
+def test_a_rename_is_one_only_where_the_old_path_goes_away_with_it() -> None:
+    gone = Change("/o l d", Kind.DELETED, Node(EntryType.FILE, 0o644, 0, 0, 2), None)
+    above = Change("/dir", Kind.DELETED, Node(EntryType.DIRECTORY, 0o755, 0, 0), None)
+    inside = replace(RENAMED, renamed_from="/dir/sub/file")
+    for kept in (ChangeSet((gone, RENAMED)), ChangeSet((above, inside)), ChangeSet((gone,)), ChangeSet()):
+        assert compare_module.pair_renames(kept) == kept
+    assert compare_module.pair_renames(ChangeSet((RENAMED,))) == ChangeSet((replace(RENAMED, renamed_from=""),))
+    assert compare_module.pair_renames(ChangeSet((gone, inside))) == ChangeSet((gone, replace(inside, renamed_from="")))
 
 
 def test_a_preview_of_nothing_is_its_title() -> None:

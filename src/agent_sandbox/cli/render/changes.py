@@ -27,6 +27,7 @@ from agent_sandbox.workspace.diff.compare import (
     Preview,
     compare,
     facts,
+    pair_renames,
 )
 from agent_sandbox.workspace.diff.formats import (
     ADDED,
@@ -85,11 +86,11 @@ class Material:
 def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
     """Return the material for these options. Without `former`, the old side is the machine as it is now."""
     everything = show.everything
-    chosen = sort(only(changes, show.only, project), project)
+    chosen = pair_renames(only(changes, show.only, project))
     limits = EVERYTHING if everything else DEFAULT
     machine = MachineFiles()
-    renamed = {change.renamed_from: change.path for change in changes if change.renamed_from}
-    return Material(project, chosen, contents, former or machine, renamed, machine, everything, limits, Effort())
+    renamed = {change.renamed_from: change.path for change in chosen if change.renamed_from}
+    return Material(project, sort(chosen, project), contents, former or machine, renamed, machine, everything, limits, Effort())
 
 
 def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from agent_sandbox._fast.values import Protocol, dataclass, field, replace
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.changes import Change, Contents, Kind
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.escape import lookalike, named
 from agent_sandbox.workspace.merge.text import STEPS, Edit, find_edits, split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
@@ -204,15 +204,24 @@ class _Unreadable(Exception):
 def compare(
     change: Change, contents: Contents, former: FormerContents, *, limits: DiffLimits = DEFAULT, effort: Effort | None = None
 ) -> Preview:
-    """Return the preview of a change. Read errors are reported in the value, never raised."""
+    """Return the preview of a change. Read errors are reported in the value, never raised.
+
+    A renamed file is compared with the content of its old path, or shown whole if that cannot be read: a rename may hide no edit.
+    """
     preview = Preview(change, facts(change), warnings(change))
-    same_content = change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED)
-    if same_content or (change.renamed_from and change.kind is Kind.ADDED):
-        return preview
+    if change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED):
+        return preview  # the same content
+    renamed = bool(change.renamed_from) and change.kind is Kind.ADDED
+    origin = replace(change, path=change.renamed_from, before=change.after) if renamed else change
     opened: list[int] = []
     unshown: list[str] = []
     try:
-        old = _open(change.before, "old", lambda: former.open_old(change), opened, unshown)
+        try:
+            old = _open(origin.before, "old", lambda: former.open_old(origin), opened, unshown)
+        except _Unreadable:
+            if not renamed:
+                raise
+            old = None
         new = _open(change.after, "new", lambda: contents.open_file(change), opened, unshown)
         stamps = [_stamp(fd) for fd in opened]
         window = read_window(old, new, limits.bytes)
@@ -230,6 +239,20 @@ def compare(
     if change.after and change.after.type is EntryType.SYMLINK:
         window = replace(window, new=os.fsencode(change.after.target))
     return _add_content(replace(preview, unshown=tuple(unshown)), window, limits, effort or Effort())
+
+
+def pair_renames(changes: ChangeSet) -> ChangeSet:
+    """Return the changes, renamed only where the old path goes away among them: elsewhere it stays, and the new one is shown whole."""
+    gone = {change.path for change in changes if change.before is not None and change.after is None}
+
+    def goes(path: str) -> bool:
+        while path and path not in gone:
+            path = path.rpartition("/")[0]
+        return bool(path)
+
+    if all(goes(change.renamed_from) for change in changes if change.renamed_from):
+        return changes
+    return ChangeSet(tuple(change if goes(change.renamed_from) else replace(change, renamed_from="") for change in changes))
 
 
 def _open(node: Node | None, side: str, open_it: Callable[[], int], opened: list[int], unshown: list[str]) -> int | None:
